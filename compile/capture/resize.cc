@@ -111,7 +111,7 @@ bool Resizing::find_rules() {
 constexpr int64_t kSmall = kMaxRank;
 
 std::optional<Resizing::Rule> Resizing::rule_for(int32_t node, int32_t position) const {
-  const int64_t value = recorded_->nodes[static_cast<size_t>(node)].attrs.ints[static_cast<size_t>(position)];
+  const int64_t value = recorded_->node(node).attrs.ints[static_cast<size_t>(position)];
   if (value < 3) return std::nullopt;
   Rule rule{.node = node, .position = position};
   for (uint32_t mask = 1; mask < 1u << sizes_.size(); ++mask) {
@@ -143,7 +143,7 @@ int64_t Resizing::apply(const Rule& rule, int64_t value, std::span<const int64_t
 
 // Tries the likeliest choice of integers first: those that equal a size, or nearly, follow it, the others do not.
 bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_t> sizes) {
-  GraphNode& node = graph.nodes[static_cast<size_t>(index)];
+  GraphNode& node = graph.node(index);
   const Attrs recorded = node.attrs;
   constexpr size_t kMaxCandidates = 6;
   std::vector<Rule> candidates;
@@ -198,7 +198,7 @@ std::optional<Graph> Resizing::at(std::span<const int64_t> sizes) const {
   Graph graph = *recorded_;
   resize_inputs(graph, sizes);
   for (const Rule& rule : rules_) {
-    int64_t& value = graph.nodes[static_cast<size_t>(rule.node)].attrs.ints[static_cast<size_t>(rule.position)];
+    int64_t& value = graph.node(rule.node).attrs.ints[static_cast<size_t>(rule.position)];
     value = apply(rule, value, sizes);
   }
   for (const GraphNode& node : graph.nodes)

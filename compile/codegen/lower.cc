@@ -47,7 +47,7 @@ class UnitLowering final : public LoopBuilder {
     result_.kernel.name = name();
     for (int32_t n : unit_.nodes) {
       index_ = n;
-      node_ = &graph_.nodes[static_cast<size_t>(n)];
+      node_ = &graph_.node(n);
       domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
                                                       : graph_.value(node_->outputs[0]).sizes;
       compute_ = kF32;
@@ -65,7 +65,7 @@ class UnitLowering final : public LoopBuilder {
     std::string text;
     constexpr size_t kNamed = 4;
     for (size_t i = 0; i < std::min(kNamed, unit_.nodes.size()); ++i)
-      absl::StrAppend(&text, i > 0 ? "_" : "", graph_.nodes[static_cast<size_t>(unit_.nodes[i])].op->name);
+      absl::StrAppend(&text, i > 0 ? "_" : "", graph_.node(unit_.nodes[i]).op->name);
     if (unit_.nodes.size() > kNamed) absl::StrAppend(&text, "_and_", unit_.nodes.size() - kNamed, "_more");
     return text;
   }

@@ -127,9 +127,7 @@ bool takes_maximum(const Graph& graph) {
     MaximumProbe probe(node);
     node.op->lower(probe);
     const Value& row = graph.value(graph.written(node.inputs[0]));
-    if (probe.found && row.producer >= 0 &&
-        graph.nodes[static_cast<size_t>(row.producer)].op->kind == OpKind::kElementwise)
-      return true;
+    if (probe.found && row.producer >= 0 && graph.node(row.producer).op->kind == OpKind::kElementwise) return true;
   }
   return false;
 }

@@ -46,26 +46,26 @@ UnitCheck::UnitCheck(Graph source, std::vector<std::vector<int32_t>> units, std:
     : graph_(std::move(source)),
       units_(std::move(units)),
       options_{.plan = {.exact = options.plan.exact, .epilogues = options.plan.epilogues}, .device = options.device},
-      values_(graph_.values.size()) {
+      values_(graph_) {
   NoGrad off;
   for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined()) values_[static_cast<size_t>(graph_.inputs[i])] = inputs[i].detach();
+    if (inputs[i].defined()) values_[graph_.inputs[i]] = inputs[i].detach();
   Graph plain = graph_;
   for (Value& value : plain.values) value.requires_grad = false;
   // What follows from an input that the caller left out is read by nobody.
-  std::vector<bool> there(graph_.values.size());
+  ValueMap<bool> there(graph_);
   for (size_t v = 0; v < there.size(); ++v) there[v] = values_[v].defined();
   std::erase_if(plain.nodes, [&](const GraphNode& node) {
     for (ValueId id : node.inputs)
-      if (id != kNoValue && !there[static_cast<size_t>(id)]) return true;
-    for (ValueId id : node.outputs) there[static_cast<size_t>(id)] = true;
+      if (id != kNoValue && !there[id]) return true;
+    for (ValueId id : node.outputs) there[id] = true;
     return false;
   });
   run_eagerly(plain, values_);
 }
 
 std::string UnitCheck::difference(ValueId id, const Tensor& actual) const {
-  const Tensor& expected = values_[static_cast<size_t>(id)];
+  const Tensor& expected = values_[id];
   const std::vector<double> e = expected.to_vector<double>(), a = actual.to_vector<double>();
   double bound = 0;
   const bool rounds = !options_.plan.exact && is_floating(expected.dtype());
@@ -82,18 +82,17 @@ std::string UnitCheck::difference(ValueId id, const Tensor& actual) const {
 }
 
 UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
-  std::vector<bool> inside(graph_.nodes.size(), false);
-  for (int32_t n : nodes) inside[static_cast<size_t>(n)] = true;
+  NodeMap<bool> inside(graph_, false);
+  for (int32_t n : nodes) inside[n] = true;
   // Views between nodes of the part belong to no launch.
   for (int32_t n : nodes) {
-    for (ValueId id : graph_.nodes[static_cast<size_t>(n)].inputs) {
+    for (ValueId id : graph_.node(n).inputs) {
       if (id == kNoValue) continue;
       const int32_t source = graph_.value(graph_.written(id)).producer;
-      if (source < 0 || !inside[static_cast<size_t>(source)]) continue;
-      for (int32_t p = graph_.value(id).producer;
-           p != source && p >= 0 && is_view(graph_.nodes[static_cast<size_t>(p)]);
-           p = graph_.value(graph_.nodes[static_cast<size_t>(p)].inputs[0]).producer)
-        inside[static_cast<size_t>(p)] = true;
+      if (source < 0 || !inside[source]) continue;
+      for (int32_t p = graph_.value(id).producer; p != source && p >= 0 && is_view(graph_.node(p));
+           p = graph_.value(graph_.node(p).inputs[0]).producer)
+        inside[p] = true;
     }
   }
   Part made;
@@ -117,7 +116,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
         id = found->second;
         continue;
       }
-      const Tensor& value = values_[static_cast<size_t>(id)];
+      const Tensor& value = values_[id];
       if (!value.defined()) return {};
       made.inputs.push_back(id);
       made.graph.inputs.push_back(add(id, value.sizes(), value.strides()));
@@ -138,15 +137,15 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
     made.graph.nodes.push_back(std::move(node));
   }
   // The values that others read of it, and those that only it has.
-  std::vector<bool> read_inside(graph_.values.size(), false), read_outside(graph_.values.size(), false);
+  ValueMap<bool> read_inside(graph_, false), read_outside(graph_, false);
   for (size_t n = 0; n < inside.size(); ++n)
     for (ValueId id : graph_.nodes[n].inputs)
-      if (id != kNoValue) (inside[n] ? read_inside : read_outside)[static_cast<size_t>(id)] = true;
-  for (ValueId id : graph_.outputs) read_outside[static_cast<size_t>(id)] = true;
+      if (id != kNoValue) (inside[n] ? read_inside : read_outside)[id] = true;
+  for (ValueId id : graph_.outputs) read_outside[id] = true;
   for (size_t n = 0; n < inside.size(); ++n) {
     if (!inside[n] || is_view(graph_.nodes[n])) continue;
     for (ValueId id : graph_.nodes[n].outputs) {
-      if (read_inside[static_cast<size_t>(id)] && !read_outside[static_cast<size_t>(id)]) continue;
+      if (read_inside[id] && !read_outside[id]) continue;
       made.outputs.push_back(id);
       made.graph.outputs.push_back(known[id]);
     }
@@ -158,7 +157,7 @@ std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
-  for (ValueId id : alone.inputs) operands.push_back(values_[static_cast<size_t>(id)]);
+  for (ValueId id : alone.inputs) operands.push_back(values_[id]);
   const std::shared_ptr<const Program> program = Program::compile(alone.graph, options_);
   const std::vector<Tensor> results = program->run(operands, program->floats());
   for (size_t i = 0; i < results.size(); ++i)
@@ -189,7 +188,7 @@ std::vector<int32_t> UnitCheck::smallest(std::vector<int32_t> nodes) const {
 std::string UnitCheck::names_of(const std::vector<int32_t>& nodes) const {
   std::vector<std::string> names;
   for (int32_t n : nodes) {
-    const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+    const GraphNode& node = graph_.node(n);
     const std::string origin = to_string(node.origin);
     names.push_back(node.origin.op == node.op && !node.origin.gradient ? origin
                                                                        : absl::StrCat(node.op->name, " of ", origin));
@@ -201,7 +200,7 @@ std::string UnitCheck::names_of(const std::vector<int32_t>& nodes) const {
 std::string UnitCheck::first_difference(std::span<const Tensor> outputs) const {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const ValueId id = graph_.outputs[i];
-    if (!values_[static_cast<size_t>(id)].defined()) continue;
+    if (!values_[id].defined()) continue;
     if (std::string what = difference(id, outputs[i]); !what.empty()) return what;
   }
   return "";

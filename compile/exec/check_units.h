@@ -51,7 +51,7 @@ class UnitCheck {
   const Graph graph_;
   const std::vector<std::vector<int32_t>> units_;
   const ProgramOptions options_;
-  std::vector<Tensor> values_;  // eager, by value
+  ValueMap<Tensor> values_;  // eager, by value
 };
 
 // Operands for a graph's inputs, made up from a seed.

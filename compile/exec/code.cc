@@ -24,7 +24,7 @@ Code::Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device,
 }
 
 std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Launch& launch, int variant) const {
-  const GraphNode& node = plan.graph.nodes[static_cast<size_t>(launch.op())];
+  const GraphNode& node = plan.graph.node(launch.op());
   // A prepared call knows no floats, which are arguments of a run.
   const PrepareFn make = entry_of(*node.op, device_).prepare;
   if (make == nullptr || node.attrs.floats.size() > 0) return nullptr;

@@ -50,7 +50,7 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release) const {
 }
 
 void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
-  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  const LoweredUnit& unit = plan_.kernel_of(launch);
   absl::InlinedVector<void*, 24> operands(unit.operands.size());
   for (size_t i = 0; i < operands.size(); ++i) operands[i] = frame.at(launch.addresses[i]);
   const KernelCall call{.code = code_.handle(launch.kernel),
@@ -69,7 +69,7 @@ void Executor::run_combines(size_t first, const Frame& frame) const {
   for (; end < plan_.launches.size() && plan_.launches[end].kind == Launch::Kind::kCombine; ++end) {
     const Launch& launch = plan_.launches[end];
     const Address* address = launch.addresses.data();
-    for (const ColumnResult& result : plan_.kernels[static_cast<size_t>(launch.kernel)].column_results) {
+    for (const ColumnResult& result : plan_.kernel_of(launch).column_results) {
       sums.push_back(
           {frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype});
       address += 2;
@@ -89,7 +89,7 @@ void Executor::run_combines(size_t first, const Frame& frame) const {
 
 void Executor::run_library_call(size_t index, const Frame& frame) const {
   const Launch& launch = plan_.launches[index];
-  const GraphNode& node = plan_.graph.nodes[static_cast<size_t>(launch.op())];
+  const GraphNode& node = plan_.graph.node(launch.op());
   const memory::Cause cause("", node.op->name, node.where);
   if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
     absl::InlinedVector<std::byte*, kUsualInputs + 1> addresses;
@@ -110,7 +110,7 @@ void Executor::run_copy(const Launch& launch, const Frame& frame) const {
 }
 
 TableCall Executor::table_call(const Launch& launch, const TableArgument& argument) const {
-  const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+  const LoweredUnit& unit = plan_.kernel_of(launch);
   return {code_.handle(launch.kernel), &unit.kernel, unit.extents, argument.table->rows(), argument.when};
 }
 

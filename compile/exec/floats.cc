@@ -9,10 +9,9 @@ Floats floats_for(const Plan& plan, const Graph& graph) {
   for (const LoweredUnit& unit : plan.kernels)
     for (const Scalar& scalar : unit.scalars)
       if (scalar.kind == Scalar::Kind::kArgument)
-        floats.scalars.push_back(
-            graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats[static_cast<size_t>(scalar.position)]);
+        floats.scalars.push_back(graph.node(scalar.node).attrs.floats[static_cast<size_t>(scalar.position)]);
   for (const Launch& launch : plan.launches)
-    if (launch.floats >= 0) floats.attrs.push_back(graph.nodes[static_cast<size_t>(launch.op())].attrs);
+    if (launch.floats >= 0) floats.attrs.push_back(graph.node(launch.op()).attrs);
   return floats;
 }
 
@@ -22,11 +21,9 @@ Graph with_floats(const Plan& plan, const Floats& floats) {
   for (const LoweredUnit& unit : plan.kernels)
     for (const Scalar& scalar : unit.scalars)
       if (scalar.kind == Scalar::Kind::kArgument)
-        graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats[static_cast<size_t>(scalar.position)] =
-            floats.scalars[next++];
+        graph.node(scalar.node).attrs.floats[static_cast<size_t>(scalar.position)] = floats.scalars[next++];
   for (const Launch& launch : plan.launches)
-    if (launch.floats >= 0)
-      graph.nodes[static_cast<size_t>(launch.op())].attrs = floats.attrs[static_cast<size_t>(launch.floats)];
+    if (launch.floats >= 0) graph.node(launch.op()).attrs = floats.attrs[static_cast<size_t>(launch.floats)];
   return graph;
 }
 

@@ -27,7 +27,7 @@ class LibraryCall {
     }
   }
 
-  const GraphNode& node() const { return plan_.graph.nodes[static_cast<size_t>(launch_.op())]; }
+  const GraphNode& node() const { return plan_.graph.node(launch_.op()); }
 
   // Calls use(context).
   template <class Use> void with_context(const Attrs& attrs, Use use) const {
@@ -37,7 +37,7 @@ class LibraryCall {
     absl::InlinedVector<EpilogueCall, kMaxEpilogues> epilogues;
     size_t next = op.inputs.size();
     for (size_t i = 1; i < launch_.nodes.size(); ++i) {
-      const GraphNode& epilogue = plan_.graph.nodes[static_cast<size_t>(launch_.nodes[i])];
+      const GraphNode& epilogue = plan_.graph.node(launch_.nodes[i]);
       epilogues.push_back({epilogue.op->epilogue, epilogue.inputs.size() > 1 ? &inputs_[next++] : nullptr});
     }
     // The modules that called the op have returned, so an error names the line that was found when it was recorded.

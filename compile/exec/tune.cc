@@ -83,7 +83,7 @@ class PlanTuner {
 
   void tune_kernel(size_t index) {
     Launch& launch = plan_.launches[index];
-    LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+    LoweredUnit& unit = plan_.kernel_of(launch);
     const int64_t tile = unit.kernel.chunk_rows, grain = launch.grain;
     struct Choice {
       int64_t grain, tile;
@@ -133,12 +133,12 @@ class PlanTuner {
         code_.set_prepared(index, variant);
         executor_.run_launch(index, frame_);
       });
-    const GraphNode& node = plan_.graph.nodes[static_cast<size_t>(launch.op())];
+    const GraphNode& node = plan_.graph.node(launch.op());
     std::string what = absl::StrCat(node.op->name, threads(), "\n");
     describe(plan_.graph, launch.inputs, what);
     describe(plan_.graph, launch.outputs, what);
     for (size_t i = 1; i < launch.nodes.size(); ++i)
-      absl::StrAppend(&what, plan_.graph.nodes[static_cast<size_t>(launch.nodes[i])].op->name, "\n");
+      absl::StrAppend(&what, plan_.graph.node(launch.nodes[i]).op->name, "\n");
     const auto best = static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()));
     code_.set_prepared(index, variants[best]);
     launch.variant = numbers[best];
@@ -177,7 +177,7 @@ void tune(Plan& plan, Code& code, bool exact) {
 bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
   NoGrad off;
   RecorderScope eager(nullptr);
-  const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.nodes[static_cast<size_t>(n)]; };
+  const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.node(n); };
   Generator generator(1);
   const auto made_up_value = [&](ValueId id) { return made_up(graph, id, device, generator); };
   const GraphNode& product = node_at(index);

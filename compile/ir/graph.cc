@@ -109,19 +109,17 @@ std::string difference_from_inferred(const Graph& graph, const GraphNode& node) 
 
 void verify(const Graph& graph) {
   const auto n = static_cast<ValueId>(graph.values.size());
-  std::vector<bool> defined(graph.values.size(), false);
+  ValueMap<bool> defined(graph, false);
   auto define = [&](ValueId id, int32_t producer) {
-    invariant(id >= 0 && id < n && !defined[static_cast<size_t>(id)],
-              "graph: a value is defined twice or out of range");
+    invariant(id >= 0 && id < n && !defined[id], "graph: a value is defined twice or out of range");
     invariant(graph.value(id).producer == producer, "graph: a value names the wrong producer");
-    defined[static_cast<size_t>(id)] = true;
+    defined[id] = true;
   };
   for (ValueId id : graph.inputs) define(id, -1);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
     for (ValueId id : node.inputs)
-      invariant(id == kNoValue || (id >= 0 && id < n && defined[static_cast<size_t>(id)]),
-                "graph: a value is used before it is defined");
+      invariant(id == kNoValue || (id >= 0 && id < n && defined[id]), "graph: a value is used before it is defined");
     for (ValueId id : node.outputs) {
       define(id, static_cast<int32_t>(i));
       const Value& v = graph.value(id);
@@ -133,8 +131,7 @@ void verify(const Graph& graph) {
   }
   for (const GraphNode& node : graph.nodes)
     if (const std::string what = difference_from_inferred(graph, node); !what.empty()) throw_internal("graph: " + what);
-  for (ValueId id : graph.outputs)
-    invariant(id >= 0 && id < n && defined[static_cast<size_t>(id)], "graph: an undefined output");
+  for (ValueId id : graph.outputs) invariant(id >= 0 && id < n && defined[id], "graph: an undefined output");
 }
 
 }  // namespace rondo::compile

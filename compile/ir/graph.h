@@ -65,9 +65,41 @@ struct Graph {
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values[static_cast<size_t>(id)]; }
+  const GraphNode& node(int32_t n) const { return nodes[static_cast<size_t>(n)]; }
+  GraphNode& node(int32_t n) { return nodes[static_cast<size_t>(n)]; }
   // The value that `id` looks into, through any views: the one that some node writes, or an input.
   ValueId written(ValueId id) const;
 };
+
+// ---- Tables of a graph: one T for each of its values, or for each of its nodes.
+//
+//   ValueMap<bool> returned(graph, false);
+//   for (ValueId id : graph.outputs) returned[id] = true;
+//
+// Ids index them without a cast. So do positions (size_t) in loops over all values.
+template <class T> class IdMap : public std::vector<T> {
+ public:
+  using std::vector<T>::vector;
+  using std::vector<T>::operator[];
+  typename std::vector<T>::reference operator[](int32_t id) { return (*this)[static_cast<size_t>(id)]; }
+  typename std::vector<T>::const_reference operator[](int32_t id) const { return (*this)[static_cast<size_t>(id)]; }
+};
+
+// By ValueId.
+template <class T> class ValueMap : public IdMap<T> {
+ public:
+  using IdMap<T>::IdMap;
+  explicit ValueMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.values.size(), initial) {}
+};
+
+// By the number of a node (Value::producer).
+template <class T> class NodeMap : public IdMap<T> {
+ public:
+  using IdMap<T>::IdMap;
+  explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
+};
+
+// ---- Text and checks
 
 // One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides
 // are left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for:

@@ -126,7 +126,7 @@ class Finder {
   }
 
   void check_kernel(const Launch& launch) {
-    const LoopKernel& kernel = plan_.kernels[static_cast<size_t>(launch.kernel)].kernel;
+    const LoopKernel& kernel = plan_.kernel_of(launch).kernel;
     std::vector<bool> used(kernel.operands.size(), false);
     for (const Instr& instr : kernel.instrs)
       if (instr.op == LoopOp::kLoad || instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum)
@@ -138,7 +138,7 @@ class Finder {
   }
 
   void check_combine(const Launch& launch) {
-    const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+    const LoweredUnit& unit = plan_.kernel_of(launch);
     for (size_t i = 0; i < unit.column_results.size(); ++i) {
       const ColumnResult& result = unit.column_results[i];
       const Operand& operand = unit.kernel.operands[static_cast<size_t>(result.operand)];
@@ -153,7 +153,7 @@ class Finder {
   }
 
   void check_library_call(const Launch& launch) {
-    const auto node = [&](int32_t n) -> const GraphNode& { return graph_.nodes[static_cast<size_t>(n)]; };
+    const auto node = [&](int32_t n) -> const GraphNode& { return graph_.node(n); };
     const GraphNode& op = node(launch.op());
     if (op.op->kind == OpKind::kView) return refuse(absl::StrCat(op.op->name, " is a view: nothing is to be called"));
     if (launch.nodes.size() > kMaxEpilogues + 1) return refuse(absl::StrCat(op.op->name, " has too many epilogues"));

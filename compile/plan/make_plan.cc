@@ -24,8 +24,8 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
 
 // True if the product may as well write f32, which nobody but the caller reads: the gradient of a weight.
 bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
-  if (chain.size() != 1 || graph.nodes[static_cast<size_t>(chain[0])].op->epilogue != Epilogue::kWiden) return false;
-  const ValueId result = graph.nodes[static_cast<size_t>(chain[0])].outputs[0];
+  if (chain.size() != 1 || graph.node(chain[0]).op->epilogue != Epilogue::kWiden) return false;
+  const ValueId result = graph.node(chain[0]).outputs[0];
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.inputs)
       if (id != kNoValue && node.op->kind != OpKind::kView && graph.written(id) == result) return false;
@@ -47,7 +47,7 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
     // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are
     // less to read.
     if (chain.empty() || only_widens(graph, chain)) continue;
-    const bool widens = graph.nodes[static_cast<size_t>(chain[0])].op->epilogue == Epilogue::kWiden;
+    const bool widens = graph.node(chain[0]).op->epilogue == Epilogue::kWiden;
     if (target.capabilities.epilogues_pay && (!widens || chain.size() > 1)) continue;
     if (widens || options.epilogues_pay == nullptr || !options.epilogues_pay(graph, static_cast<int32_t>(n), chain))
       chain.clear();
@@ -57,19 +57,18 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
 
 // A value is stored if another unit or the caller reads it, through whatever view.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units) {
-  std::vector<int> unit_of(graph.nodes.size(), -1);
+  NodeMap<int> unit_of(graph, -1);
   for (size_t u = 0; u < units.size(); ++u)
-    for (int32_t n : units[u].nodes) unit_of[static_cast<size_t>(n)] = static_cast<int>(u);
-  std::vector<bool> needed(graph.values.size(), false);
-  for (ValueId id : graph.outputs) needed[static_cast<size_t>(graph.written(id))] = true;
+    for (int32_t n : units[u].nodes) unit_of[n] = static_cast<int>(u);
+  ValueMap<bool> needed(graph, false);
+  for (ValueId id : graph.outputs) needed[graph.written(id)] = true;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     if (graph.nodes[n].op->kind == OpKind::kView) continue;
     for (ValueId id : graph.nodes[n].inputs) {
       if (id == kNoValue) continue;
       const ValueId source = graph.written(id);
       const int32_t producer = graph.value(source).producer;
-      if (producer >= 0 && unit_of[static_cast<size_t>(producer)] != unit_of[n])
-        needed[static_cast<size_t>(source)] = true;
+      if (producer >= 0 && unit_of[producer] != unit_of[n]) needed[source] = true;
     }
   }
   return needed;
@@ -89,8 +88,8 @@ bool only_copies(const LoweredUnit& unit) {
 // Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any.
 void gather_sums(Plan& plan) {
   std::vector<Launch> order, waiting;
-  std::vector<bool> awaited(plan.graph.values.size(), false);  // by root value
-  const auto root = [&](ValueId id) { return static_cast<size_t>(plan.graph.value(id).root); };
+  ValueMap<bool> awaited(plan.graph, false);  // by root value
+  const auto root = [&](ValueId id) { return plan.graph.value(id).root; };
   const auto finish = [&] {
     for (Launch& launch : waiting) order.push_back(std::move(launch));
     waiting.clear();
@@ -129,7 +128,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   const std::vector<bool> needed = values_needed(graph, units);
   for (const Unit& unit : units) {
     if (!unit.fused) {
-      if (!is_in_place(graph, graph.nodes[static_cast<size_t>(unit.nodes[0])]))
+      if (!is_in_place(graph, graph.node(unit.nodes[0])))
         plan.launches.push_back(library_call(graph, unit.nodes, target.capabilities.epilogues_pay));
       continue;
     }
@@ -180,20 +179,20 @@ Plan make_table_plan(LoopKernel kernel, const Target& target) {
 
 Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias) {
   Launch launch{.kind = Launch::Kind::kLibraryCall, .nodes = nodes};
-  launch.inputs = graph.nodes[static_cast<size_t>(nodes[0])].inputs;
+  launch.inputs = graph.node(nodes[0]).inputs;
   constexpr size_t kBias = 2;
   if (wide_bias && nodes.size() > 1 && launch.inputs.size() > kBias && launch.inputs[kBias] != kNoValue &&
-      graph.nodes[static_cast<size_t>(nodes[1])].op->epilogue == Epilogue::kWiden) {
+      graph.node(nodes[1]).op->epilogue == Epilogue::kWiden) {
     const int32_t producer = graph.value(launch.inputs[kBias]).producer;
-    if (producer >= 0 && is_parameter_copy(graph, graph.nodes[static_cast<size_t>(producer)]))
-      launch.inputs[kBias] = graph.nodes[static_cast<size_t>(producer)].inputs[0];
+    if (producer >= 0 && is_parameter_copy(graph, graph.node(producer)))
+      launch.inputs[kBias] = graph.node(producer).inputs[0];
   }
   for (size_t i = 1; i < nodes.size(); ++i) {
-    const ValueId result = graph.nodes[static_cast<size_t>(nodes[i - 1])].outputs[0];
-    for (ValueId id : graph.nodes[static_cast<size_t>(nodes[i])].inputs)
+    const ValueId result = graph.node(nodes[i - 1]).outputs[0];
+    for (ValueId id : graph.node(nodes[i]).inputs)
       if (graph.written(id) != result) launch.inputs.push_back(id);
   }
-  launch.outputs = graph.nodes[static_cast<size_t>(nodes.back())].outputs;
+  launch.outputs = graph.node(nodes.back()).outputs;
   return launch;
 }
 

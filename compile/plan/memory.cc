@@ -72,12 +72,12 @@ class MemoryPlanner {
         graph_(plan.graph),
         updates_(updates),
         alignment_(alignment),
-        first_(graph_.values.size(), n_launches()),
-        last_(graph_.values.size(), -1),
-        donated_(graph_.values.size(), false),
-        returned_(graph_.values.size(), false) {
-    for (size_t i = 0; i < donated.size(); ++i) donated_[static_cast<size_t>(graph_.inputs[i])] = donated[i];
-    for (ValueId id : graph_.outputs) returned_[static_cast<size_t>(graph_.value(id).root)] = true;
+        first_(graph_, n_launches()),
+        last_(graph_, -1),
+        donated_(graph_, false),
+        returned_(graph_, false) {
+    for (size_t i = 0; i < donated.size(); ++i) donated_[graph_.inputs[i]] = donated[i];
+    for (ValueId id : graph_.outputs) returned_[graph_.value(id).root] = true;
   }
 
   void run() {
@@ -85,7 +85,7 @@ class MemoryPlanner {
     for (int i = 0; i < n_launches(); ++i) {
       for (ValueId id : touched(plan_, launch(i))) {
         if (id == kNoValue) continue;
-        const auto root = static_cast<size_t>(graph_.value(id).root);
+        const ValueId root = graph_.value(id).root;
         first_[root] = std::min(first_[root], i);
         last_[root] = std::max(last_[root], i);
       }
@@ -95,11 +95,9 @@ class MemoryPlanner {
       drop_unused_fresh();
     }
     ArenaPlanner arena;
-    for (size_t v = 0; v < graph_.values.size(); ++v) {
-      if (graph_.values[v].root != static_cast<ValueId>(v) || last_[v] < 0 ||
-          plan_.placements[v].kind != Placement::kNone)
-        continue;
-      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.values[v]), 1), alignment_);
+    for (ValueId v = 0; v < std::ssize(graph_.values); ++v) {
+      if (graph_.value(v).root != v || last_[v] < 0 || plan_.placements[v].kind != Placement::kNone) continue;
+      const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.value(v)), 1), alignment_);
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
     // Partial sums live from their kernel to the launch that adds them up. Such launches that follow each other are
@@ -126,31 +124,31 @@ class MemoryPlanner {
 
   int n_launches() const { return static_cast<int>(plan_.launches.size()); }
   Launch& launch(int i) const { return plan_.launches[static_cast<size_t>(i)]; }
-  const LoweredUnit& kernel_of(const Launch& launch) const { return plan_.kernels[static_cast<size_t>(launch.kernel)]; }
-  const OpDef& op_of(const Launch& launch) const { return *graph_.nodes[static_cast<size_t>(launch.op())].op; }
+  const LoweredUnit& kernel_of(const Launch& launch) const { return plan_.kernel_of(launch); }
+  const OpDef& op_of(const Launch& launch) const { return *graph_.node(launch.op()).op; }
 
   void place_what_the_caller_has() {
     plan_.placements.resize(graph_.values.size());
     for (size_t i = 0; i < graph_.inputs.size(); ++i)
-      plan_.placements[static_cast<size_t>(graph_.inputs[i])] = {Placement::kInput, static_cast<int64_t>(i)};
-    std::vector<bool> used(graph_.values.size(), false);  // by root value
+      plan_.placements[graph_.inputs[i]] = {Placement::kInput, static_cast<int64_t>(i)};
+    ValueMap<bool> used(graph_, false);  // by root value
     for (int i = 0; i < n_launches(); ++i)
       for (ValueId id : touched(plan_, launch(i)))
-        if (id != kNoValue) used[static_cast<size_t>(graph_.value(id).root)] = true;
+        if (id != kNoValue) used[graph_.value(id).root] = true;
     for (const GraphNode& node : graph_.nodes) {
-      if (!is_parameter_copy(graph_, node) || !used[static_cast<size_t>(node.outputs[0])]) continue;
-      const int64_t input = plan_.placements[static_cast<size_t>(node.inputs[0])].index;
-      plan_.placements[static_cast<size_t>(node.outputs[0])] = {Placement::kCopy, std::ssize(plan_.copies)};
+      if (!is_parameter_copy(graph_, node) || !used[node.outputs[0]]) continue;
+      const int64_t input = plan_.placements[node.inputs[0]].index;
+      plan_.placements[node.outputs[0]] = {Placement::kCopy, std::ssize(plan_.copies)};
       plan_.copies.push_back({static_cast<int32_t>(input), graph_.value(node.outputs[0]).dtype});
     }
     for (ValueId id : graph_.outputs) {
-      const auto root = static_cast<size_t>(graph_.value(id).root);
+      const ValueId root = graph_.value(id).root;
       if (plan_.placements[root].kind == Placement::kNone) place_fresh(root);
     }
   }
-  void place_fresh(size_t root) {
+  void place_fresh(ValueId root) {
     plan_.placements[root] = {Placement::kOutput, std::ssize(plan_.fresh)};
-    plan_.fresh.push_back({bytes_of(graph_.values[root])});
+    plan_.fresh.push_back({bytes_of(graph_.value(root))});
   }
 
   // (read, written) by a launch, so that the written value may have the memory of the one that is read.
@@ -173,7 +171,7 @@ class MemoryPlanner {
     };
     if (launch.kind == Launch::Kind::kLibraryCall) {
       // A product may add to what it finds where its result goes.
-      const GraphNode& node = graph_.nodes[static_cast<size_t>(launch.op())];
+      const GraphNode& node = graph_.node(launch.op());
       const size_t own = node.inputs.size();
       for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
       const int reusable = node.op->reuses;
@@ -202,12 +200,10 @@ class MemoryPlanner {
       // Where a kernel reads both what is added and what it is added to, the caller's memory comes first: the sum
       // would otherwise go to memory of its own, and be copied.
       std::stable_partition(pairs.begin(), pairs.end(), [&](const auto& pair) {
-        return is_update(static_cast<size_t>(graph_.value(pair.first).root),
-                         static_cast<size_t>(graph_.value(pair.second).root));
+        return is_update(graph_.value(pair.first).root, graph_.value(pair.second).root);
       });
       for (const auto& [in, out] : pairs) {
-        const auto source = static_cast<size_t>(graph_.value(in).root),
-                   result = static_cast<size_t>(graph_.value(out).root);
+        const ValueId source = graph_.value(in).root, result = graph_.value(out).root;
         if (first_[result] != i || last_[source] != i || plan_.placements[result].kind == Placement::kInput) continue;
         if (is_update(source, result)) plan_.placements[result] = plan_.placements[source];
         else if (plan_.placements[source].kind == Placement::kNone) share_transient(source, result);
@@ -216,15 +212,15 @@ class MemoryPlanner {
       }
     }
     for (Placement& p : plan_.placements)
-      while (p.kind == Placement::kShared && plan_.placements[static_cast<size_t>(p.index)].kind == Placement::kShared)
-        p.index = plan_.placements[static_cast<size_t>(p.index)].index;
+      while (p.kind == Placement::kShared && plan_.placements[static_cast<ValueId>(p.index)].kind == Placement::kShared)
+        p.index = plan_.placements[static_cast<ValueId>(p.index)].index;
   }
 
   // The caller wants this result written over this input.
-  bool is_update(size_t source, size_t result) const {
+  bool is_update(ValueId source, ValueId result) const {
     return std::any_of(updates_.begin(), updates_.end(), [&](const Update& update) {
-      return static_cast<size_t>(graph_.inputs[static_cast<size_t>(update.input)]) == source &&
-             static_cast<size_t>(graph_.outputs[static_cast<size_t>(update.output)]) == result;
+      return graph_.inputs[static_cast<size_t>(update.input)] == source &&
+             graph_.outputs[static_cast<size_t>(update.output)] == result;
     });
   }
 
@@ -235,13 +231,13 @@ class MemoryPlanner {
   }
 
   // Neither is placed yet: both are one block, which is in use from the source's first launch on.
-  void share_transient(size_t source, size_t result) {
-    plan_.placements[source] = {Placement::kShared, static_cast<int64_t>(result)};
+  void share_transient(ValueId source, ValueId result) {
+    plan_.placements[source] = {Placement::kShared, result};
     first_[result] = first_[source];
   }
 
   // The result is a fresh buffer whose memory is, if the caller lets go of it, that of an input.
-  void take_donation(size_t source, size_t result) {
+  void take_donation(ValueId source, ValueId result) {
     if (plan_.placements[result].kind == Placement::kNone) place_fresh(result);
     plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor = static_cast<int32_t>(
         plan_.placements[source].index);
@@ -251,7 +247,7 @@ class MemoryPlanner {
   }
 
   // A transient in donated memory hands it on, once.
-  void hand_on(size_t source, size_t result) {
+  void hand_on(ValueId source, ValueId result) {
     if (plan_.placements[source].kind != Placement::kOutput || returned_[source] ||
         plan_.placements[result].kind != Placement::kNone)
       return;
@@ -279,8 +275,8 @@ class MemoryPlanner {
   Address address_of(ValueId id) const {
     if (id == kNoValue) return {};
     const Value& value = graph_.value(id);
-    const Placement* p = &plan_.placements[static_cast<size_t>(value.root)];
-    if (p->kind == Placement::kShared) p = &plan_.placements[static_cast<size_t>(p->index)];
+    const Placement* p = &plan_.placements[value.root];
+    if (p->kind == Placement::kShared) p = &plan_.placements[static_cast<ValueId>(p->index)];
     const int64_t offset = value.offset * static_cast<int64_t>(size_of(value.dtype));
     const auto inputs = static_cast<int32_t>(graph_.inputs.size()), copies = static_cast<int32_t>(plan_.copies.size());
     switch (p->kind) {
@@ -322,9 +318,9 @@ class MemoryPlanner {
   const std::vector<Update>& updates_;
   const int64_t alignment_;
   // By root value.
-  std::vector<int> first_, last_;  // launch that touches it
-  std::vector<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
-  std::vector<bool> returned_;     // the caller gets it, or its memory was handed on
+  ValueMap<int> first_, last_;  // launch that touches it
+  ValueMap<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
+  ValueMap<bool> returned_;     // the caller gets it, or its memory was handed on
 };
 
 }  // namespace

@@ -10,7 +10,7 @@ void number_floats(Plan& plan) {
   }
   for (Launch& launch : plan.launches) {
     if (launch.kind != Launch::Kind::kLibraryCall) continue;
-    const bool any = plan.graph.nodes[static_cast<size_t>(launch.op())].attrs.floats.size() > 0;
+    const bool any = plan.graph.node(launch.op()).attrs.floats.size() > 0;
     launch.floats = any ? calls++ : -1;
   }
 }
@@ -19,7 +19,7 @@ std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
   std::vector<ValueId> values(launch.inputs.begin(), launch.inputs.end());
   values.insert(values.end(), launch.outputs.begin(), launch.outputs.end());
   if (!launch.runs_kernel()) return values;
-  const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
+  const LoweredUnit& unit = plan.kernel_of(launch);
   if (launch.kind != Launch::Kind::kCombine) return unit.operands;
   for (const ColumnResult& result : unit.column_results) values.push_back(result.value);
   return values;
@@ -28,7 +28,7 @@ std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {
 std::vector<ValueId> written(const Plan& plan, const Launch& launch) {
   if (!launch.runs_kernel()) return {launch.outputs.begin(), launch.outputs.end()};
   if (launch.kind == Launch::Kind::kCombine) return touched(plan, launch);
-  const LoweredUnit& unit = plan.kernels[static_cast<size_t>(launch.kernel)];
+  const LoweredUnit& unit = plan.kernel_of(launch);
   std::vector<ValueId> values;
   for (size_t i = 0; i < unit.operands.size(); ++i)
     if (unit.kernel.operands[i].is_output) values.push_back(unit.operands[i]);

@@ -69,7 +69,7 @@ struct Plan {
   Graph graph;         // simplified. Floats of its nodes are those of the recording that it was made from
   std::vector<LoweredUnit> kernels;
   std::vector<Launch> launches;
-  std::vector<Placement> placements;  // by value
+  ValueMap<Placement> placements;
   std::vector<FreshBuffer> fresh;
   std::vector<ParameterCopy> copies;
   std::vector<Address> outputs;  // of graph.outputs
@@ -77,6 +77,8 @@ struct Plan {
   bool keeps_arena = false;    // from run to run (Mode::kReduceOverhead)
   bool reuses_inputs = false;  // a run may write over inputs that its caller gives away
 
+  const LoweredUnit& kernel_of(const Launch& launch) const { return kernels[static_cast<size_t>(launch.kernel)]; }
+  LoweredUnit& kernel_of(const Launch& launch) { return kernels[static_cast<size_t>(launch.kernel)]; }
   int32_t arena_slot() const { return static_cast<int32_t>(graph.inputs.size() + copies.size() + fresh.size()); }
   size_t n_slots() const { return static_cast<size_t>(arena_slot()) + 1; }
 };

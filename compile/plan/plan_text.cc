@@ -202,7 +202,7 @@ class PlanParser {
       if (unit.kernel.per_item) in_.fail("the kernel of a table reads its items' scalars");
       scalar.node = index(plan_.graph.nodes.size());
       in_.expect(":");
-      scalar.position = index(plan_.graph.nodes[static_cast<size_t>(scalar.node)].attrs.floats.size());
+      scalar.position = index(plan_.graph.node(scalar.node).attrs.floats.size());
     }
     in_.end_line();
     while (in_.accept("sum")) {
@@ -239,8 +239,7 @@ class PlanParser {
       in_.expect("grain=");
       launch.grain = number(1, kMost);
       launch.nodes = nodes();
-      if (plan_.kernels[static_cast<size_t>(launch.kernel)].kernel.per_item)
-        in_.fail("a kernel that runs on items wants a table");
+      if (plan_.kernel_of(launch).kernel.per_item) in_.fail("a kernel that runs on items wants a table");
     } else if (in_.accept("call")) {
       launch.kind = Launch::Kind::kLibraryCall;
       in_.expect("variant=");
@@ -254,8 +253,7 @@ class PlanParser {
       launch.kind = Launch::Kind::kTable;
       launch.kernel = index(plan_.kernels.size());
       in_.end_line();
-      if (!plan_.kernels[static_cast<size_t>(launch.kernel)].kernel.per_item)
-        in_.fail("a table wants a kernel that runs on its items");
+      if (!plan_.kernel_of(launch).kernel.per_item) in_.fail("a table wants a kernel that runs on its items");
       plan_.launches.push_back(std::move(launch));
       return;
     } else {
@@ -291,7 +289,7 @@ class PlanParser {
 
   size_t addresses_of(const Launch& launch) const {
     if (!launch.runs_kernel()) return launch.inputs.size() + launch.outputs.size();
-    const LoweredUnit& unit = plan_.kernels[static_cast<size_t>(launch.kernel)];
+    const LoweredUnit& unit = plan_.kernel_of(launch);
     return launch.kind == Launch::Kind::kCombine ? 2 * unit.column_results.size() : unit.operands.size();
   }
 

@@ -36,18 +36,16 @@ Tensor zeros_like(const Value& like, Device device) {
 }
 
 // By value: whether something that requires a gradient is computed from it. Other values may be stale.
-std::vector<bool> leads_to_gradients(const Entry& entry) {
+ValueMap<bool> leads_to_gradients(const Entry& entry) {
   const Graph& graph = entry.forward_graph;
-  std::vector<bool> needed(graph.values.size(), false);
-  for (ValueId id : graph.outputs) needed[static_cast<size_t>(id)] = graph.value(id).requires_grad;
-  for (int i : entry.backward.grad_inputs) needed[static_cast<size_t>(graph.inputs[static_cast<size_t>(i)])] = true;
+  ValueMap<bool> needed(graph, false);
+  for (ValueId id : graph.outputs) needed[id] = graph.value(id).requires_grad;
+  for (int i : entry.backward.grad_inputs) needed[graph.inputs[static_cast<size_t>(i)]] = true;
   for (size_t n = graph.nodes.size(); n-- > 0;) {
     const GraphNode& node = graph.nodes[n];
-    if (std::none_of(node.outputs.begin(), node.outputs.end(),
-                     [&](ValueId id) { return needed[static_cast<size_t>(id)]; }))
-      continue;
+    if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return needed[id]; })) continue;
     for (ValueId id : node.inputs)
-      if (id != kNoValue) needed[static_cast<size_t>(id)] = true;
+      if (id != kNoValue) needed[id] = true;
   }
   return needed;
 }
@@ -62,27 +60,27 @@ class Replayed {
         entry_(*binding.entry()),
         saved_(saved),
         create_graph_(create_graph),
-        values_(graph().values.size()),
-        stale_(graph().values.size(), false) {
-    const std::vector<bool> needed = leads_to_gradients(entry_);
+        values_(graph()),
+        stale_(graph(), false) {
+    const ValueMap<bool> needed = leads_to_gradients(entry_);
     for (size_t i = 0; i < graph().inputs.size(); ++i)
-      if (const ValueId id = graph().inputs[i]; needed[static_cast<size_t>(id)]) read_input(i, id);
+      if (const ValueId id = graph().inputs[i]; needed[id]) read_input(i, id);
     // Gradients stop at views of the inputs, not at the inputs: one input may be computed from another.
     for (int i : entry_.backward.grad_inputs) {
       const ValueId id = graph().inputs[static_cast<size_t>(i)];
-      if (stale_[static_cast<size_t>(id)]) continue;
+      if (stale_[id]) continue;
       Dims same;
       for (int d = 0; d < value(id).rank(); ++d) same.push_back(d);
       value(id) = ops::permute(value(id), same);
     }
     compile::run_eagerly(graph(), values_, &needed, [this](const GraphNode& made) { after(made); });
   }
-  Tensor& value(ValueId id) { return values_[static_cast<size_t>(id)]; }
+  Tensor& value(ValueId id) { return values_[id]; }
 
   // From now on, a gradient rule that reads what was overwritten says so.
   void mark_overwritten() {
     for (size_t i = 0; i < graph().inputs.size(); ++i)
-      if (const ValueId id = graph().inputs[i]; stale_[static_cast<size_t>(id)]) value(id).storage().bump_version();
+      if (const ValueId id = graph().inputs[i]; stale_[id]) value(id).storage().bump_version();
     for (ValueId id : graph().outputs)
       if (const int32_t at = kept_value(id); at >= 0 && saved_.values[static_cast<size_t>(at)].overwritten())
         value(id).storage().bump_version();
@@ -118,15 +116,15 @@ class Replayed {
       passage->edges[0] = region_.edges[i];
       autograd::set_history(value(id), passage, 0);
     }
-    stale_[static_cast<size_t>(id)] = any_stale_ = true;
+    stale_[id] = any_stale_ = true;
   }
 
   void after(const GraphNode& made) {
-    const auto is_stale = [this](ValueId id) { return id != kNoValue && stale_[static_cast<size_t>(id)]; };
+    const auto is_stale = [this](ValueId id) { return id != kNoValue && stale_[id]; };
     if (any_stale_ && std::any_of(made.inputs.begin(), made.inputs.end(), is_stale))
       for (ValueId id : made.outputs) {
         if (made.op->kind != OpKind::kView && restore(id)) continue;
-        stale_[static_cast<size_t>(id)] = true;
+        stale_[id] = true;
         // Its version will change, which is no reason to look at its base again.
         if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
       }
@@ -183,8 +181,8 @@ class Replayed {
   const Entry& entry_;
   const KeptValues::Tensors& saved_;
   const bool create_graph_;
-  std::vector<Tensor> values_;
-  std::vector<bool> stale_;  // by value: computed from an input that was overwritten
+  ValueMap<Tensor> values_;
+  ValueMap<bool> stale_;  // by value: computed from an input that was overwritten
   bool any_stale_ = false;
   std::vector<Led> passages_;
 };

@@ -19,12 +19,13 @@ namespace {
 
 // By input of a simplified graph: whether anything reads it.
 std::vector<bool> inputs_read(const Graph& simplified) {
-  std::vector<bool> read(simplified.values.size(), false), inputs;
+  ValueMap<bool> read(simplified, false);
+  std::vector<bool> inputs;
   for (const GraphNode& node : simplified.nodes)
     for (ValueId id : node.inputs)
-      if (id != kNoValue) read[static_cast<size_t>(id)] = true;
-  for (ValueId id : simplified.outputs) read[static_cast<size_t>(simplified.value(id).root)] = true;
-  for (ValueId id : simplified.inputs) inputs.push_back(read[static_cast<size_t>(id)]);
+      if (id != kNoValue) read[id] = true;
+  for (ValueId id : simplified.outputs) read[simplified.value(id).root] = true;
+  for (ValueId id : simplified.inputs) inputs.push_back(read[id]);
   return inputs;
 }
 

@@ -31,26 +31,25 @@ int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
 // The values that a set of nodes reads from outside, and those it writes that others read.
 class Traffic {
  public:
-  explicit Traffic(const Graph& graph)
-      : graph_(graph), outputs_(graph.values.size(), false), readers_(graph.values.size()) {
-    for (ValueId id : graph.outputs) outputs_[static_cast<size_t>(graph.written(id))] = true;
+  explicit Traffic(const Graph& graph) : graph_(graph), outputs_(graph, false), readers_(graph) {
+    for (ValueId id : graph.outputs) outputs_[graph.written(id)] = true;
     for (size_t n = 0; n < graph.nodes.size(); ++n)
       if (graph.nodes[n].op->kind != OpKind::kView)
         for (ValueId id : graph.nodes[n].inputs)
-          if (id != kNoValue) readers_[static_cast<size_t>(graph.written(id))].push_back(static_cast<int32_t>(n));
+          if (id != kNoValue) readers_[graph.written(id)].push_back(static_cast<int32_t>(n));
   }
 
   void of(const std::vector<int32_t>& nodes, int64_t& read, int64_t& written) const {
     const std::set<int32_t> inside(nodes.begin(), nodes.end());
     std::set<ValueId> reads, writes;
     for (int32_t n : nodes) {
-      const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+      const GraphNode& node = graph_.node(n);
       for (ValueId id : node.inputs)
         if (id != kNoValue && !inside.contains(graph_.value(graph_.written(id)).producer))
           reads.insert(same_elements(graph_, id));
       for (ValueId id : node.outputs) {
-        bool leaves = outputs_[static_cast<size_t>(id)];
-        for (int32_t reader : readers_[static_cast<size_t>(id)]) leaves = leaves || !inside.contains(reader);
+        bool leaves = outputs_[id];
+        for (int32_t reader : readers_[id]) leaves = leaves || !inside.contains(reader);
         if (leaves) writes.insert(id);
       }
     }
@@ -60,24 +59,23 @@ class Traffic {
 
  private:
   const Graph& graph_;
-  std::vector<bool> outputs_;
-  std::vector<std::vector<int32_t>> readers_;  // of each written value
+  ValueMap<bool> outputs_;
+  ValueMap<std::vector<int32_t>> readers_;  // of each written value
 };
 
 void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& launch, LaunchExplanation& e) {
   const Graph& graph = plan.graph;
   e.generated = launch.kind == Launch::Kind::kKernel;
-  e.name = e.generated ? absl::StrCat("kernel ", launch.kernel)
-                       : graph.nodes[static_cast<size_t>(launch.op())].op->name;
+  e.name = e.generated ? absl::StrCat("kernel ", launch.kernel) : graph.node(launch.op()).op->name;
   if (!e.generated) {
-    const GraphNode& node = graph.nodes[static_cast<size_t>(launch.op())];
+    const GraphNode& node = graph.node(launch.op());
     e.algorithm = launch.variant;
     e.widens = node.op->kind == OpKind::kContraction && graph.value(node.inputs[0]).dtype == kF16;
   }
-  if (e.generated) e.code = to_string(plan.kernels[static_cast<size_t>(launch.kernel)].kernel);
+  if (e.generated) e.code = to_string(plan.kernel_of(launch).kernel);
   std::map<int32_t, std::vector<int32_t>> calls;  // parts of one eager op
   for (int32_t n : launch.nodes) {
-    const Origin& origin = graph.nodes[static_cast<size_t>(n)].origin;
+    const Origin& origin = graph.node(n).origin;
     e.nodes.push_back(n);
     const std::string source = to_string(origin);
     if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
@@ -130,21 +128,21 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
   const Graph& graph = plan.graph;
   const auto n = static_cast<int>(plan.launches.size());
   // A value is in use from the first launch that touches it to the last.
-  std::vector<int> first(graph.values.size(), n), last(graph.values.size(), -1);
+  ValueMap<int> first(graph, n), last(graph, -1);
   for (int i = 0; i < n; ++i) {
     for (ValueId id : touched(plan, plan.launches[static_cast<size_t>(i)])) {
       if (id == kNoValue) continue;
-      const auto root = static_cast<size_t>(graph.value(id).root);
+      const ValueId root = graph.value(id).root;
       first[root] = std::min(first[root], i);
       last[root] = std::max(last[root], i);
     }
   }
   std::set<ValueId> inputs, outputs, kept;
   for (ValueId id : graph.inputs)
-    if (last[static_cast<size_t>(id)] >= 0) inputs.insert(id);
+    if (last[id] >= 0) inputs.insert(id);
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     const ValueId root = graph.value(graph.outputs[i]).root;
-    if (plan.placements[static_cast<size_t>(root)].kind != Plan::Placement::kOutput) continue;
+    if (plan.placements[root].kind != Plan::Placement::kOutput) continue;
     if (i < first_kept) outputs.insert(root);
     else if (!outputs.contains(root)) kept.insert(root);
   }
@@ -158,7 +156,7 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
     if (launch.kind == Launch::Kind::kCombine) continue;
     point.launch = absl::StrCat(names.name, ": ", names.launches[named++].name);
     const bool is_kernel = launch.kind == Launch::Kind::kKernel;
-    point.transients = is_kernel ? partial_bytes(plan.kernels[static_cast<size_t>(launch.kernel)], 1) : 0;
+    point.transients = is_kernel ? partial_bytes(plan.kernel_of(launch), 1) : 0;
     for (size_t v = 0; v < graph.values.size(); ++v)
       if (plan.placements[v].kind == Plan::Placement::kArena && first[v] <= i && i <= last[v])
         point.transients += bytes_of(graph.values[v]);

@@ -32,21 +32,22 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
     RecorderScope eager(nullptr);
     const bool create_graph = grad_enabled();
     GradMode on(true);
-    std::vector<bool> wanted(graph.values.size(), false);  // by value
+    ValueMap<bool> wanted(graph, false);  // by value
     for (size_t i = 0; i < grads_out.size(); ++i)
-      if (grads_out[i].defined()) wanted[static_cast<size_t>(graph.outputs[i])] = true;
-    const auto is_wanted = [&](ValueId id) { return wanted[static_cast<size_t>(id)]; };
+      if (grads_out[i].defined()) wanted[graph.outputs[i]] = true;
+    const auto is_wanted = [&](ValueId id) { return wanted[id]; };
     for (size_t n = graph.nodes.size(); n-- > 0;) {
       const GraphNode& node = graph.nodes[n];
       if (std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
       for (ValueId id : node.inputs)
-        if (id != kNoValue) wanted[static_cast<size_t>(id)] = true;
+        if (id != kNoValue) wanted[id] = true;
     }
-    std::vector<Tensor> values(graph.values.size()), targets, roots, seeds;
+    ValueMap<Tensor> values(graph);
+    std::vector<Tensor> targets, roots, seeds;
     std::vector<size_t> positions;  // of the targets, among the inputs
     for (size_t i = 0; i < graph.inputs.size(); ++i) {
       if (!is_wanted(graph.inputs[i])) continue;
-      Tensor& value = values[static_cast<size_t>(graph.inputs[i])] = saved_[i].get(name(), {});
+      Tensor& value = values[graph.inputs[i]] = saved_[i].get(name(), {});
       if (edges[i].node == nullptr) continue;
       // Gradients stop at views of the inputs: one input may be computed from another.
       Dims same;
@@ -57,7 +58,7 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
     compile::run_eagerly(graph, values, &wanted);
     for (size_t i = 0; i < grads_out.size(); ++i) {
       if (!grads_out[i].defined()) continue;
-      roots.push_back(values[static_cast<size_t>(graph.outputs[i])]);
+      roots.push_back(values[graph.outputs[i]]);
       seeds.push_back(grads_out[i]);
     }
     const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, true, create_graph, true);

@@ -25,25 +25,25 @@ ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
   ValueId base = kNoValue;
   while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
          (graph.value(id).grad_mode || autograd::is_no_grad_view(trace.handle(id))))
-    id = base = graph.nodes[static_cast<size_t>(graph.value(id).producer)].inputs[0];
+    id = base = graph.node(graph.value(id).producer).inputs[0];
   return base;
 }
 
 // What is still wanted at the end of a recording. A view that is held keeps its base, so that a write through one view
 // reaches the base's history, and from there all its views.
 void choose_outputs(const Trace& trace, Graph& graph) {
-  std::vector<bool> held(graph.values.size(), false), based(graph.values.size(), false);
+  ValueMap<bool> held(graph, false), based(graph, false);
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs) {
-      held[static_cast<size_t>(id)] = trace.is_alive(id);
-      if (!held[static_cast<size_t>(id)]) continue;
-      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[static_cast<size_t>(base)] = true;
+      held[id] = trace.is_alive(id);
+      if (!held[id]) continue;
+      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[base] = true;
     }
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs) {
-      if (!held[static_cast<size_t>(id)] && !based[static_cast<size_t>(id)]) continue;
-      graph.value(id).hidden = !held[static_cast<size_t>(id)];
+      if (!held[id] && !based[id]) continue;
+      graph.value(id).hidden = !held[id];
       graph.outputs.push_back(id);
     }
 }
@@ -330,10 +330,11 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
 
 void Region::run_eagerly(Trace& trace) {
   const Graph& graph = trace.graph;
-  std::vector<Tensor> values(graph.values.size()), results;
-  for (size_t i = 0; i < graph.inputs.size(); ++i) values[static_cast<size_t>(graph.inputs[i])] = trace.external()[i];
+  ValueMap<Tensor> values(graph);
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < graph.inputs.size(); ++i) values[graph.inputs[i]] = trace.external()[i];
   const auto hand_over_all = [&] {
-    for (ValueId id : graph.outputs) results.push_back(values[static_cast<size_t>(id)]);
+    for (ValueId id : graph.outputs) results.push_back(values[id]);
     hand_over(trace, results, nullptr);
   };
   try {

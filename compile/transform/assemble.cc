@@ -36,11 +36,10 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
                    [](const GraphNode& node) { return node.op->traits.assembles; }))
     return std::nullopt;
   Graph result = graph;
-  std::vector<std::vector<ValueId>> views(graph.values.size());  // by root
-  for (size_t v = 0; v < graph.values.size(); ++v)
-    views[static_cast<size_t>(graph.values[v].root)].push_back(static_cast<ValueId>(v));
-  std::vector<bool> returned(graph.values.size(), false), placed(graph.values.size(), false);
-  for (ValueId output : graph.outputs) returned[static_cast<size_t>(graph.written(output))] = true;
+  ValueMap<std::vector<ValueId>> views(graph);  // by root
+  for (size_t v = 0; v < graph.values.size(); ++v) views[graph.values[v].root].push_back(static_cast<ValueId>(v));
+  ValueMap<bool> returned(graph, false), placed(graph, false);
+  for (ValueId output : graph.outputs) returned[graph.written(output)] = true;
   for (const GraphNode& node : graph.nodes) {
     if (!node.op->traits.assembles) continue;
     const ValueId whole = node.outputs[0];
@@ -56,11 +55,11 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
       const ValueId part = graph.written(id);
       const Value& source = result.value(part);
       const bool writable = source.producer >= 0 && source.root == part &&
-                            graph.nodes[static_cast<size_t>(source.producer)].op->traits.strided_outputs;
+                            graph.node(source.producer).op->traits.strided_outputs;
       const bool whole_part = seen.offset == 0 && is_contiguous(seen.sizes, seen.strides) &&
                               seen.sizes.numel() == source.sizes.numel();
       // A value has one place.
-      const bool taken = placed[static_cast<size_t>(part)] || returned[static_cast<size_t>(part)];
+      const bool taken = placed[part] || returned[part];
       if (!writable || !whole_part || taken) {
         possible = false;
         break;
@@ -68,17 +67,17 @@ std::optional<Graph> assemble_in_place(const Graph& graph) {
       const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim],
                            begin * out.strides[dim]};
       begin += seen.sizes[dim];
-      for (ValueId v : views[static_cast<size_t>(part)]) {
+      for (ValueId v : views[part]) {
         const std::optional<Value> value = moved(result.value(v), lay, whole);
         possible = possible && value.has_value();
         if (!possible) break;
         changes.emplace_back(v, *value);
       }
-      placed[static_cast<size_t>(part)] = true;
+      placed[part] = true;
       parts.push_back(part);
     }
     if (!possible) {
-      for (ValueId part : parts) placed[static_cast<size_t>(part)] = false;
+      for (ValueId part : parts) placed[part] = false;
       continue;
     }
     for (auto& [id, value] : changes) result.value(id) = value;

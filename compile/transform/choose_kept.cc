@@ -119,19 +119,19 @@ int64_t work_of(const Graph& graph, const GraphNode& node) {
 class Chooser {
  public:
   Chooser(const Graph& forward, std::span<const ValueId> needed, bool any_input)
-      : graph_(forward), needed_(needed), keeping_costs_(forward.values.size()), work_(forward.nodes.size(), 0) {
+      : graph_(forward), needed_(needed), keeping_costs_(forward), work_(forward, 0) {
     // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that
     // its ops do not save, so nothing else of theirs is kept, but for parameters; and with `any_input`, what activation
     // checkpointing keeps.
-    std::vector<bool> callers(forward.values.size(), false), is_needed(forward.values.size(), false);
-    for (ValueId id : forward.inputs) callers[static_cast<size_t>(id)] = true;
-    for (ValueId id : forward.outputs) callers[static_cast<size_t>(forward.value(id).root)] = true;
-    for (ValueId id : needed) is_needed[static_cast<size_t>(id)] = true;
+    ValueMap<bool> callers(forward, false), is_needed(forward, false);
+    for (ValueId id : forward.inputs) callers[id] = true;
+    for (ValueId id : forward.outputs) callers[forward.value(id).root] = true;
+    for (ValueId id : needed) is_needed[id] = true;
     for (size_t v = 0; v < forward.values.size(); ++v) {
       const Value& value = forward.values[v];
       // A view keeps the whole memory that it looks into.
       keeping_costs_[v] = std::max<int64_t>(bytes_of(forward.value(value.root)), 1);
-      if (!callers[static_cast<size_t>(value.root)]) continue;
+      if (!callers[value.root]) continue;
       const bool allowed = is_needed[v] || value.leaf || (any_input && value.producer < 0);
       keeping_costs_[v] = allowed ? 0 : FlowNetwork::kInfinite;
     }
@@ -219,8 +219,8 @@ class Chooser {
  private:
   const Graph& graph_;
   std::span<const ValueId> needed_;
-  std::vector<int64_t> keeping_costs_;  // by value
-  std::vector<int64_t> work_;           // by node; 0: none worth counting
+  ValueMap<int64_t> keeping_costs_;
+  NodeMap<int64_t> work_;  // 0: none worth counting
 };
 
 }  // namespace
@@ -247,13 +247,13 @@ int64_t flops_of(const Graph& graph, const GraphNode& node) {
 }
 
 int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep) {
-  std::vector<bool> counted(forward.values.size(), false);
-  for (ValueId id : forward.outputs) counted[static_cast<size_t>(forward.value(id).root)] = true;
+  ValueMap<bool> counted(forward, false);
+  for (ValueId id : forward.outputs) counted[forward.value(id).root] = true;
   int64_t bytes = 0;
   for (size_t v = 0; v < keep.size(); ++v) {
     const ValueId root = forward.values[v].root;
-    if (!keep[v] || counted[static_cast<size_t>(root)] || forward.value(root).producer < 0) continue;
-    counted[static_cast<size_t>(root)] = true;
+    if (!keep[v] || counted[root] || forward.value(root).producer < 0) continue;
+    counted[root] = true;
     bytes += bytes_of(forward.value(root));
   }
   return bytes;
@@ -262,8 +262,8 @@ int64_t bytes_kept(const Graph& forward, const std::vector<bool>& keep) {
 std::vector<bool> choose_kept(const Graph& forward, std::span<const ValueId> needed, Recompute recompute,
                               int64_t budget) {
   if (recompute == Recompute::kNone || !enabled(CompilerStage::kRecompute)) {
-    std::vector<bool> keep(forward.values.size(), false);
-    for (ValueId id : needed) keep[static_cast<size_t>(id)] = true;
+    ValueMap<bool> keep(forward, false);
+    for (ValueId id : needed) keep[id] = true;
     return keep;
   }
   if (recompute != Recompute::kFull) {

@@ -11,17 +11,15 @@ namespace rondo::compile {
 namespace {
 
 // Copies the nodes that `keep` admits, with inputs and outputs renamed; drops values nobody defines any more.
-Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const std::vector<ValueId>& renamed) {
+Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const ValueMap<ValueId>& renamed) {
   Graph result;
   result.values.reserve(graph.values.size());
   result.nodes.reserve(graph.nodes.size());
-  std::vector<ValueId> map(graph.values.size(), kNoValue);
-  auto target = [&](ValueId id) {
-    return id == kNoValue ? kNoValue : map[static_cast<size_t>(renamed[static_cast<size_t>(id)])];
-  };
+  ValueMap<ValueId> map(graph, kNoValue);
+  auto target = [&](ValueId id) { return id == kNoValue ? kNoValue : map[renamed[id]]; };
   auto define = [&](ValueId id, int32_t producer) {
     const auto next = static_cast<ValueId>(result.values.size());
-    map[static_cast<size_t>(id)] = next;
+    map[id] = next;
     Value value = graph.value(id);
     value.producer = producer;
     value.root = value.root == id ? next : target(value.root);
@@ -40,8 +38,8 @@ Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const std::vect
   return result;
 }
 
-std::vector<ValueId> identity(const Graph& graph) {
-  std::vector<ValueId> ids(graph.values.size());
+ValueMap<ValueId> identity(const Graph& graph) {
+  ValueMap<ValueId> ids(graph);
   for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<ValueId>(i);
   return ids;
 }
@@ -52,38 +50,37 @@ std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
   // Floats by their bits: 0 and -0 differ, and NaN equals itself.
   using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;
   // The caller may write to what it gets: two results are two memories, even if they are equal.
-  std::vector<bool> escapes(graph.values.size(), false);
-  for (ValueId id : graph.outputs) escapes[static_cast<size_t>(graph.value(id).root)] = true;
+  ValueMap<bool> escapes(graph, false);
+  for (ValueId id : graph.outputs) escapes[graph.value(id).root] = true;
   std::map<Key, size_t> seen;
-  std::vector<bool> keep(graph.nodes.size(), true);
-  std::vector<ValueId> renamed = identity(graph);
+  NodeMap<bool> keep(graph, true);
+  ValueMap<ValueId> renamed = identity(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
     ValueIds inputs = node.inputs;
     for (ValueId& id : inputs)
-      if (id != kNoValue) id = renamed[static_cast<size_t>(id)];
+      if (id != kNoValue) id = renamed[id];
     std::vector<uint64_t> floats;
     for (double f : node.attrs.floats) floats.push_back(std::bit_cast<uint64_t>(f));
     auto [found, added] = seen.try_emplace(
         Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
     bool escaped = false;
-    for (ValueId id : node.outputs) escaped = escaped || escapes[static_cast<size_t>(id)];
+    for (ValueId id : node.outputs) escaped = escaped || escapes[id];
     if (added || escaped) continue;
     keep[i] = false;
-    for (size_t k = 0; k < node.outputs.size(); ++k)
-      renamed[static_cast<size_t>(node.outputs[k])] = graph.nodes[found->second].outputs[k];
+    for (size_t k = 0; k < node.outputs.size(); ++k) renamed[node.outputs[k]] = graph.nodes[found->second].outputs[k];
   }
   if (std::find(keep.begin(), keep.end(), false) == keep.end()) return std::nullopt;
   return rebuild(graph, keep, renamed);
 }
 
 std::optional<Graph> widen_reductions(const Graph& graph) {
-  std::vector<int> readers(graph.values.size(), 0), views(graph.values.size(), 0);
+  ValueMap<int> readers(graph, 0), views(graph, 0);
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.inputs)
-      if (id != kNoValue) ++readers[static_cast<size_t>(id)];
-  for (ValueId id : graph.outputs) ++readers[static_cast<size_t>(id)];
-  for (const Value& value : graph.values) ++views[static_cast<size_t>(value.root)];
+      if (id != kNoValue) ++readers[id];
+  for (ValueId id : graph.outputs) ++readers[id];
+  for (const Value& value : graph.values) ++views[value.root];
   std::optional<Graph> result;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& widening = graph.nodes[n];
@@ -91,10 +88,9 @@ std::optional<Graph> widen_reductions(const Graph& graph) {
     const ValueId sum = widening.inputs[0];
     const Value& narrow = graph.value(sum);
     if (narrow.producer < 0 || !is_low_precision(narrow.dtype)) continue;
-    const GraphNode& reduction = graph.nodes[static_cast<size_t>(narrow.producer)];
+    const GraphNode& reduction = graph.node(narrow.producer);
     if (reduction.op->kind != OpKind::kReduction || reduction.outputs.size() != 1 || reduction.inputs.size() != 1 ||
-        graph.value(reduction.inputs[0]).dtype != narrow.dtype || readers[static_cast<size_t>(sum)] != 1 ||
-        views[static_cast<size_t>(sum)] != 1)
+        graph.value(reduction.inputs[0]).dtype != narrow.dtype || readers[sum] != 1 || views[sum] != 1)
       continue;
     if (!result) result = graph;
     // The two nodes change places, and what stands between them is the widened operand.
@@ -129,20 +125,20 @@ bool continues(const GraphNode& node, const GraphNode& before) {
 std::optional<Graph> join_chains(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& n) { return n.op->chains >= 0; }))
     return std::nullopt;
-  std::vector<int> uses(graph.values.size(), 0);
+  ValueMap<int> uses(graph, 0);
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.inputs)
-      if (id != kNoValue) ++uses[static_cast<size_t>(id)];
-  for (ValueId id : graph.outputs) ++uses[static_cast<size_t>(id)];
+      if (id != kNoValue) ++uses[id];
+  for (ValueId id : graph.outputs) ++uses[id];
   // The call that node `n` continues; -1: none.
   const auto before = [&](size_t n) -> int32_t {
     const GraphNode& node = graph.nodes[n];
     const ValueId first = node.inputs[0];
-    if (node.op->chains < 0 || first == kNoValue || uses[static_cast<size_t>(first)] != 1) return -1;
+    if (node.op->chains < 0 || first == kNoValue || uses[first] != 1) return -1;
     const int32_t maker = graph.value(first).producer;
-    return maker >= 0 && continues(node, graph.nodes[static_cast<size_t>(maker)]) ? maker : -1;
+    return maker >= 0 && continues(node, graph.node(maker)) ? maker : -1;
   };
-  std::vector<bool> keep(graph.nodes.size(), true);
+  NodeMap<bool> keep(graph, true);
   std::optional<Graph> result;
   for (size_t end = graph.nodes.size(); end-- > 0;) {
     if (!keep[end]) continue;
@@ -169,14 +165,15 @@ std::optional<Graph> join_chains(const Graph& graph) {
 }
 
 std::optional<Graph> eliminate_dead_code(const Graph& graph) {
-  std::vector<bool> used(graph.values.size(), false), keep(graph.nodes.size(), false);
-  for (ValueId id : graph.outputs) used[static_cast<size_t>(id)] = true;
+  ValueMap<bool> used(graph, false);
+  NodeMap<bool> keep(graph, false);
+  for (ValueId id : graph.outputs) used[id] = true;
   for (size_t i = graph.nodes.size(); i-- > 0;) {
     keep[i] = graph.nodes[i].op->checks;  // Note [Checks are effects]
-    for (ValueId id : graph.nodes[i].outputs) keep[i] = keep[i] || used[static_cast<size_t>(id)];
+    for (ValueId id : graph.nodes[i].outputs) keep[i] = keep[i] || used[id];
     if (!keep[i]) continue;
     for (ValueId id : graph.nodes[i].inputs)
-      if (id != kNoValue) used[static_cast<size_t>(id)] = true;
+      if (id != kNoValue) used[id] = true;
   }
   if (std::find(keep.begin(), keep.end(), false) == keep.end()) return std::nullopt;
   return rebuild(graph, keep, identity(graph));

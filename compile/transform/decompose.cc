@@ -35,9 +35,9 @@ std::optional<Graph> decompose(const Graph& graph) {
   RecorderScope record(&trace);
   trace.graph.values.reserve(graph.values.size());
   trace.graph.nodes.reserve(graph.nodes.size());
-  std::vector<Tensor> symbols(graph.values.size());
-  auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[static_cast<size_t>(id)]; };
-  for (ValueId id : graph.inputs) symbols[static_cast<size_t>(id)] = trace.placeholder(graph.value(id));
+  ValueMap<Tensor> symbols(graph);
+  auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[id]; };
+  for (ValueId id : graph.inputs) symbols[id] = trace.placeholder(graph.value(id));
   for (const GraphNode& node : graph.nodes) {
     std::vector<Tensor> inputs, outputs(node.outputs.size());
     for (ValueId id : node.inputs) inputs.push_back(symbol(id));
@@ -49,9 +49,9 @@ std::optional<Graph> decompose(const Graph& graph) {
       for (const Tensor& input : inputs) args.emplace_back(input, node.where);
       call(*node.op, args, node.attrs, outputs);
     }
-    for (size_t i = 0; i < outputs.size(); ++i) symbols[static_cast<size_t>(node.outputs[i])] = outputs[i];
+    for (size_t i = 0; i < outputs.size(); ++i) symbols[node.outputs[i]] = outputs[i];
   }
-  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[static_cast<size_t>(id)]));
+  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[id]));
   invariant(trace.graph.inputs.size() == graph.inputs.size(), "a decomposition brought in a tensor of its own");
   // What users asked of gradients stays with the inputs.
   return std::move(trace.graph);

@@ -88,7 +88,7 @@ class Comparison {
     if (const auto at = inputs.find(id); at != inputs.end())
       return &graph == &now_ ? name(at->second) : absl::StrCat("input #", at->second);
     const int32_t producer = graph.value(id).producer;
-    const GraphNode& node = graph.nodes[static_cast<size_t>(producer)];
+    const GraphNode& node = graph.node(producer);
     const auto result = std::find(node.outputs.begin(), node.outputs.end(), id) - node.outputs.begin();
     return absl::StrCat(result == 0 ? "the result" : absl::StrCat("result ", result), " of op ", producer, ", ",
                         node.op->name);
@@ -102,8 +102,8 @@ class Comparison {
       return x != old_inputs_.end() && y != new_inputs_.end() && x->second == y->second;
     const int32_t from = before_.value(a).producer, to = now_.value(b).producer;
     if (from != to) return false;
-    const auto& outs = before_.nodes[static_cast<size_t>(from)].outputs;
-    const auto& nows = now_.nodes[static_cast<size_t>(to)].outputs;
+    const auto& outs = before_.node(from).outputs;
+    const auto& nows = now_.node(to).outputs;
     return std::find(outs.begin(), outs.end(), a) - outs.begin() ==
            std::find(nows.begin(), nows.end(), b) - nows.begin();
   }
@@ -174,7 +174,7 @@ class Comparison {
     const Graph& graph = is_more ? now_ : before_;
     const int32_t producer = graph.value(id).producer;
     std::string text = absl::StrCat("outputs alive differ: ", describe(graph, is_more ? new_inputs_ : old_inputs_, id));
-    if (producer >= 0) text += location(graph.nodes[static_cast<size_t>(producer)]);
+    if (producer >= 0) text += location(graph.node(producer));
     differ(absl::StrCat(text, is_more ? " is kept, and was not" : " is not kept any more"), more.size() + less.size());
   }
 

@@ -13,22 +13,18 @@ bool is_dense(const Graph& graph, ValueId id) {
 class EpilogueFinder {
  public:
   EpilogueFinder(const Graph& graph, bool exact, AbsorbsOf absorbs)
-      : graph_(graph),
-        exact_(exact),
-        absorbs_of_(absorbs),
-        reads_(graph.values.size(), 0),
-        reader_(graph.values.size(), -1) {
+      : graph_(graph), exact_(exact), absorbs_of_(absorbs), reads_(graph, 0), reader_(graph, -1) {
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       if (graph.nodes[n].op->kind == OpKind::kView) continue;
       for (ValueId id : graph.nodes[n].inputs) {
         if (id == kNoValue) continue;
-        const auto written = static_cast<size_t>(graph.written(id));
+        const ValueId written = graph.written(id);
         ++reads_[written];
         reader_[written] = static_cast<int32_t>(n);
       }
     }
     // The caller reads, too, and a part of what is assembled is read as the whole.
-    for (ValueId id : graph.outputs) reads_[static_cast<size_t>(graph.written(id))] += 2;
+    for (ValueId id : graph.outputs) reads_[graph.written(id)] += 2;
   }
 
   std::vector<int32_t> chain_of(const GraphNode& product) const {
@@ -39,9 +35,9 @@ class EpilogueFinder {
       if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
     std::vector<Epilogue> kinds;
     for (ValueId result = product.outputs[0];;) {
-      if (!is_dense(graph_, result) || reads_[static_cast<size_t>(result)] != 1) return chain;
-      const int32_t reader = reader_[static_cast<size_t>(result)];
-      const GraphNode& node = graph_.nodes[static_cast<size_t>(reader)];
+      if (!is_dense(graph_, result) || reads_[result] != 1) return chain;
+      const int32_t reader = reader_[result];
+      const GraphNode& node = graph_.node(reader);
       if (!applies(node, result)) return chain;
       kinds.push_back(node.op->epilogue);
       if (!absorbs(kinds, graph_.value(product.outputs[0]).dtype, exact_)) return chain;
@@ -73,8 +69,8 @@ class EpilogueFinder {
   const Graph& graph_;
   bool exact_;
   AbsorbsOf absorbs_of_;
-  std::vector<int> reads_;       // by written value
-  std::vector<int32_t> reader_;  // the last
+  ValueMap<int> reads_;       // by written value
+  ValueMap<int32_t> reader_;  // the last
 };
 
 }  // namespace
@@ -82,11 +78,11 @@ class EpilogueFinder {
 EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs) {
   const EpilogueFinder finder(graph, exact, absorbs);
   EpilogueChains chains(graph.nodes.size());
-  std::vector<bool> taken(graph.nodes.size(), false);  // the sum of two products is an epilogue of one
+  NodeMap<bool> taken(graph, false);  // the sum of two products is an epilogue of one
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     for (int32_t node : finder.chain_of(graph.nodes[n])) {
-      if (taken[static_cast<size_t>(node)]) break;
-      taken[static_cast<size_t>(node)] = true;
+      if (taken[node]) break;
+      taken[node] = true;
       chains[n].push_back(node);
     }
   }

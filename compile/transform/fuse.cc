@@ -144,8 +144,8 @@ class Fuser {
         epilogues_(epilogues),
         most_ops_(static_cast<size_t>(limits.most_ops)),
         most_operands_(static_cast<size_t>(limits.most_operands)),
-        unit_of_(graph.nodes.size(), -1),
-        last_touch_(graph.values.size(), kNone) {
+        unit_of_(graph, -1),
+        last_touch_(graph, kNone) {
     extents_.reserve(graph.values.size());
     for (const Value& value : graph.values)
       extents_.push_back({value.sizes.numel(), static_cast<int64_t>(size_of(value.dtype))});
@@ -163,7 +163,7 @@ class Fuser {
   void fuse_window(size_t begin, size_t end) {
     touches_.clear();
     for (size_t u = begin; u < end; ++u)
-      for (ValueId id : units_[u].touched) last_touch_[static_cast<size_t>(id)] = kNone;
+      for (ValueId id : units_[u].touched) last_touch_[id] = kNone;
     for (size_t u = begin; u < end; ++u) note_touches(u, units_[u].touched);
     Reachability reach = reachability(begin, end);
     for (size_t u = begin; u < end; ++u) add_pairs(u, u + 1);
@@ -205,13 +205,13 @@ class Fuser {
   void make_singletons() {
     // A product and its epilogues are one from the start, in the place of the last: what the others read is there by
     // then.
-    std::vector<int32_t> ends(graph_.nodes.size(), -1);  // of a product's last epilogue: the product
-    std::vector<bool> absorbed(graph_.nodes.size(), false);
+    NodeMap<int32_t> ends(graph_, -1);  // of a product's last epilogue: the product
+    NodeMap<bool> absorbed(graph_, false);
     for (size_t i = 0; i < epilogues_.size(); ++i) {
       if (epilogues_[i].empty()) continue;
-      ends[static_cast<size_t>(epilogues_[i].back())] = static_cast<int32_t>(i);
+      ends[epilogues_[i].back()] = static_cast<int32_t>(i);
       absorbed[i] = true;
-      for (int32_t n : epilogues_[i]) absorbed[static_cast<size_t>(n)] = true;
+      for (int32_t n : epilogues_[i]) absorbed[n] = true;
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
@@ -220,7 +220,7 @@ class Fuser {
         if (ends[i] < 0) continue;
         Unit unit{.nodes = epilogues_[static_cast<size_t>(ends[i])]};
         unit.nodes.insert(unit.nodes.begin(), ends[i]);
-        for (int32_t n : unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(units_.size());
+        for (int32_t n : unit.nodes) unit_of_[n] = static_cast<int>(units_.size());
         units_.emplace_back().unit = std::move(unit);
         continue;
       }
@@ -244,13 +244,13 @@ class Fuser {
   // The unit that computes a value, seen through views; -1 for inputs.
   int unit_of_value(ValueId id) const {
     const int32_t producer = graph_.value(graph_.written(id)).producer;
-    return producer < 0 ? -1 : unit_of_[static_cast<size_t>(producer)];
+    return producer < 0 ? -1 : unit_of_[producer];
   }
 
   // The units that the nodes of a unit read from.
   template <class Visit> void for_each_source(size_t unit, Visit visit) const {
     for (int32_t n : units_[unit].unit.nodes)
-      for (ValueId id : graph_.nodes[static_cast<size_t>(n)].inputs)
+      for (ValueId id : graph_.node(n).inputs)
         if (const int from = id == kNoValue ? -1 : unit_of_value(id); from >= 0 && static_cast<size_t>(from) != unit)
           visit(static_cast<size_t>(from));
   }
@@ -311,11 +311,11 @@ class Fuser {
     const Candidate &producer = units_[first], &consumer = units_[second];
     const int64_t rows = producer.unit.rows, cols = std::max(producer.unit.cols, consumer.unit.cols);
     for (int32_t n : consumer.unit.nodes) {
-      const GraphNode& node = graph_.nodes[static_cast<size_t>(n)];
+      const GraphNode& node = graph_.node(n);
       for (ValueId id : node.inputs) {
         const ValueId root = graph_.written(id);
         const int32_t maker = graph_.value(root).producer;
-        if (maker < 0 || unit_of_[static_cast<size_t>(maker)] != static_cast<int>(first)) continue;
+        if (maker < 0 || unit_of_[maker] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
         if (!reads_in_place(rows, cols, node, id)) return false;
       }
@@ -345,8 +345,7 @@ class Fuser {
   void add_pairs(size_t unit, size_t first) {
     others_.clear();
     for (ValueId id : units_[unit].touched)
-      for (int32_t at = last_touch_[static_cast<size_t>(id)]; at != kNone;
-           at = touches_[static_cast<size_t>(at)].before)
+      for (int32_t at = last_touch_[id]; at != kNone; at = touches_[static_cast<size_t>(at)].before)
         if (const size_t other = touches_[static_cast<size_t>(at)].unit;
             other >= first && other != unit && units_[other].alive && spaces_agree(units_[unit], units_[other]))
           others_.push_back(other);
@@ -361,8 +360,8 @@ class Fuser {
 
   void note_touches(size_t unit, const std::vector<ValueId>& values) {
     for (ValueId id : values) {
-      touches_.push_back({unit, last_touch_[static_cast<size_t>(id)]});
-      last_touch_[static_cast<size_t>(id)] = static_cast<int32_t>(touches_.size()) - 1;
+      touches_.push_back({unit, last_touch_[id]});
+      last_touch_[id] = static_cast<int32_t>(touches_.size()) - 1;
     }
   }
 
@@ -373,7 +372,7 @@ class Fuser {
     a.unit.cols = std::max(a.unit.cols, b.unit.cols);
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
     a.reduces_rows = a.reduces_rows || b.reduces_rows;
-    for (int32_t n : b.unit.nodes) unit_of_[static_cast<size_t>(n)] = static_cast<int>(into);
+    for (int32_t n : b.unit.nodes) unit_of_[n] = static_cast<int>(into);
     std::vector<ValueId> both;
     std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));
     note_touches(into, b.touched);
@@ -419,7 +418,7 @@ class Fuser {
     int64_t numel, element_bytes;
   };
   std::vector<Extent> extents_;  // of each value
-  std::vector<int> unit_of_;     // of each node; -1 for views and copies of parameters
+  NodeMap<int> unit_of_;         // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
   // The units that touch a value, in the window: a list for each value, of which some units may be gone.
   static constexpr int32_t kNone = -1;
@@ -428,9 +427,9 @@ class Fuser {
     int32_t before;  // of touches_
   };
   std::vector<Touch> touches_;
-  std::vector<int32_t> last_touch_;  // by value
-  std::vector<size_t> others_;       // of add_pairs()
-  std::vector<Pair> pairs_;          // a heap
+  ValueMap<int32_t> last_touch_;  // by value
+  std::vector<size_t> others_;    // of add_pairs()
+  std::vector<Pair> pairs_;       // a heap
 };
 
 }  // namespace
@@ -444,8 +443,7 @@ std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   for (const Unit& unit : units) {
     if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, "\n");
     else text += "library call\n";
-    for (int32_t n : unit.nodes)
-      absl::StrAppend(&text, "  ", to_string(graph, graph.nodes[static_cast<size_t>(n)]), "\n");
+    for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.node(n)), "\n");
   }
   return text;
 }

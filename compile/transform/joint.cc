@@ -11,11 +11,7 @@ namespace {
 class Deriver {
  public:
   Deriver(const Graph& forward, const Arriving& arriving, Device device)
-      : forward_(forward),
-        arriving_(arriving),
-        grads_(forward.values.size()),
-        symbols_(forward.values.size()),
-        contributions_(forward.values.size()) {
+      : forward_(forward), arriving_(arriving), grads_(forward), symbols_(forward), contributions_(forward) {
     trace_.device = device;
   }
 
@@ -28,8 +24,7 @@ class Deriver {
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
-      grads_[static_cast<size_t>(id)] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
-                                             dense_like(forward_.value(id)));
+      grads_[id] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}}, dense_like(forward_.value(id)));
     }
     for (size_t i = 0; i < forward_.outputs.size(); ++i) {
       const Value& value = forward_.value(forward_.outputs[i]);
@@ -38,8 +33,8 @@ class Deriver {
     }
     for (size_t i = forward_.nodes.size(); i-- > 0;) visit(forward_.nodes[i]);
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
-      const Tensor& grad = grads_[static_cast<size_t>(forward_.inputs[i])];
-      result_.contributions.push_back(contributions_[static_cast<size_t>(forward_.inputs[i])]);
+      const Tensor& grad = grads_[forward_.inputs[i]];
+      result_.contributions.push_back(contributions_[forward_.inputs[i]]);
       if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
       result_.grad_inputs.push_back(static_cast<int>(i));
       trace_.graph.outputs.push_back(trace_.value_of(grad));
@@ -72,13 +67,13 @@ class Deriver {
 
   // `is_total`: what has arrived before is in it.
   void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
-    ++contributions_[static_cast<size_t>(id)].parts;
-    Tensor& total = grads_[static_cast<size_t>(id)];
+    ++contributions_[id].parts;
+    Tensor& total = grads_[id];
     total = total.defined() && !is_total ? ops::add(total, grad) : grad;
   }
 
   const Tensor& symbol(ValueId id) {
-    Tensor& symbol = symbols_[static_cast<size_t>(id)];
+    Tensor& symbol = symbols_[id];
     if (!symbol.defined()) {
       Value value = forward_.value(id);
       value.requires_grad = false;
@@ -96,7 +91,7 @@ class Deriver {
     bool any = false;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (!forward_.value(node.outputs[i]).requires_grad) continue;
-      grads_out[i] = grads_[static_cast<size_t>(node.outputs[i])];
+      grads_out[i] = grads_[node.outputs[i]];
       any = any || grads_out[i].defined();
     }
     if (!any) return;
@@ -117,8 +112,8 @@ class Deriver {
     if (op.grad == nullptr)
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     if (op.grad_adds && metas[0].needs_grad) {
-      grads_in[0] = grads_[static_cast<size_t>(node.inputs[0])];
-      contributions_[static_cast<size_t>(node.inputs[0])].adds_onto = true;
+      grads_in[0] = grads_[node.inputs[0]];
+      contributions_[node.inputs[0]].adds_onto = true;
     }
     const bool onto = grads_in[0].defined();
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
@@ -133,9 +128,9 @@ class Deriver {
   Trace trace_;
   BackwardGraph result_;
   absl::flat_hash_map<ValueId, BackwardInput> bindings_;
-  std::vector<Tensor> grads_;    // of each forward value, in the trace
-  std::vector<Tensor> symbols_;  // of each forward value that a rule reads
-  std::vector<Contribution> contributions_;
+  ValueMap<Tensor> grads_;    // of each forward value, in the trace
+  ValueMap<Tensor> symbols_;  // of each forward value that a rule reads
+  ValueMap<Contribution> contributions_;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 namespace rondo::compile {
 Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
                      const Partition* like)
-    : caller_outputs_(recorded.outputs.size()), forward_id_(recorded.values.size(), kNoValue) {
+    : caller_outputs_(recorded.outputs.size()), forward_id_(recorded, kNoValue) {
   enter_stage("partition");
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
@@ -17,7 +17,7 @@ Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, con
   std::vector<ValueId> sinks;
   for (size_t i = 0; i < needed.size(); ++i) {
     sinks.push_back(forward_.outputs[caller_outputs_ + i]);
-    forward_id_[static_cast<size_t>(needed[i])] = sinks.back();
+    forward_id_[needed[i]] = sinks.back();
   }
   forward_.outputs.resize(caller_outputs_);
 
@@ -27,12 +27,10 @@ Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, con
   const bool over = options.recompute == Recompute::kBudget && bytes_kept(forward_, keep) > options.recompute_budget;
   if (keep.empty() || over) keep = choose_kept(forward_, sinks, options.recompute, options.recompute_budget);
   kept_bytes_ = bytes_kept(forward_, keep);
-  kept_index_.assign(forward_.values.size(), -1);
-  std::vector<int32_t> input_at(forward_.values.size(), -1), output_at = input_at;
-  for (size_t i = forward_.inputs.size(); i-- > 0;)
-    input_at[static_cast<size_t>(forward_.inputs[i])] = static_cast<int32_t>(i);
-  for (size_t i = forward_.outputs.size(); i-- > 0;)
-    output_at[static_cast<size_t>(forward_.outputs[i])] = static_cast<int32_t>(i);
+  kept_index_ = ValueMap<int32_t>(forward_, -1);
+  ValueMap<int32_t> input_at(forward_, -1), output_at = input_at;
+  for (size_t i = forward_.inputs.size(); i-- > 0;) input_at[forward_.inputs[i]] = static_cast<int32_t>(i);
+  for (size_t i = forward_.outputs.size(); i-- > 0;) output_at[forward_.outputs[i]] = static_cast<int32_t>(i);
   for (size_t v = 0; v < keep.size(); ++v) {
     if (!keep[v]) continue;
     kept_index_[v] = static_cast<int32_t>(kept_.size());
@@ -63,8 +61,8 @@ bool Partition::resembles(const Partition& other) const {
 }
 
 int32_t Partition::kept_index(ValueId recorded) const {
-  const ValueId id = forward_id_[static_cast<size_t>(recorded)];
-  return id == kNoValue ? -1 : kept_index_[static_cast<size_t>(id)];
+  const ValueId id = forward_id_[recorded];
+  return id == kNoValue ? -1 : kept_index_[id];
 }
 
 bool Partition::may_donate(const BackwardInput& input) const {
@@ -79,37 +77,37 @@ namespace {
 class Recomputation {
  public:
   // By value of `forward`: where it is kept, or -1.
-  Recomputation(const Graph& forward, const std::vector<int32_t>& kept_index, const BackwardGraph& backward)
+  Recomputation(const Graph& forward, const ValueMap<int32_t>& kept_index, const BackwardGraph& backward)
       : forward_(forward),
         kept_index_(kept_index),
         old_(backward.graph),
-        wanted_(forward.values.size(), false),
-        saved_as_(old_.values.size(), kNoValue),
-        of_old_(old_.values.size(), kNoValue),
-        of_forward_(forward.values.size(), kNoValue) {}
+        wanted_(forward, false),
+        saved_as_(old_, kNoValue),
+        of_old_(old_, kNoValue),
+        of_forward_(forward, kNoValue) {}
 
   // `forward_id`: by value of the recording.
-  void add_inputs(const std::vector<BackwardInput>& sources, const std::vector<ValueId>& forward_id) {
+  void add_inputs(const std::vector<BackwardInput>& sources, const ValueMap<ValueId>& forward_id) {
     for (size_t i = 0; i < old_.inputs.size(); ++i) {
       const ValueId input = old_.inputs[i];
       const BackwardInput& source = sources[i];
       if (source.kind == BackwardInput::kSaved && source.index >= 0) {
-        const ValueId id = forward_id[static_cast<size_t>(source.index)];
+        const ValueId id = forward_id[source.index];
         if (id != kNoValue) {
-          saved_as_[static_cast<size_t>(input)] = id;
-          wanted_[static_cast<size_t>(id)] = true;
+          saved_as_[input] = id;
+          wanted_[id] = true;
           continue;
         }
       }
       // A saved value that nothing reads keeps its place, unbound.
       BackwardInput same = source;
       if (same.kind == BackwardInput::kSaved) same.index = -1;
-      of_old_[static_cast<size_t>(input)] = add_input(old_.value(input), std::move(same));
+      of_old_[input] = add_input(old_.value(input), std::move(same));
     }
     for (size_t n = forward_.nodes.size(); n-- > 0;)
       if (runs_again(forward_.nodes[n]))
         for (ValueId id : forward_.nodes[n].inputs)
-          if (id != kNoValue) wanted_[static_cast<size_t>(id)] = true;
+          if (id != kNoValue) wanted_[id] = true;
     for (size_t v = 0; v < wanted_.size(); ++v)
       if (wanted_[v] && kept_index_[v] >= 0)
         of_forward_[v] = add_input(forward_.values[v], {BackwardInput::kSaved, kept_index_[v], {}});
@@ -128,7 +126,7 @@ class Recomputation {
       append(old_.nodes[n], old_, of_old_);
     }
     bind(old_.inputs);
-    for (ValueId id : old_.outputs) graph_.outputs.push_back(of_old_[static_cast<size_t>(id)]);
+    for (ValueId id : old_.outputs) graph_.outputs.push_back(of_old_[id]);
   }
 
   Graph take_graph() { return std::move(graph_); }
@@ -151,28 +149,24 @@ class Recomputation {
   bool runs_again(const GraphNode& node) const {
     return std::any_of(node.outputs.begin(), node.outputs.end(), [this](ValueId id) { return is_made_again(id); });
   }
-  bool is_made_again(ValueId id) const {
-    return wanted_[static_cast<size_t>(id)] && kept_index_[static_cast<size_t>(id)] < 0;
-  }
+  bool is_made_again(ValueId id) const { return wanted_[id] && kept_index_[id] < 0; }
 
   // By node of the backward: the nodes of the forward that run again right before it, the last one first. Until then
   // their results take no memory.
   std::vector<std::vector<size_t>> schedule() const {
-    std::vector<size_t> first_reader(forward_.values.size(), old_.nodes.size());
+    ValueMap<size_t> first_reader(forward_, old_.nodes.size());
     for (size_t n = old_.nodes.size(); n-- > 0;)
       for (ValueId id : old_.nodes[n].inputs)
-        if (const ValueId saved = id == kNoValue ? kNoValue : saved_as_[static_cast<size_t>(id)]; saved != kNoValue)
-          first_reader[static_cast<size_t>(saved)] = n;
+        if (const ValueId saved = id == kNoValue ? kNoValue : saved_as_[id]; saved != kNoValue) first_reader[saved] = n;
     std::vector<std::vector<size_t>> due(old_.nodes.size() + 1);
     for (size_t n = forward_.nodes.size(); n-- > 0;) {
       if (!runs_again(forward_.nodes[n])) continue;
       size_t first = old_.nodes.size();
       for (ValueId id : forward_.nodes[n].outputs)
-        if (is_made_again(id)) first = std::min(first, first_reader[static_cast<size_t>(id)]);
+        if (is_made_again(id)) first = std::min(first, first_reader[id]);
       due[first].push_back(n);
       for (ValueId id : forward_.nodes[n].inputs)
-        if (id != kNoValue)
-          first_reader[static_cast<size_t>(id)] = std::min(first_reader[static_cast<size_t>(id)], first);
+        if (id != kNoValue) first_reader[id] = std::min(first_reader[id], first);
     }
     return due;
   }
@@ -181,7 +175,7 @@ class Recomputation {
   void append(const GraphNode& from, const Graph& source, std::vector<ValueId>& map) {
     GraphNode node = from;
     for (ValueId& id : node.inputs)
-      if (id != kNoValue) id = map[static_cast<size_t>(id)];
+      if (id != kNoValue) id = map[id];
     for (ValueId& id : node.outputs) {
       const auto made = static_cast<ValueId>(graph_.values.size());
       Value value = source.value(id);
@@ -196,7 +190,7 @@ class Recomputation {
         value.root = made;
       }
       // What was kept stays as it is; its twin that is computed beside another result goes unread.
-      if (map[static_cast<size_t>(id)] == kNoValue) map[static_cast<size_t>(id)] = made;
+      if (map[static_cast<size_t>(id)] == kNoValue) map[id] = made;
       graph_.values.push_back(value);
       id = made;
     }
@@ -206,16 +200,15 @@ class Recomputation {
   // What the backward calls a saved value is now the kept one, or the one that was computed again.
   template <class Ids> void bind(const Ids& ids) {
     for (ValueId id : ids)
-      if (id != kNoValue && of_old_[static_cast<size_t>(id)] == kNoValue)
-        of_old_[static_cast<size_t>(id)] = of_forward_[static_cast<size_t>(saved_as_[static_cast<size_t>(id)])];
+      if (id != kNoValue && of_old_[id] == kNoValue) of_old_[id] = of_forward_[saved_as_[id]];
   }
 
   const Graph& forward_;
   const std::vector<int32_t>& kept_index_;
-  const Graph& old_;                          // the backward
-  std::vector<bool> wanted_;                  // by value of the forward: the backward reads it, or what runs again
-  std::vector<ValueId> saved_as_;             // by value of the backward: the saved value of the forward
-  std::vector<ValueId> of_old_, of_forward_;  // values of the new graph
+  const Graph& old_;                       // the backward
+  ValueMap<bool> wanted_;                  // by value of the forward: the backward reads it, or what runs again
+  ValueMap<ValueId> saved_as_;             // by value of the backward: the saved value of the forward
+  ValueMap<ValueId> of_old_, of_forward_;  // values of the new graph
   Graph graph_;
   std::vector<BackwardInput> inputs_;
 };

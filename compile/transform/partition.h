@@ -58,8 +58,8 @@ class Partition {
 
   Graph forward_;
   size_t caller_outputs_ = 0;
-  std::vector<ValueId> forward_id_;  // by value of `recorded`; kNoValue unless the backward reads it
-  std::vector<int32_t> kept_index_;  // by value of forward_: into kept_, or -1
+  ValueMap<ValueId> forward_id_;  // by value of `recorded`; kNoValue unless the backward reads it
+  ValueMap<int32_t> kept_index_;  // by value of forward_: into kept_, or -1
   std::vector<Kept> kept_;
   int64_t kept_bytes_ = 0;
 };

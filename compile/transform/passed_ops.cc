@@ -7,25 +7,24 @@ namespace {
 
 // By value and by op: true if it is computed from a value whose gradient is asked for, or is that value.
 struct Leading {
-  std::vector<bool> values;
+  ValueMap<bool> values;
   OpSet ops;
 };
 
 bool differentiable(const Graph& recorded, ValueId id) { return id != kNoValue && recorded.value(id).requires_grad; }
 
 Leading leading(const Graph& recorded, const std::vector<bool>* inputs, const std::vector<int>& inner) {
-  Leading leads{std::vector<bool>(recorded.values.size(), false), OpSet(recorded.nodes.size(), false)};
+  Leading leads{ValueMap<bool>(recorded, false), OpSet(recorded.nodes.size(), false)};
   for (size_t i = 0; i < recorded.inputs.size(); ++i)
     if (differentiable(recorded, recorded.inputs[i]) && (inputs == nullptr || (*inputs)[i]))
-      leads.values[static_cast<size_t>(recorded.inputs[i])] = true;
-  for (int i : inner) leads.values[static_cast<size_t>(recorded.outputs[static_cast<size_t>(i)])] = true;
+      leads.values[recorded.inputs[i]] = true;
+  for (int i : inner) leads.values[recorded.outputs[static_cast<size_t>(i)]] = true;
   for (size_t n = 0; n < recorded.nodes.size(); ++n) {
     const GraphNode& node = recorded.nodes[n];
-    leads.ops[n] = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
-      return differentiable(recorded, id) && leads.values[static_cast<size_t>(id)];
-    });
+    leads.ops[n] = std::any_of(node.inputs.begin(), node.inputs.end(),
+                               [&](ValueId id) { return differentiable(recorded, id) && leads.values[id]; });
     for (ValueId id : node.outputs)
-      if (leads.ops[n] && differentiable(recorded, id)) leads.values[static_cast<size_t>(id)] = true;
+      if (leads.ops[n] && differentiable(recorded, id)) leads.values[id] = true;
   }
   return leads;
 }
@@ -36,7 +35,7 @@ std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bo
                                      const std::vector<int>& inner) {
   const Leading leads = leading(recorded, &inputs, inner);
   std::vector<bool> outputs;
-  for (ValueId id : recorded.outputs) outputs.push_back(leads.values[static_cast<size_t>(id)]);
+  for (ValueId id : recorded.outputs) outputs.push_back(leads.values[id]);
   return outputs;
 }
 
@@ -56,27 +55,27 @@ OpSet ops_that_save(const Graph& recorded) {
 }
 
 std::vector<bool> inputs_reached(const Graph& recorded, const OpSet& passed) {
-  std::vector<bool> reached(recorded.values.size(), false), inputs;
+  ValueMap<bool> reached(recorded, false);
+  std::vector<bool> inputs;
   for (size_t n = 0; n < recorded.nodes.size(); ++n)
     for (ValueId id : recorded.nodes[n].inputs)
-      if (passed[n] && differentiable(recorded, id)) reached[static_cast<size_t>(id)] = true;
-  for (ValueId id : recorded.inputs) inputs.push_back(reached[static_cast<size_t>(id)]);
+      if (passed[n] && differentiable(recorded, id)) reached[id] = true;
+  for (ValueId id : recorded.inputs) inputs.push_back(reached[id]);
   return inputs;
 }
 
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs,
                  const std::vector<int>& inner) {
   OpSet passed = leading(recorded, inputs, inner).ops;
-  std::vector<bool> reached(recorded.values.size(), false);
+  ValueMap<bool> reached(recorded, false);
   for (size_t i = 0; i < outputs.size(); ++i)
-    if (outputs[i]) reached[static_cast<size_t>(recorded.outputs[i])] = true;
+    if (outputs[i]) reached[recorded.outputs[i]] = true;
   for (size_t n = recorded.nodes.size(); n-- > 0;) {
     const GraphNode& node = recorded.nodes[n];
-    passed[n] = passed[n] && std::any_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
-                  return differentiable(recorded, id) && reached[static_cast<size_t>(id)];
-                });
+    passed[n] = passed[n] && std::any_of(node.outputs.begin(), node.outputs.end(),
+                                         [&](ValueId id) { return differentiable(recorded, id) && reached[id]; });
     for (ValueId id : node.inputs)
-      if (passed[n] && differentiable(recorded, id)) reached[static_cast<size_t>(id)] = true;
+      if (passed[n] && differentiable(recorded, id)) reached[id] = true;
   }
   return passed;
 }

@@ -60,12 +60,19 @@ done
 
 # ---- The build. compile FILE: as BUILD compiles it, but with the copy's headers.
 mkdir -p "$work/objects"
+units=$(sed -n 's/^RONDO_UNITY_FOLDER:[A-Z]*=//p' "$build/CMakeCache.txt")
 commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_compile) || fail "BUILD has no test programs"
 compile() {
-  local command
-  command=$(grep -F -- " -c $source/$1" <<<"$commands") || fail "BUILD does not compile $1"
+  local command compiled copied
+  # FILE, or the unit that it is compiled in (cmake/unity.cmake), with the copy's files.
+  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc || echo "$source/$1") copied=$tree/$1
+  command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "BUILD does not compile $1"
+  if [ "$compiled" != "$source/$1" ]; then
+    copied=$work/unit_of_$(basename "$1")
+    sed "s|\"$source/|\"$tree/|" "$compiled" >"$copied"
+  fi
   sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
-          s| -c $source/| -c $tree/|" <<<"$command" >"$work/compile_$(basename "$1")"
+          s| -c $compiled| -c $copied|" <<<"$command" >"$work/compile_$(basename "$1")"
   (cd "$build" && sh -e "$work/compile_$(basename "$1")") || fail "$1 does not compile"
 }
 # link PROGRAM OBJECT...: PROGRAM with these objects in front of the archives. The linker then leaves the archives' own out.

@@ -47,16 +47,20 @@ $touched"
 # ---- Two files are compiled and linked with the rest. The commands are those of the build.
 cd "$build"
 command_of() { ninja -t commands "$1" | tail -1; }
-# compile OBJECT SOURCE: both as the build names them.
+units=$(sed -n 's/^RONDO_UNITY_FOLDER:[A-Z]*=//p' CMakeCache.txt)
+# compile FILE: as the build compiles it, into $tree/NAME.cc.o. The file, or the unit that it is compiled in
+# (cmake/unity.cmake), is that of the copy.
 compile() {
-  local command object=$tree/$(basename "$1")
-  command=$(command_of "$1")
-  [ -n "$command" ] || fail "the build has no rule for $1"
-  command=${command//"$1"/"$object"}
-  command=${command//"$source/$2"/"$tree/$2"}
+  local command compiled object=$tree/$(basename "$1").o copied=$tree/$1
+  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc || echo "$source/$1")
+  command=$(ninja -t commands bin/test_optim | grep -F -- " -c $compiled") || fail "the build does not compile $1"
+  if [ "$compiled" != "$source/$1" ]; then
+    copied=$tree/unit_of_$(basename "$1")
+    sed "s|\"$source/optim/|\"$tree/optim/|" "$compiled" >"$copied"
+  fi
+  command=$(sed -E "s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $object|; s| -c $compiled| -c $copied|" <<<"$command")
   eval "${command//"-I$build/include"/"-I$tree/include"}"
 }
-list_object=optim/CMakeFiles/rondo_optim_kernels.dir/optimizers.cc.o
 case_object=tests/CMakeFiles/test_optim.dir/optim/optimizer_cases_test.cc.o
 link() {
   local command
@@ -67,8 +71,8 @@ link() {
   eval "${command/-o bin\/test_optim/-o "$tree/test_optim"}"
 }
 run() { "$tree/test_optim" --gtest_filter='*/signum' >"$tree/log" 2>&1; }
-compile "$list_object" optim/optimizers.cc
-compile "$case_object" tests/optim/optimizer_cases_test.cc
+compile optim/optimizers.cc
+compile tests/optim/optimizer_cases_test.cc
 link
 run || { tail -40 "$tree/log"; fail "the new optimizer's case fails"; }
 for test in Recorded.TenSteps Recorded.StateDictContinuesBitExactly CompiledStep.EqualsEagerToTheBit; do
@@ -77,7 +81,7 @@ done
 
 # ---- The case sees a wrong formula.
 sed -i 's/scalar::fma(-lr, /scalar::fma(lr, /' "$tree/optim/signum.h"
-compile "$list_object" optim/optimizers.cc
+compile optim/optimizers.cc
 link
 if run; then fail "the new optimizer's case passes with a wrong formula"; fi
 grep -q '\[  FAILED  \] .*Recorded.TenSteps/signum' "$tree/log" || { tail -40 "$tree/log"; fail "another test than the case's fails"; }
