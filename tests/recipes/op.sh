@@ -65,7 +65,8 @@ commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_compile) || f
 compile() {
   local command compiled copied
   # FILE, or the unit that it is compiled in (cmake/unity.cmake), with the copy's files.
-  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc || echo "$source/$1") copied=$tree/$1
+  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
+  copied=$tree/$1
   command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "BUILD does not compile $1"
   if [ "$compiled" != "$source/$1" ]; then
     copied=$work/unit_of_$(basename "$1")

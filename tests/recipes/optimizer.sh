@@ -47,13 +47,14 @@ $touched"
 # ---- Two files are compiled and linked with the rest. The commands are those of the build.
 cd "$build"
 command_of() { ninja -t commands "$1" | tail -1; }
+commands=$(ninja -t commands bin/test_optim)
 units=$(sed -n 's/^RONDO_UNITY_FOLDER:[A-Z]*=//p' CMakeCache.txt)
 # compile FILE: as the build compiles it, into $tree/NAME.cc.o. The file, or the unit that it is compiled in
 # (cmake/unity.cmake), is that of the copy.
 compile() {
   local command compiled object=$tree/$(basename "$1").o copied=$tree/$1
-  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc || echo "$source/$1")
-  command=$(ninja -t commands bin/test_optim | grep -F -- " -c $compiled") || fail "the build does not compile $1"
+  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
+  command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "the build does not compile $1"
   if [ "$compiled" != "$source/$1" ]; then
     copied=$tree/unit_of_$(basename "$1")
     sed "s|\"$source/optim/|\"$tree/optim/|" "$compiled" >"$copied"
