@@ -71,6 +71,7 @@ function(rondo_library name)
   cmake_parse_arguments(ARG "" "" "SOURCES;KERNELS;HEADERS;LINK;PRIVATE_LINK" ${ARGN})
   set(parts rondo_${name})
   rondo_unite(sources ${name} ${ARG_SOURCES})
+  math(EXPR RONDO_UNITY_BATCH "(${RONDO_UNITY_BATCH} + 1) / 2")  # kernels take longer each, so that many cores have work
   rondo_unite(kernels ${name}_kernels ${ARG_KERNELS})
   add_library(rondo_${name} STATIC ${sources})
   rondo_use_precompiled(rondo_${name} library)
