@@ -19,7 +19,7 @@ using compile::kOutcomes;
 using compile::Outcome;
 using compile::OutcomeCounts;
 
-// What each scope is about.
+// The outcomes that each scope allows.
 constexpr std::array<Outcome, 2> kAll = {Outcome::kEager, Outcome::kBypassed};
 constexpr std::array<Outcome, 2> kFailing = {Outcome::kFailed, Outcome::kEager};
 constexpr std::array<Outcome, 1> kBackward = {Outcome::kReplayed};
@@ -39,7 +39,7 @@ bool runs_eagerly(Eagerly what) { return what == Eagerly::kAll || what == Eagerl
 
 int64_t at(const OutcomeCounts& counts, Outcome outcome) { return counts[static_cast<size_t>(outcome)]; }
 
-// What happens outside of scopes, by outcome. Tests run in one thread.
+// Counts of what happens outside of scopes, by outcome. Tests run in one thread.
 class Unmeant {
  public:
   void begin_test() { counted_from_ = compile::outcome_counts(), sums_ = {}; }

@@ -1,4 +1,4 @@
-// What a call throws, for tests of messages.
+// The exception of a call, for tests of messages.
 #pragma once
 
 #include <string>

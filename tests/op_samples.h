@@ -12,7 +12,7 @@
 
 namespace rondo::test {
 
-// What becomes of a sample's tensor when the sweep turns to a dtype.
+// How a sample's tensor changes when the sweep turns to a dtype.
 enum class Role : uint8_t {
   kReal,     // takes the dtype
   kCompute,  // takes its compute dtype (statistics that an op keeps), and stays dense

@@ -59,7 +59,7 @@ template <class T> struct Problem {
     if (whole_mask) mask = {.allowed = allowed.get(), .strides = {0, 0, T_, 1}};
     else mask = {.first_key = first_key.data(), .strides = {0, 0, 1, 0}};
   }
-  // Of one product of scores, [Tq, D] x [D, Tk], over the tiles on and below the diagonal.
+  // The FLOPs of one product of scores, [Tq, D] x [D, Tk], over the tiles on and below the diagonal.
   double product_flops() const {
     double pairs = 0;
     for (int64_t begin = 0; begin < shape.queries; begin += 64) {

@@ -17,7 +17,7 @@ using Tensors = std::vector<Tensor>;
 constexpr int64_t kRow = 8;  // of 2 heads of 4
 const Dims kParts = {2, 3, kRow};
 
-// What `body` makes of the gradients of attention, each as (B, T, C): the parts that a producer can write anywhere.
+// The result of `body` for the gradients of attention, each as (B, T, C): the parts that a producer can write anywhere.
 template <class Body> Graph of_gradients(Body body) {
   const NoGrad off;
   const Tensor heads = Tensor::zeros({2, 2, 3, 4}), logsumexp = Tensor::zeros({2, 2, 3});

@@ -46,7 +46,7 @@ std::string variable(const char* name) {
   return value == nullptr ? "" : value;
 }
 
-// What a child does: a step of a small model, compiled unless RONDO_TEST_EAGER is set, and a report on one line.
+// The work of a child: a step of a small model, compiled unless RONDO_TEST_EAGER is set, and a report on one line.
 TEST(CacheChild, DISABLED_Run) {
   std::vector<std::string> warnings;
   compile::log::set_log_sink([&](std::string_view text) { warnings.emplace_back(text); });

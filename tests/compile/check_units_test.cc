@@ -71,7 +71,7 @@ class CheckUnits : public test::BlockTest {
       ops::sum(f(x)).backward();
     });
   }
-  // What the file that a message names says when it runs again.
+  // The output of the file that a message names when it runs again.
   static std::string replayed(const std::string& message) {
     const size_t at = message.find("rondo_replay ");
     EXPECT_NE(at, std::string::npos) << message;

@@ -52,7 +52,7 @@ struct Classifier {
   }
 };
 
-// What a backward takes at its peak, beyond what was there before.
+// The memory that a backward takes at its peak, beyond what was there before.
 int64_t bytes_taken(const Tensor& loss, bool retain_graph = false) {
   const int64_t before = allocator::stats().bytes_in_use;
   allocator::reset_peak();

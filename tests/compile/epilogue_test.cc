@@ -15,7 +15,7 @@ using test::Tensors;
 
 class Epilogues : public BlockTest {
  protected:
-  // What `body` gives without gradients, eager and compiled.
+  // The results of `body` without gradients, eager and compiled.
   struct Both {
     Tensor eager, compiled;
   };

@@ -7,7 +7,7 @@
 
 namespace rondo::compile {
 
-// What `body` computes, as a graph; its outputs are the tensors that `body` returns.
+// The computation of `body` as a graph; its outputs are the tensors that `body` returns.
 template <class Body> Graph record(Body body) {
   Trace trace;
   RecorderScope scope(&trace);

@@ -191,7 +191,7 @@ TEST_F(LoraRegions, TheMemoryReportShowsTheAdapterOnly) {
     const memory::Report before = recording.report();
     step();
     const memory::Report r = recording.report();
-    // What training takes beyond the parameters, in elements of what is trained.
+    // The memory that training takes beyond the parameters, in elements of what is trained.
     const double states = static_cast<double>(r.states) / static_cast<double>(4 * trainable);
     EXPECT_GE(states, 2.0);
     EXPECT_LE(states, lora ? 4.0 : 2.5);  // small tensors are rounded up

@@ -29,7 +29,7 @@ struct Step {
   }
 };
 
-// What a user writes who checkpoints blocks by hand.
+// The code of a user who checkpoints blocks by hand.
 struct Checkpointed : nn::CallHook {
   explicit Checkpointed(nn::TransformerBlock& block) : block(block) {}
   nn::TransformerBlock& block;
@@ -88,7 +88,7 @@ TEST_F(MemoryOfRegions, AStepFillsEveryLine) {
     EXPECT_LE(bytes, copies * parameters * 5 / 4);  // many small tensors, each rounded up; buffers
   }
   EXPECT_GT(r.most_activations, kDeep.n_layer * 2 * 64 * 32 * 4);
-  // Of a call of a block, too.
+  // The same for a call of a block.
   Tensor x = Tensor::zeros({2, 64, 32});
   recording.restart();
   const Tensor y = step.model.h[0](x);

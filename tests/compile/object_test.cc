@@ -296,7 +296,7 @@ TEST_F(ObjectFile, EqualTextsAreEqualCode) {
   for (LoopKernel* k : {&fixed, &taller, &wider, &longer}) k->varying.assign(extents(*k).size(), true);
   EXPECT_TRUE(same(fixed, wider));
   EXPECT_TRUE(same(fixed, longer));
-  // What code takes for granted of them is.
+  // The facts that code takes for granted of them are.
   LoopKernel bounded = fixed, divisible = fixed;
   bounded.ranges.resize(extents(fixed).size());
   divisible.ranges = bounded.ranges;

@@ -114,7 +114,7 @@ Range range_of(const LoopKernel& kernel, const Operand& operand) {
   return range;
 }
 
-// What lies outside, or "".
+// The access that lies outside, or "".
 std::string outside(const Plan& plan) {
   const Graph& graph = plan.graph;
   const auto bytes_of = [&](int32_t slot) -> int64_t {

@@ -35,7 +35,7 @@ class Shadow {
       }
   }
 
-  // What is wrong first, or "".
+  // The first fault, or "".
   std::string run() {
     for (size_t i = 0; i < plan_.launches.size();) {
       size_t end = i + 1;  // combines that follow each other run as one
@@ -54,7 +54,7 @@ class Shadow {
   }
 
  private:
-  // What a launch does with one operand. `elements`: in the order in which the launch goes through them.
+  // The accesses of a launch to one operand. `elements`: in the order in which the launch goes through them.
   struct Use {
     Address address;
     std::vector<int64_t> elements;

@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What a race runs. It says what came of it.
+// The program that a race runs. It prints the outcome.
 TEST(PluginRaceChild, DISABLED_Load) {
   try {
     jit_toolchain();

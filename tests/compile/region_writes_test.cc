@@ -324,7 +324,7 @@ TEST_F(RegionWrites, BackwardInsideIsAnErrorWithFullgraph) {
 
 class Escaped : public BlockTest {
  protected:
-  // What escapes from a region whose op failed.
+  // A tensor that escapes from a region whose op failed.
   static Tensor make() {
     Block failing([](Block& b, const Tensor& x) {
       const Tensor index = Tensor::from<int64_t>({0, 99}, {2});

@@ -58,7 +58,7 @@ class Reproducers : public testing::Test {
     const int status = std::system((std::string(tests::kReplay) + " " + path + " >/dev/null 2>" + log).c_str());
     return {WEXITSTATUS(status), contents(log)};
   }
-  // What `body` throws, as E.
+  // The exception that `body` throws, as E.
   template <class E, class Body> static std::string thrown(Body body) {
     try {
       body();

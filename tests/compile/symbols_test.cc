@@ -84,7 +84,7 @@ TEST_F(Symbols, PerfReadsALineForEachKernel) {
   EXPECT_EQ(text.str().find("not_sampled"), std::string::npos) << text.str();
 }
 
-// What the next test starts under gdb: stops itself where a kernel runs.
+// The program that the next test starts under gdb: it stops itself where a kernel runs.
 TEST_F(Symbols, DISABLED_RunsUnderADebugger) {
   const auto code = make(2.5, "looked_at");
   std::vector<float> x(100, 1.0f), y(100);

@@ -95,7 +95,7 @@ TEST_F(Tape, EmptyBatches) {
 
 // ---- Views under no_grad: the same outcome as eager, error or gradient.
 
-// What `use` gives, or its error's first words.
+// The result of `use`, or its error's first words.
 std::string outcome(bool compile, const Block::Body& body, const std::function<Tensors(Block&)>& use) {
   manual_seed(3);
   Block block(body);
@@ -143,7 +143,7 @@ TEST_F(Tape, NoGradViewsInsideARegion) {
         v.mul_(3.0);
         return Tensors{h * h};
       },
-      // Of the input.
+      // A view of the input.
       [](Block&, const Tensor& x) {
         Tensor v = no_grad([&] { return x.slice(1, {1, 3}).slice(0, {0, 1}); });
         v.mul_(3.0);

@@ -108,7 +108,7 @@ Step train(nn::GPT2& model, Device device) {
   return result;
 }
 
-// What a child does: a training run on the device, with artifacts if there are some.
+// The work of a child: a training run on the device, with artifacts if there are some.
 TEST(AheadChild, DISABLED_Run) {
   FakeCuda cuda;
   std::string error;
@@ -248,7 +248,7 @@ TEST(CompileFor, Errors) {
   const NoDevice compiles;
   Gate model(8);
   const std::vector<Tensor> inputs = {Tensor::randn({2, 8})};
-  // What may be named, in the words that the argument takes.
+  // The names that the argument takes.
   const std::string may_be = "the target may be \"cuda sm_80\", \"cuda sm_90\", \"cuda sm_100\"";
   EXPECT_EQ(error_of([&] { compile::compile_for(model, inputs, "cuda sm_70"); }),
             "compile_for: no target \"cuda sm_70\"; " + may_be);

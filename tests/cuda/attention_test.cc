@@ -67,7 +67,7 @@ void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const
 }
 double tolerance(DType dtype) { return dtype == kF64 ? 1e-12 : dtype == kF32 ? 2e-5 : dtype == kBF16 ? 4e-2 : 5e-3; }
 
-// What the CPU computes from the same numbers in f32 (f64): what 16-bit results are rounded from.
+// The CPU's result from the same numbers in f32 (f64), from which 16-bit results are rounded.
 void expect_attention(const Operands& o, bool causal, Device device, const std::string& what, double dropout = 0) {
   const DType dtype = o.q.dtype(), wide = dtype == kF64 ? kF64 : kF32;
   const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
@@ -386,7 +386,7 @@ TEST(CudaAttention, MemoryIsThatOfAChunk) {
     EXPECT_LE(bytes, std::max(int64_t{64} << 20, 16 * call.heads * length * 4)) << length;
     EXPECT_GE(cuda::chunk_of(call), 16);
   }
-  // What a call takes beside its results: not that of all scores.
+  // The memory that a call takes beside its results: not that of all scores.
   FakeCuda cuda;
   manual_seed(4);
   const Operands o({1, 2, 2, 64, 64, 8}, kF32);
@@ -505,7 +505,7 @@ TEST(CudaAttention, PlantedBugsOfDropoutAreNoticed) {
   for (const auto& [part, by] : bugs) EXPECT_TRUE(is_noticed(part, by)) << "nobody notices " << by << " for " << part;
 }
 
-// What only a GPU runs: machine code of the same text, for what is compiled ahead.
+// A path that only a GPU runs: machine code of the same text, for what is compiled ahead.
 TEST(CudaAttention, TheRealNvrtcCompilesIt) {
   const test::Setting on("RONDO_CUDA", nullptr), no_path("RONDO_CUDA_PATH", nullptr);
   cuda::forget_libraries();

@@ -1,5 +1,5 @@
-// What the fake cuBLASLt catches, by name; and that its descriptors answer as the real library's do, which needs no GPU
-// for them.
+// The misuses that the fake cuBLASLt catches, by name; and that its descriptors answer as the real library's do, which
+// needs no GPU for them.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
@@ -322,7 +322,7 @@ TEST(CublasLtFake, RefusesTypesThatTheManualDoesNotList) {
 
 // ---- The real library's descriptors
 
-// What creating, setting and destroying descriptors answers, right and wrong.
+// The answers to creating, setting and destroying descriptors, right and wrong.
 std::vector<std::string> answers(const cuda::CublasLt& lt) {
   std::vector<std::string> answers;
   const auto note = [&](LtStatus status, std::source_location where = std::source_location::current()) {

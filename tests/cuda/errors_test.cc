@@ -1,4 +1,4 @@
-// What goes wrong on a CUDA device, and what the runtime says: on the fake driver.
+// Errors of a CUDA device, and the runtime's messages for them: on the fake driver.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -124,7 +124,7 @@ TEST(CudaErrors, ALoaderOfImages) {
   EXPECT_EQ(x.to_vector<float>()[0], 3.0f);
 }
 
-// What generated kernels get compiles.
+// The text that generated kernels get compiles.
 TEST(CudaErrors, TheTextForKernelsCompiles) {
   cuda::forget_libraries();
   std::string why_not;
@@ -331,7 +331,7 @@ TEST(CudaErrors, ADeviceThatIsLostWhileAHandleIsMade) {
 
 // ---- Processes
 
-// What a child that was made by fork() says. 0: what the test expects.
+// The exit status of a child that was made by fork(). 0: as the test expects.
 int in_child(const std::function<int()>& run) {
   const pid_t child = fork();
   if (child == 0) _exit(run());

@@ -137,7 +137,7 @@ TEST_F(Gates, DamagedCubins) {
             std::string::npos);
 }
 
-// What the source executor counts in a step of a small model.
+// The counts of the source executor in a step of a small model.
 TEST(TrafficGates, AStepMovesFewSectorsTooMany) {
   for (const DType dtype : {kBF16, kF32}) {
     const std::map<std::string, Sectors> sectors = sectors_of_step(

@@ -136,7 +136,7 @@ TEST(CudaLibraries, TheVersionFitsTheDriver) {
   }
 }
 
-// What NVRTC says of a source, in a process that has loaded none yet.
+// NVRTC's answer to a source, in a process that has loaded none yet.
 [[noreturn]] void compile_there(const std::string& folder, cuda::NvrtcResult expected, const std::string& part) {
   const Setting path("RONDO_CUDA_PATH", folder.c_str());
   const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);

@@ -17,7 +17,7 @@
 namespace rondo {
 namespace {
 
-// What calls of an op made the device do.
+// The work that calls of an op gave the device.
 struct Work {
   int64_t generated = 0;  // calls that ran kernels of compile/
   int64_t products = 0;   // of cuBLASLt

@@ -65,7 +65,7 @@ TEST(CudaOrders, EveryOrderGivesTheSameBits) {
 
 // ---- Planted mistakes. Each ends the process, with its name.
 
-// What a broken backend would do: calls of the driver on a device.
+// The calls that a broken backend would make: calls of the driver on a device.
 struct Broken {
   FakeCuda cuda;
   cuda::Kernel axpy;

@@ -28,7 +28,7 @@ using test::FakeCuda;
 
 Tensor random(const Dims& sizes, DType dtype) { return Tensor::randn(sizes, {kF64}).to(dtype); }
 
-// What the library refuses, so that a product takes each way.
+// The calls that the library refuses, so that a product takes each way.
 using Refuses = bool (*)(const LtQuestion&);
 bool everything(const LtQuestion&) { return true; }
 bool epilogues(const LtQuestion& q) { return q.has_bias || q.has_gelu; }

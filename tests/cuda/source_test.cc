@@ -17,7 +17,7 @@ namespace {
 using cuda::NvrtcResult;
 using test::FakeCuda;
 
-// What NVRTC of this process makes of a source, or its log.
+// The code that NVRTC of this process makes of a source, or its log.
 cuda::NvrtcOutput compile(const std::string& source, cuda::Architecture architecture = 90,
                           std::vector<const char*> flags = {}) {
   std::string why_not;

@@ -189,7 +189,7 @@ StepBytes sums_of(const StepOptions& options, Counts kernels) {
 
 constexpr const char* kHeadRows = "rondo_head_rows";
 
-// What attention asks for: rows of q, k, v, the output and their gradients, tile by tile.
+// The operands of attention: rows of q, k, v, the output and their gradients, tile by tile.
 void set_attention_requests(const StepOptions& options, Counts& kernels) {
   const nn::GPT2Config& model = options.model;
   const int64_t D = model.n_embd / model.n_head, T = model.block_size,

@@ -1,5 +1,5 @@
-// What one training step of GPT-2 124M enqueues on a CUDA device, at its real sizes: counted on the fake driver, which
-// runs none of it (Options::executes).
+// The work that one training step of GPT-2 124M enqueues on a CUDA device, at its real sizes: counted on the fake
+// driver, which runs none of it (Options::executes).
 //
 //   std::puts(test::to_markdown(test::step_launches({.dtype = kBF16})).c_str());
 #pragma once
@@ -44,8 +44,8 @@ struct StepLaunches {
 StepLaunches step_launches(const StepOptions& options);
 std::string to_markdown(const StepLaunches& launches);
 
-// What the kernels of a step move (fake_cuda::KernelBytes), forward and backward, at the options' real sizes. Products
-// are left out; the optimizer's bytes are a test of their own (tests/optim/cuda_kernels_test.cc).
+// The bytes that the kernels of a step move (fake_cuda::KernelBytes), forward and backward, at the options' real sizes.
+// Products are left out; the optimizer's bytes are a test of their own (tests/optim/cuda_kernels_test.cc).
 //
 // Kernels of 124M parameters do not run here. Their bytes grow with the sequence length T by the same amount for each
 // token, and with the layers likewise; so they are counted at two T and two depths, with the model's real width, heads

@@ -101,7 +101,7 @@ TEST(CudaTraining, AStepInBF16IsWithinTheCPUsOwnDifference) {
     }
 }
 
-// What a user may ask of the compiler: in exact mode eager's bits, otherwise eager's values within rounding.
+// The promises of the compiler: in exact mode eager's bits, otherwise eager's values within rounding.
 TEST(CudaTraining, EveryWayToCompileABlock) {
   using compile::CompileOptions;
   const std::pair<const char*, CompileOptions> ways[] = {

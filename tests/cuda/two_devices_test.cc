@@ -205,7 +205,7 @@ class Training {
 constexpr int kSteps = 4;
 constexpr int64_t kVocabulary[] = {31, 23};  // of the model on each device: they differ
 
-// What each model's training gives where nothing else runs. On device 0 of one: the bits are not the ordinal's.
+// The result of each model's training where nothing else runs. On device 0 of one: the bits are not the ordinal's.
 std::vector<std::string> alone(int which, bool compiled) {
   FakeCuda cuda;
   Training run(cuda.device(), kVocabulary[which], compiled);

@@ -13,9 +13,9 @@ namespace cuda_on_host {
 struct Dim3 {
   unsigned x = 1, y = 1, z = 1;
 };
-// What an access is of: global memory, loaded or stored, or shared memory.
+// The memory of an access: global memory, loaded or stored, or shared memory.
 enum class Place : unsigned char { kLoaded, kStored, kShared };
-// What kernels see of the machine that runs them. The machine writes `thread` and `block` before it runs a thread.
+// The part of the machine that its kernels see. The machine writes `thread` and `block` before it runs a thread.
 struct View {
   Dim3 thread, block, block_dim, grid_dim;
   void (*sync_block)(int line) = nullptr;
@@ -25,7 +25,7 @@ struct View {
   // Null unless accesses are counted. A wide access is one of at most 16 bytes, or several: `piece` is which.
   void (*count)(const void* address, int bytes, int piece, int line, Place place) = nullptr;
 };
-// What the machine sees of a file of kernels.
+// The part of a file of kernels that the machine sees.
 constexpr int kGuardBytes = 64;
 struct SharedMemory {
   char *begin, *end;  // all shared variables, each behind a guard
@@ -59,7 +59,7 @@ template <class T> inline T exchange(int line, unsigned mask, T value, int from_
   __builtin_memcpy(&value, &bits, sizeof(T));
   return value;
 }
-// Who reads outside of the own segment of `width` lanes gets the own value.
+// A lane that reads outside of its own segment of `width` lanes gets its own value.
 template <class T> inline T shuffle(int line, unsigned mask, T value, int from, int width = kWarp) {
   return exchange(line, mask, value, (lane() & ~(width - 1)) | (from & (width - 1)));
 }
@@ -76,7 +76,7 @@ template <class T> inline T shuffle_xor(int line, unsigned mask, T value, int bi
   return exchange(line, mask, value, from / width == lane() / width ? from : lane());
 }
 
-// What device_math says of an access, before it.
+// device_math announces each access, before it.
 inline void touch(const void* address, int bytes, int line, Place place) {
   const int one = bytes < 16 ? bytes : 16;
   if ((reinterpret_cast<size_t>(address) & static_cast<size_t>(one - 1)) != 0) view->misaligned(address, one, line);

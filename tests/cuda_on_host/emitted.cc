@@ -11,7 +11,7 @@ namespace {
 using cuda_on_host::DeviceBuffer;
 using cuda_on_host::Order;
 
-// What a column sum is stored as, in tests: all types in turn.
+// The types that column sums are stored as, in tests: all in turn.
 DType stored_type(const Operand& partial, size_t n) {
   constexpr DType kTypes[] = {kF32, kBF16, kF16};
   return partial.dtype == kF64 ? kF64 : kTypes[n % std::size(kTypes)];

@@ -51,7 +51,7 @@ class Batch {
   std::vector<cuda_on_host::KernelFiles::Source> sources_;
 };
 
-// What the interpreter makes of the operands.
+// The interpreter's results for the operands.
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
                         const double* scalars);
 // Note [Column order on CUDA].

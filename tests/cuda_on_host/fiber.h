@@ -36,7 +36,7 @@ class Fiber {
   static void switch_to(Fiber& from, Fiber& to);
   // From now on this is the stack of another thread of the host. REQUIRES: no stack of its own.
   void is_of_caller() { tsan_ = nullptr; }
-  // What a body calls first.
+  // A body calls this first.
   static void arrived();
 
  private:

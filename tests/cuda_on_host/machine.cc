@@ -69,13 +69,13 @@ struct Running {
   const int *next = nullptr, *end = nullptr;  // the threads that the carrier has to begin
   Thread* threads = nullptr;
   Thread* current = nullptr;
-  // What the thread that stopped last has done wrong.
+  // The fault of the thread that stopped last.
   enum class Wrong : uint8_t { kNothing, kGuard, kNowhere, kMisaligned } wrong = Wrong::kNothing;
   int wrong_line = 0, wrong_bytes = 0;
 };
 Running running;
 using Wrong = Running::Wrong;
-// What TSan's happens-before relations are named after.
+// The addresses that TSan's happens-before relations are named after.
 char block_began, block_left, block_met, warp_met[kMaxThreads / kWarp];
 
 int index_of(const Thread* thread) { return static_cast<int>(thread - running.threads); }

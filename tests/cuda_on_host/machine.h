@@ -26,8 +26,8 @@ using ::cuda_on_host::Place;
 using ::cuda_on_host::SharedMemory;
 using ::cuda_on_host::View;
 
-// What kernels are compiled with. ASan and TSan end the process at the first error that they see, before the machine
-// can make it a Fault.
+// The sanitizer that kernels are compiled with. ASan and TSan end the process at the first error that they see, before
+// the machine can make it a Fault.
 enum class Sanitizer { kNone, kAddress, kThread };
 extern const Sanitizer kSanitizer;
 
@@ -46,9 +46,10 @@ struct GridSize {
   int64_t x = 1, y = 1;  // blocks
   int threads = 1;       // of a block, at most 1024
 };
-// Of threads, and of blocks. In the first three, every thread runs to its next barrier or shuffle before one runs on
-// from there. kDrift: a warp by itself runs over some of its own barriers and shuffles, or as far as it can, while the
-// others stand still; then another one does. Random orders depend on the seed only, and differ from barrier to barrier.
+// The order of threads, and of blocks. In the first three, every thread runs to its next barrier or shuffle before one
+// runs on from there. kDrift: a warp by itself runs over some of its own barriers and shuffles, or as far as it can,
+// while the others stand still; then another one does. Random orders depend on the seed only, and differ from barrier
+// to barrier.
 enum class Order { kForward, kReverse, kRandom, kDrift };
 inline constexpr Order kEveryOrder[] = {Order::kForward, Order::kReverse, Order::kRandom, Order::kDrift};
 
@@ -75,7 +76,7 @@ struct Traffic {
 // TSan).
 void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order order, uint64_t seed = 1,
             Traffic* traffic = nullptr);
-// What kernels are bound to.
+// The buffers that kernels are bound to.
 const View* view();
 
 // Memory of a kernel's operand between two guards, at the end or at the beginning of its pages; what is left of these

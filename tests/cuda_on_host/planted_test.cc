@@ -73,7 +73,7 @@ void run_in_place(const std::string& text) {
   EXPECT_EQ(x[0], 2.0f);
 }
 
-// What the next test starts in a process of its own.
+// The program that the next test starts in a process of its own.
 TEST(Planted, DISABLED_RunsAsTold) {
   const char* planted = std::getenv("RONDO_PLANTED");
   ASSERT_NE(planted, nullptr);
@@ -132,7 +132,7 @@ TEST(Planted, MissingTailGuards) {
 
 // ---- One line changed: each is found by what the executor says, or by other numbers
 
-// What a run of `text` finds: a Fault's words, "other numbers in operand ...", "a write beside an operand", or "".
+// The findings of a run of `text`: a Fault's words, "other numbers in operand ...", "a write beside an operand", or "".
 std::string finding(const LoopKernel& kernel, const std::string& text, std::vector<double> scalars = {},
                     std::vector<ScalarFrom> from = {}) {
   using cuda_on_host::DeviceBuffer;

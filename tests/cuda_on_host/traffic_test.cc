@@ -1,4 +1,4 @@
-// What memory accesses cost: sectors a request against the ideal, waves of shared memory, accesses of 16 bytes; and
+// The cost of memory accesses: sectors a request against the ideal, waves of shared memory, accesses of 16 bytes; and
 // operands beyond 2^31 elements.
 #include <sys/mman.h>
 

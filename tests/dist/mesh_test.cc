@@ -82,7 +82,7 @@ class MeshTest : public testing::Test {
     send_all(socket, bytes, after(kPatient), "a rank");
     return socket;
   }
-  // What comes until the other side closes the connection.
+  // The bytes that come until the other side closes the connection.
   static std::string answer_of(const Fd& socket) {
     std::string all;
     char byte = 0;

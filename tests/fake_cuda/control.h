@@ -1,4 +1,5 @@
-// What a test says to the fake driver, and what kernels are there: host functions that stand for device code.
+// The interface between a test and the fake driver, and the kernels that are there: host functions that stand for
+// device code.
 //
 // The fake is a shared library that the runtime finds as libcuda.so.1 (RONDO_CUDA_PATH). A test opens the same file and
 // asks it for its Control; fake_cuda.h does both.
@@ -34,12 +35,12 @@ struct Options {
   bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
 };
 
-// What the launches of a kernel moved between memory and the multiprocessors, in sectors of 32 bytes.
+// The bytes that the launches of a kernel moved between memory and the multiprocessors, in sectors of 32 bytes.
 //   moved: every request counts, but an operand that fits into the first cache is loaded once a launch (that cache
 //     keeps nothing of stores).
 //   touched: each sector once a launch, as if the second cache held the launch's operands.
 //   ideal: each byte that a launch touches, once.
-// What is loaded and then stored counts as both, in each of them.
+// An operand that is loaded and then stored counts as both, in each of them.
 struct KernelBytes {
   int64_t launches = 0, moved = 0, touched = 0, ideal = 0;
 };
@@ -63,7 +64,7 @@ struct Launch {
   void** args;
 };
 
-// What a kernel says that it touches, for the check of races.
+// The memory that a kernel says it touches, for the check of races.
 struct Access {
   const void* address;
   size_t bytes;
@@ -84,7 +85,8 @@ struct Kernel {
   std::string source = {};
 };
 
-// What an allocation asks for: the device's memory, page-locked memory of the host, memory for code.
+// The kinds of memory that an allocation asks for: the device's memory, page-locked memory of the host, memory for
+// code.
 using Memories = unsigned;
 inline constexpr Memories kDeviceMemory = 1, kPinnedMemory = 2, kCodeMemory = 4, kAllMemories = 7;
 
@@ -125,7 +127,7 @@ class Control {
   // Forgets everything; the driver is as new. What the runtime holds of it is invalid afterwards.
   virtual void reset(const Options& options) = 0;
   virtual void register_kernel(const std::string& name, Kernel kernel) = 0;
-  // What cuModuleLoadData takes: an image with these kernels.
+  // An image with these kernels, as cuModuleLoadData takes it.
   virtual std::string image(const std::vector<std::string>& kernels) const = 0;
   // The allocations of these kinds from the n-th on (1 is the next), so many of them, find no memory. Counted are
   // allocations of all kinds that are asked for here.
@@ -137,21 +139,22 @@ class Control {
   // Changes CUDA source when it is loaded: planted bugs. Stays until the next reset().
   using Edit = std::function<std::string(const std::string& source)>;
   virtual void set_edit(Edit edit) = 0;
-  // What cuBLASLt says of products; without it, there is an algorithm for each. Stays until the next reset().
+  // cuBLASLt's answer for products; without it, there is an algorithm for each. Stays until the next reset().
   using LtOracle = std::function<LtAnswer(const LtQuestion&)>;
   virtual void set_lt_oracle(LtOracle oracle) = 0;
   // The driver is gone, as at the end of a process: every call fails.
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;
   virtual int64_t queued() const = 0;
-  // What this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included; and how often
-  // it called one. Measuring costs about two reads of the processor's clock for each call, which are not in it.
+  // The time that this thread has spent in the driver's and cuBLASLt's functions, all work that they ran included; and
+  // how often it called one. Measuring costs about two reads of the processor's clock for each call, which are not in
+  // it.
   virtual double seconds_inside() const = 0;
   virtual int64_t calls_inside() const = 0;
   virtual std::vector<std::string> misuses() const = 0;
-  // Of what ran since the last reset() with Options::counts_traffic, by kernel.
+  // The traffic of all that ran since the last reset() with Options::counts_traffic, by kernel.
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;
-  // What was enqueued since the last call. Nothing is kept before the first one.
+  // The work that was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
   // From now on, bytes that kernels move are counted, which is slow.
   virtual void count_bytes() = 0;
@@ -161,5 +164,5 @@ class Control {
 
 }  // namespace rondo::fake_cuda
 
-// What the shared library exports beside the driver's functions.
+// The functions that the shared library exports beside the driver's.
 extern "C" rondo::fake_cuda::Control* fake_cuda_control();

@@ -158,7 +158,7 @@ struct Problem {
   bool has_bias() const { return (desc->epilogue & 4) != 0; }
   bool has_gelu() const { return (desc->epilogue & 32) != 0; }
   LtType bias_type() const { return desc->bias_type < 0 ? d->type : static_cast<LtType>(desc->bias_type); }
-  // Of all that an algorithm is chosen for.
+  // A hash of all that an algorithm is chosen for.
   uint64_t hash() const {
     uint64_t h = 1469598103934665603u;
     const auto mix = [&](auto value) { h = (h ^ static_cast<uint64_t>(value)) * 1099511628211u; };
@@ -243,7 +243,7 @@ LtStatus validate(const Problem& p) {
   return supports_types(p) ? LtStatus::kSuccess : LtStatus::kNotSupported;
 }
 
-// What the test says of a product.
+// The answer that the test has set for a product.
 LtAnswer answer_of(const Problem& p, uint32_t alignment_a, uint32_t alignment_b) {
   if (!fake().lt_oracle) return LtAnswer::kAlgorithms;
   return fake().lt_oracle({p.m(),
@@ -261,7 +261,7 @@ LtAnswer answer_of(const Problem& p, uint32_t alignment_a, uint32_t alignment_b)
                            alignment_b});
 }
 
-// What is in LtAlgo::data.
+// The contents of LtAlgo::data.
 struct Algorithm {
   uint64_t magic, problem;
   uint32_t alignments[4];

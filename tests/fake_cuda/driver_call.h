@@ -1,4 +1,4 @@
-// What the driver's functions have in common: the lock, what a call needs, which handles it accepts.
+// The common part of the driver's functions: the lock, what a call needs, which handles it accepts.
 #pragma once
 
 #include <mutex>
@@ -30,7 +30,7 @@ using rondo::cuda::StreamPtr;
 inline Machine& fake() { return Machine::instance(); }
 inline std::string number(long long n) { return std::to_string(n); }
 
-// What a call needs before it does its own work.
+// The state that a call needs before it does its own work.
 enum class Needs { kNothing, kInit, kContext };
 
 // One call of a driver's function: holds the lock.

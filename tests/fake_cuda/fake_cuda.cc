@@ -26,7 +26,7 @@ void note_skip(const std::string& why) { GTEST_SKIP() << why; }
   throw testing::AssertionException(testing::TestPartResult(testing::TestPartResult::kSkip, __FILE__, __LINE__, ""));
 }
 
-// What a real device has not, or need not have. Whether two devices are peers is up to them.
+// Skips where a test wants what a real device has not, or need not have. Whether two devices are peers is up to them.
 void require_real_device(const fake_cuda::Options& wanted) {
   const fake_cuda::Options usual;
   if (wanted.bytes != usual.bytes || !wanted.executes || wanted.init_result != 0 ||

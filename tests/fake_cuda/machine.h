@@ -24,7 +24,7 @@
 #include "rondo/tests/fake_cuda/races.h"
 #include "rondo/tests/fake_cuda/tsan.h"
 
-// What the driver's handles point to. They are kept after they are destroyed, so that a later use is seen.
+// The objects that the driver's handles point to. They are kept after they are destroyed, so that a later use is seen.
 namespace rondo::cuda {
 
 struct OpaqueContext {
@@ -141,7 +141,7 @@ class Machine final : public Control {
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
                     std::function<void()> work, bool touches_memory = true);
   bool counts_bytes() const { return counts_bytes_; }
-  // What a launch did. Its operands begin where its arguments, of these sizes, point to.
+  // The record of a launch. Its operands begin where its arguments, of these sizes, point to.
   void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
                   const cuda_on_host::Traffic& traffic);
   // After an item was put into a stream: some work may run.

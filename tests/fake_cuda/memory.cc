@@ -42,7 +42,7 @@ Block* Memory::allocate(int device, size_t bytes, bool open_later) {
   if (used_[d] + bytes > bytes_) return nullptr;
   const size_t pages = round_up(bytes, kPage);
   if (next_[d] + pages + kPage > kRange) next_[d] = kPage;  // addresses are used again, the oldest first
-  // Of what stands there, everything must be freed.
+  // All that stands there must be freed.
   const uintptr_t begin = reinterpret_cast<uintptr_t>(ranges_[d]) + next_[d];
   for (auto at = blocks_.lower_bound(begin); at != blocks_.end() && at->first < begin + pages + kPage;) {
     if (at->second.live) return nullptr;

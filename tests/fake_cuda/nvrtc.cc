@@ -57,7 +57,7 @@ NvrtcResult refuse(ProgramPtr program, NvrtcResult result, const std::string& lo
 
 }  // namespace
 
-// Of no NVRTC that there is: what it makes never meets a real driver in a cache.
+// A version that no NVRTC has: what it makes never meets a real driver in a cache.
 FAKE_EXPORT NvrtcResult nvrtcVersion(int* major, int* minor) {
   *major = 13;
   *minor = 999;

@@ -1,4 +1,4 @@
-// Which work is ordered before which: by its stream, by events, by the host's waits. Work that touches the same bytes
+// The order between pieces of work: by its stream, by events, by the host's waits. Work that touches the same bytes
 // without such an order is a race, whatever order the queue runs it in.
 #pragma once
 

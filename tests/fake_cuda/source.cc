@@ -44,8 +44,8 @@ const std::string& header() {
   static const std::string text = contents(RONDO_CUDA_ON_HOST_HEADER);
   return text;
 }
-// What a library depends on beside the source. No path is part of it, so a copy of the tree can use a copy of the
-// cache.
+// The parts that a library depends on beside the source. No path is part of it, so a copy of the tree can use a copy of
+// the cache.
 uint64_t compiler_hash() {
   static const uint64_t sum = hash(header(), hash(RONDO_KERNEL_COMPILER, 14695981039346656037u));
   return sum;
@@ -229,7 +229,7 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
     throw std::runtime_error("no library of kernels: " + source.library().string());
   bind(cuda_on_host::view());
   const SharedMemory memory = symbol("m_" + source.key + "__shared", shared) ? shared() : SharedMemory{};
-  // Of all kernels of the source together, without the guards between the variables.
+  // The size for all kernels of the source together, without the guards between the variables.
   const auto dynamic_shared = static_cast<unsigned>(std::accumulate(memory.dynamic, memory.dynamic_end, size_t{0}));
   const auto static_shared = static_cast<unsigned>((memory.end - memory.begin) -
                                                    (memory.guards_end - memory.guards) * ::cuda_on_host::kGuardBytes) -

@@ -1,6 +1,6 @@
-// What TSan sees of the fake. A real driver is no code of ours, and orders nothing between two threads that call it.
-// The fake's one lock would order all of them, and hide the races of its callers: so TSan sees neither that lock nor
-// what happens inside of a call. RONDO_FAKE_CUDA_SEEN=1: it sees all, for the fake's own races.
+// The view that TSan has of the fake. A real driver is no code of ours, and orders nothing between two threads that
+// call it. The fake's one lock would order all of them, and hide the races of its callers: so TSan sees neither that
+// lock nor what happens inside of a call. RONDO_FAKE_CUDA_SEEN=1: it sees all, for the fake's own races.
 //
 // There, callbacks of the host are run by a thread of their own, as by a real driver: behind the call that enqueued
 // them, before a wait for them returns.

@@ -242,7 +242,7 @@ class FakeDevice::Queue {
     items(stream).push_back({nullptr, nullptr, std::move(event)});
     ++n_queued_;
   }
-  // Of what has been used.
+  // Sets the protection of the part that has been used.
   void protect(int protection) {
     open_ = std::min((used_ + kStep - 1) / kStep * kStep, options_.bytes);
     mprotect(begin_, open_, protection);

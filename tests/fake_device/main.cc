@@ -37,7 +37,7 @@ class EndsWithTheDevice : public testing::EmptyTestEventListener {
 
 }  // namespace
 Device test_device() { return chosen; }
-// Of tests/compiled_runs.h, where the program links the compiler.
+// Defined by tests/compiled_runs.h, where the program links the compiler.
 [[gnu::weak]] void watch_compiled_runs();
 }  // namespace rondo::test
 

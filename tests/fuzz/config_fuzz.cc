@@ -30,7 +30,7 @@ void write(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
 }
 
-// What a byte-wise mutation would seldom make.
+// Mutations that one of single bytes would seldom make.
 constexpr const char* kValues[] = {"null",
                                    "-1",
                                    "0",

@@ -33,7 +33,7 @@ struct Check {
   bool exact = true;         // exact mode against eager, in every bit
   bool default_mode = true;  // default mode against eager, within tolerance; both modes run as many kernels
 };
-// What differs first, in words; empty if nothing does.
+// The first difference, in words; empty if there is none.
 std::string difference(const Program& program, const Check& check = {});
 
 }  // namespace rondo::fuzz

@@ -45,7 +45,7 @@ std::vector<double> perturbed(std::vector<double> values, double perturbation, u
 // The tensor of an input or parameter; the same for the same arguments.
 Tensor make_leaf(const Program& program, const Leaf& leaf, int64_t batch, uint64_t salt, double perturbation = 0);
 
-// What the blocks of one run share.
+// The state that the blocks of one run share.
 struct Scenery {
   Scenery(const Program& program, double perturbation);
 

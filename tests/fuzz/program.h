@@ -28,7 +28,7 @@ struct Meta {
 };
 Dims concrete(const Dims& sizes, int64_t batch);
 
-// What a leaf is filled with.
+// The values that a leaf is filled with.
 enum class Fill {
   kNormal,
   kHalves,

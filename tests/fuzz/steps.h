@@ -1,4 +1,4 @@
-// What a step of a random program can be: for each kind, how to choose its operands and how to run it. To add one: a
+// The kinds of steps of a random program: for each kind, how to choose its operands and how to run it. To add one: a
 // line in the table of its family's file.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace rondo::fuzz {
 
-// What a step sees while it runs.
+// The state that a step sees while it runs.
 struct Scene {
   const Step& step;
   std::vector<Tensor> in;

@@ -1,4 +1,5 @@
-// What conformance tests share: a device and the bare functions of its driver, with nothing of the runtime between.
+// The common part of conformance tests: a device and the bare functions of its driver, with nothing of the runtime
+// between.
 //
 // The same program runs on the fake (CTest does) and, with RONDO_TEST_CUDA=real, on the machine's own driver: where the
 // two answer differently, the fake is wrong. assumptions_test.cc lists what is tested, and what is not, and why.
@@ -102,7 +103,7 @@ class Gpu {
     check(cu.stream_synchronize(stream));
     return address;
   }
-  // What `stream` has done with the memory so far.
+  // The contents of the memory that `stream` has written so far.
   template <class T> std::vector<T> download(DevicePtr address, size_t n) {
     T* staged = pinned<T>(n);
     check(cu.copy_to_host(staged, address, n * sizeof(T), stream));

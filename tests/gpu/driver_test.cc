@@ -255,7 +255,7 @@ TEST_F(Conformance, CopiesAndFills) {  // cuMemcpyHtoDAsync, cuMemcpyDtoDAsync, 
   const DevicePtr a = gpu.upload(values), b = gpu.block(bytes), c = gpu.block(bytes);
   ASSERT_OK(cu.copy_on_device(b, a, bytes, gpu.stream));
   EXPECT_EQ(gpu.download<int>(b, values.size()), values);
-  // Of one device, too; from and to addresses inside of blocks.
+  // Copies on one device, too; from and to addresses inside of blocks.
   ASSERT_OK(cu.fill_bytes(c, 0xA5, bytes, gpu.stream));
   ASSERT_OK(cu.copy_peer(c + 4, gpu.context, b + 8, gpu.context, bytes - 12, gpu.stream));
   const std::vector<int> moved = gpu.download<int>(c, values.size());

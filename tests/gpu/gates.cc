@@ -21,7 +21,7 @@ namespace {
 using compile::cuda::CudaObject;
 using compile::cuda::Schedule;
 
-// What launches on the absent device say.
+// The messages of launches on the absent device.
 class Launches {
  public:
   void add(const cuda::AbsentLaunch& launch) {

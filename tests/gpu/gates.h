@@ -22,7 +22,7 @@ struct GatedKernel {
   bool promises_loads = false, promises_stores = false;  // of 16 bytes
 };
 
-// Of a third training step, by name. Throws Error without NVRTC.
+// The kernels of a third training step, by name. Throws Error without NVRTC.
 std::vector<GatedKernel> kernels_of_step(const StepOptions& options, int architecture);
 // Those by hand, of every op, for the dtypes that it takes (f32 and bf16 of the floating ones).
 std::vector<GatedKernel> kernels_by_hand(int architecture);
@@ -38,7 +38,7 @@ struct Sectors {
 // have none.
 std::map<std::string, Sectors> sectors_of_step(const StepOptions& options);
 
-// What does not hold, a line each; empty: all does.
+// The gates that do not hold, a line each; empty: all do.
 std::vector<std::string> broken_gates(const GatedKernel& kernel);
 
 }  // namespace rondo::test

@@ -14,7 +14,7 @@ namespace {
 using cuda::FunctionAttribute;
 using cuda::NvrtcResult;
 
-// Of all bit patterns, what the host computes from them, too.
+// Runs on all bit patterns; the host computes the same from them.
 constexpr const char* kArithmetic = R"(
 extern "C" __global__ void arithmetic(const float* x, const float* y, const double* v, const double* w, unsigned* out,
                                       unsigned long long* wide, int n) {
@@ -43,7 +43,7 @@ extern "C" __global__ void arithmetic(const float* x, const float* y, const doub
 
 class ConformanceKernels : public Conformance {};
 
-// What NVRTC compiles for, in ascending order.
+// The architectures that NVRTC compiles for, in ascending order.
 std::vector<int> known_architectures(const cuda::Nvrtc& nvrtc) {
   int n = 0;
   EXPECT_EQ(nvrtc.n_architectures(&n), NvrtcResult::kSuccess);
@@ -79,7 +79,7 @@ TEST_F(ConformanceKernels, BarriersShufflesAndSharedMemory) {
   EXPECT_EQ(gpu.download<float>(x, 1).front(), 31 * 16);
 }
 
-// What exactness rests on: no contraction, subnormal numbers, rounding to nearest even in every operation.
+// The assumptions of exactness: no contraction, subnormal numbers, rounding to nearest even in every operation.
 TEST_F(ConformanceKernels, ArithmeticIsTheHosts) {  // Guide, "Floating-Point Standard"; NVRTC: -fmad=false, -ftz=false
   constexpr int kN = 20000;
   std::mt19937_64 random(7);

@@ -1,5 +1,5 @@
-// What a cubin says of its kernels: resources, and the memory accesses of its machine code. Read from the file itself,
-// so that it needs no tool of NVIDIA's; static.cc compares the counts with nvdisasm's where that is there.
+// The facts that a cubin has of its kernels: resources, and the memory accesses of its machine code. Read from the file
+// itself, so that it needs no tool of NVIDIA's; static.cc compares the counts with nvdisasm's where that is there.
 #pragma once
 
 #include <string>

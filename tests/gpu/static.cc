@@ -79,7 +79,7 @@ class Report {
     kernels_ += static_cast<int>(kernels.size());
   }
 
-  // Of all kernels of a step but products.
+  // Holds all kernels of a step but products to the bytes that they touch.
   void bytes(const char* step, double of_ideal) {
     if (!(of_ideal <= 1.1))
       broken_.push_back(absl::StrFormat("a step in %s moves %.3f times the bytes that it touches", step, of_ideal));

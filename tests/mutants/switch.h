@@ -1,4 +1,4 @@
-// Which mutant a process runs with: RONDO_MUTANT=name. Only files that mutants.py has rewritten include it.
+// Chooses the mutant of a process: RONDO_MUTANT=name. Only files that mutants.py has rewritten include it.
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// What Rondo does with the folders that odd_models.py makes. For each case folder on the command line:
+// Runs Rondo on the folders that odd_models.py makes. For each case folder on the command line:
 //
 //   CASE/model/              a published folder          CASE/task    base, causal, sequence, token or image
 //   CASE/inputs.safetensors  ids, mask, segments, images, targets, prompt

@@ -1,4 +1,4 @@
-// What a checkpoint draws the second time: the numbers of the first, from whatever generator.
+// The numbers that a checkpoint draws the second time: the numbers of the first, from whatever generator.
 #include <gtest/gtest.h>
 
 #include <memory>

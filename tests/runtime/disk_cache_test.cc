@@ -72,7 +72,7 @@ class DiskCacheTest : public testing::Test {
  protected:
   void SetUp() override { warnings_.clear(); }
 
-  // Of all caches of a test.
+  // The sink of warnings of all caches of a test.
   static void warn(std::string_view text) { warnings_.emplace_back(text); }
   DiskCacheOptions options() const { return {.folder = temp_ / name_, .warn = &warn}; }
   // The one entry of the folder.

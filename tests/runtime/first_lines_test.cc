@@ -1,4 +1,4 @@
-// What everyone writes in their first ten lines: factories, operators, scalars on either side, members; and what must
+// The first ten lines that everyone writes: factories, operators, scalars on either side, members; and what must
 // not compile because it would not do what it says.
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-// What runs an op on a device: OpDef::on, the fallback without a kernel, and errors that kernels find.
+// The ways that an op runs on a device: OpDef::on, the fallback without a kernel, and errors that kernels find.
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/autograd.h"
@@ -70,7 +70,7 @@ class BadIndices : public testing::Test {
   }
 };
 
-// What a device adds that runs behind the program.
+// The words that errors of a device end with if it runs behind the program.
 constexpr const char* kFoundLate =
     ". Found late: fake:0 runs behind the program, and this call is the first that waited for it since";
 

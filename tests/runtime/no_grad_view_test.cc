@@ -68,7 +68,7 @@ std::string name(const Case& k) {
 
 const V kUntracked = {2, 12, 18, 8, 10, 12};  // the write is a constant to the gradient: 2 x after it
 
-// What PyTorch 2.15 gives.
+// PyTorch 2.15's results.
 Outcome expected(const Case& k) {
   const bool under_no_grad = !k.view_grad;
   if (k.kind == Kind::kDetach) {

@@ -1,4 +1,4 @@
-// What the sweep and the reference values do not say of the ops: ties, NaN, bad operands, second derivatives.
+// Properties of ops beside the sweep and the reference values: ties, NaN, bad operands, second derivatives.
 #include "rondo/runtime/ops/ops.h"
 
 #include <gtest/gtest.h>
@@ -96,7 +96,8 @@ TEST(Views, StackAndTriangles) {
   EXPECT_EQ(ops::cumsum(Tensor::from<int64_t>({1, 2, 3, 4}, {2, 2}), 1).to_vector<int64_t>(), (Indices{1, 3, 3, 7}));
 }
 
-// Of fresh memory, whatever it holds (UBSan sees a bool that is neither), and of views, which leave what lies between.
+// full() of fresh memory, whatever it holds (UBSan sees a bool that is neither), and of views, which leave what lies
+// between.
 TEST(Fill, EveryTypeAndLayout) {
   for (DType type : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
     EXPECT_EQ(ops::sum(Tensor::full({3, 5}, 1, type).to(kF64)).item(), 15);

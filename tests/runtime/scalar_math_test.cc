@@ -292,7 +292,7 @@ template <class T> void specials() {
     EXPECT_EQ(scalar::silu_grad(-x, T(1)), T(0));
   }
   for (int n = -20; n <= 20; ++n) EXPECT_EQ(scalar::log2(std::ldexp(T(1), n)), T(n));
-  // What exp2_coarse relies on.
+  // exp2_coarse relies on this.
   EXPECT_EQ(scalar::exp2_int(T(sizeof(T) == 4 ? -127 : -1023)), T(0));
   EXPECT_EQ(scalar::exp2_int(T(sizeof(T) == 4 ? 128 : 1024)), kInfinity<T>);
 }

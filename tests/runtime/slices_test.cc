@@ -37,7 +37,7 @@ Tensor whole_numbers(const Dims& sizes, int64_t seed) {
   return Tensor::from(values, sizes);
 }
 
-// Which elements of a tensor of these sizes the parts are.
+// The elements of a tensor of these sizes that make up the parts.
 std::vector<std::vector<int64_t>> positions(const Dims& sizes, const Parts& parts) {
   const Tensor all = Tensor::arange(sizes.numel(), {kI64}).view(sizes);
   std::vector<std::vector<int64_t>> result;

@@ -1,4 +1,4 @@
-// What a hostile tokenizer.json may cost: nothing much, whatever it asks for.
+// The cost of a hostile tokenizer.json: nothing much, whatever it asks for.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
