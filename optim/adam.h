@@ -6,9 +6,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -52,41 +51,24 @@ template <bool kAmsgrad> struct AdamFormula {
   }
 };
 
-// The shared base of Adam and AdamW.
-class AdamBase : public Optimizer {
- protected:
-  struct Group {
-    AdamOptions options;
-    bool decoupled;
-  };
-  void add(std::span<const Tensor> params, Group group);
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
+class Adam : public FormulaOptimizer<Adam, AdamOptions> {
+ public:
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "Adam";
 
- private:
-  std::vector<Group> groups_;
+  static void check(const AdamOptions& o);
+  static void visit(AdamOptions& o, OptionVisitor visit);
+  static FormulaCode<AdamOptions> code();
 };
 
-class Adam : public AdamBase {
+class AdamW : public FormulaOptimizer<AdamW, AdamWOptions> {
  public:
-  explicit Adam(std::vector<Tensor> params, AdamOptions options = {});
-  explicit Adam(std::vector<ParamGroup<AdamOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<AdamOptions>& group);
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "AdamW";
 
- protected:
-  const char* name() const override { return "Adam"; }
-};
-
-class AdamW : public AdamBase {
- public:
-  explicit AdamW(std::vector<Tensor> params, AdamWOptions options = {});
-  explicit AdamW(std::vector<ParamGroup<AdamWOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<AdamWOptions>& group);
-
- protected:
-  const char* name() const override { return "AdamW"; }
+  static void check(const AdamWOptions& o);
+  static void visit(AdamWOptions& o, OptionVisitor visit);
+  static FormulaCode<AdamWOptions> code();
 };
 
 }  // namespace rondo::optim

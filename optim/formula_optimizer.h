@@ -12,6 +12,8 @@
 //     static FormulaCode<LionOptions> code();                  // both, as kernel code: optimizers.h
 //   };
 //
+// If rule() and plan() need other files, then they are functions of NAME.cc, and code() is there, too (adam.cc).
+//
 // May have `static double initial_state(const LionOptions& o)`: the value of every element of new states, otherwise 0.
 //
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).

@@ -1,6 +1,5 @@
 #include "rondo/optim/lamb.h"
 
-#include "absl/strings/str_cat.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step_programs.h"
 
@@ -19,33 +18,35 @@ struct TrustRatio {
   }
 };
 
-}  // namespace
-
-void LAMB::add_param_group(const ParamGroup<LAMBOptions>& group) {
-  add_between_steps([&] {
-    const LAMBOptions& o = group.options;
-    for (double beta : o.betas)
-      if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat("LAMB: betas must be in [0, 1), got ", beta));
-    if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
-      throw Error("LAMB: lr, eps and weight_decay must not be negative");
-    static const UpdatePlan plan = {
-        {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
-        {{body_of<LAMBGather>("lamb_gather")},
-         {.body = body_of<LAMBApply>("lamb_apply"),
-          .program = RowProgram{program_body<TrustRatio>("lamb_trust_ratio"), {}, {LAMBScalars::kScalars - 1}}}},
-        /*matrices=*/false,
-        /*own_scalars=*/true};
-    add_group(group.params, plan, {.format = o.state});
-    groups_.push_back(o);
-  });
+const UpdatePlan& lamb_plan(const LAMBOptions& /*o*/) {
+  static const UpdatePlan plan = {
+      {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
+      {{body_of<LAMBGather>("lamb_gather")},
+       {.body = body_of<LAMBApply>("lamb_apply"),
+        .program = RowProgram{program_body<TrustRatio>("lamb_trust_ratio"), {}, {LAMBScalars::kScalars - 1}}}},
+      /*matrices=*/false,
+      /*own_scalars=*/true};
+  return plan;
 }
 
-LAMB::LAMB(std::vector<Tensor> params, LAMBOptions options)
-    : LAMB({ParamGroup<LAMBOptions>{std::move(params), options}}) {}
-LAMB::LAMB(std::vector<ParamGroup<LAMBOptions>> groups) { add_groups(*this, groups); }
+ScalarRule lamb_rule(const LAMBOptions& o) {
+  static const RowProgram corrections = {bias_corrections(), {}, {3, 4}};
+  static_assert(LAMBScalars::kScalars == 9);
+  return {.values = {1 - o.betas[0], o.betas[1], 1 - o.betas[1], /*inverse1=*/0, /*inverse_root2=*/0, o.eps,
+                     o.weight_decay, o.lr, /*trust=*/1},
+          .program = &corrections,
+          .numbers = {1.0, o.betas[0], o.betas[1]}};
+}
 
-void LAMB::visit_options(int group, OptionVisitor visit) {
-  LAMBOptions& o = groups_[static_cast<size_t>(group)];
+}  // namespace
+
+void LAMB::check(const LAMBOptions& o) {
+  check_betas(kName, o.betas);
+  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
+    throw Error("LAMB: lr, eps and weight_decay must not be negative");
+}
+
+void LAMB::visit(LAMBOptions& o, OptionVisitor visit) {
   visit("lr", o.lr);
   visit("beta1", o.betas[0]);
   visit("beta2", o.betas[1]);
@@ -53,14 +54,6 @@ void LAMB::visit_options(int group, OptionVisitor visit) {
   visit("weight_decay", o.weight_decay);
 }
 
-ScalarRule LAMB::scalars(int group) const {
-  static const RowProgram corrections = {bias_corrections(), {}, {3, 4}};
-  const LAMBOptions& o = groups_[static_cast<size_t>(group)];
-  static_assert(LAMBScalars::kScalars == 9);
-  return {.values = {1 - o.betas[0], o.betas[1], 1 - o.betas[1], /*inverse1=*/0, /*inverse_root2=*/0, o.eps,
-                     o.weight_decay, o.lr, /*trust=*/1},
-          .program = &corrections,
-          .numbers = {1.0, o.betas[0], o.betas[1]}};
-}
+FormulaCode<LAMBOptions> LAMB::code() { return {&lamb_plan, &lamb_rule}; }
 
 }  // namespace rondo::optim

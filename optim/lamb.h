@@ -6,9 +6,8 @@
 #pragma once
 
 #include <array>
-#include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -52,20 +51,14 @@ struct LAMBApply : LAMBScalars {
   }
 };
 
-class LAMB : public Optimizer {
+class LAMB : public FormulaOptimizer<LAMB, LAMBOptions> {
  public:
-  explicit LAMB(std::vector<Tensor> params, LAMBOptions options = {});
-  explicit LAMB(std::vector<ParamGroup<LAMBOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<LAMBOptions>& group);
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "LAMB";
 
- protected:
-  const char* name() const override { return "LAMB"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
-
- private:
-  std::vector<LAMBOptions> groups_;
+  static void check(const LAMBOptions& o);
+  static void visit(LAMBOptions& o, OptionVisitor visit);
+  static FormulaCode<LAMBOptions> code();
 };
 
 }  // namespace rondo::optim

@@ -1,5 +1,5 @@
-// The optimizers: the one list of them. A new one is an #include of its file and, if it is that one file
-// (formula_optimizer.h), its name below.
+// The optimizers: the one list of them. A new one is an #include of its file and, if it is that one file (lion.h), its
+// name below.
 //
 // The build and the installed headers follow this list. An optimizer with code of its own has a NAME.cc beside its
 // NAME.h, which the build finds.

@@ -21,6 +21,12 @@ struct Decision {
   double factor;   // the gradients are multiplied by it: unscales and clips
   double updates;  // 1, or 0: the step changes no parameter and no state
   double skipped;  // 1: because the norm is not finite
+
+  // `values`: the four, f64. Waits for the device, and throws what a kernel found wrong in its data meanwhile.
+  static Decision read(const Tensor& values) {
+    const std::vector<double> host = values.to_vector<double>();
+    return {host[0], host[1], host[2], host[3]};
+  }
 };
 
 // Copies keep the values of their step.
@@ -30,20 +36,18 @@ class StepReport {
   // `decision`: 4 f64.
   explicit StepReport(Tensor decision) : decision_(std::move(decision)) {}
 
-  // Both wait for the device, and throw what a kernel found wrong in its data meanwhile.
+  // Both wait for the device, as Decision::read() does.
   // The norm was measured and is not finite: the step changed no parameter, state, average or step count.
-  bool skipped() const { return decision_.defined() && read().skipped != 0; }
+  bool skipped() const { return decision_.defined() && Decision::read(decision_).skipped != 0; }
   // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
-  double grad_norm() const { return decision_.defined() ? read().norm : std::numeric_limits<double>::quiet_NaN(); }
+  double grad_norm() const {
+    return decision_.defined() ? Decision::read(decision_).norm : std::numeric_limits<double>::quiet_NaN();
+  }
 
   // On the device, an undefined tensor if nothing was measured: the Decision's four values.
   const Tensor& decision() const { return decision_; }
 
  private:
-  Decision read() const {
-    const std::vector<double> values = decision_.to_vector<double>();
-    return {values[0], values[1], values[2], values[3]};
-  }
   Tensor decision_;
 };
 
