@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 
@@ -28,10 +29,10 @@ class Epilogues : public BlockTest {
   }
   static double difference(const Tensor& a, const Tensor& b) {
     const auto x = a.to_vector<float>(), y = b.to_vector<float>();
-    double worst = 0;
-    for (size_t i = 0; i < x.size(); ++i)
-      worst = std::max(worst, std::abs(double{x[i]} - y[i]) / std::max(1.0, std::abs(double{y[i]})));
-    return worst;
+    EXPECT_EQ(a.sizes(), b.sizes());
+    std::vector<double> off(x.size());
+    for (size_t i = 0; i < x.size(); ++i) off[i] = (double{x[i]} - y[i]) / std::max(1.0, std::abs(double{y[i]}));
+    return test::largest(off);
   }
 };
 

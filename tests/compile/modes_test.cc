@@ -4,6 +4,7 @@
 #include "rondo/compile/exec/tuner.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 
@@ -50,8 +51,9 @@ class Modes : public BlockTest {
   }
   static void expect_close(const Step& a, const Step& b) {
     EXPECT_NEAR(a.loss.item(), b.loss.item(), 1e-5);
+    ASSERT_EQ(a.grads.size(), b.grads.size());
     for (size_t i = 0; i < a.grads.size(); ++i)
-      EXPECT_LT(ops::max(ops::abs(a.grads[i] - b.grads[i])).item(), 1e-4) << "parameter " << i;
+      EXPECT_TRUE(test::is_close(a.grads[i], b.grads[i], {.absolute = 1e-4})) << "parameter " << i;
   }
 };
 

@@ -12,6 +12,7 @@
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
@@ -50,17 +51,8 @@ Results run(const Operands& o, const LinearCrossEntropyOptions& options, Device 
 }
 
 void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const std::string& what) {
-  ASSERT_EQ(cuda.defined(), cpu.defined()) << what;
-  if (!cpu.defined()) return;
-  ASSERT_EQ(to_string(cuda.sizes()), to_string(cpu.sizes())) << what;
-  const std::vector<double> got = cuda.to(kCPU).to_vector<double>(), want = cpu.to_vector<double>();
-  double most = 1e-30;
-  for (const double value : want) most = std::max(most, std::abs(value));
-  for (size_t i = 0; i < got.size(); ++i) {
-    if (std::isnan(want[i]) && std::isnan(got[i])) continue;
-    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * most)
-        << what << ", element " << i << ": " << got[i] << " and " << want[i];
-  }
+  const test::Tolerance bound = {.of_largest = tolerance, .nonfinite = true};
+  EXPECT_TRUE(test::is_close(cuda.defined() ? cuda.to(kCPU) : cuda, cpu, bound)) << what;
 }
 void expect_same(const Operands& o, const LinearCrossEntropyOptions& options, Device device, const std::string& what,
                  DType lower = kF32) {

@@ -13,6 +13,7 @@
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
@@ -35,13 +36,7 @@ Tensor random(const Dims& sizes, DType dtype) { return Tensor::randn(sizes, {kF6
 // `scale`: the sums of magnitudes, in f64.
 void expect_close(const Tensor& cuda, const Tensor& cpu, const Tensor& scale, double tolerance,
                   const std::string& what) {
-  ASSERT_EQ(to_string(cuda.sizes()), to_string(cpu.sizes())) << what;
-  ASSERT_EQ(cuda.dtype(), cpu.dtype()) << what;
-  const std::vector<double> got = cuda.to(kCPU).to_vector<double>(), want = cpu.to_vector<double>(),
-                            unit = scale.to_vector<double>();
-  for (size_t i = 0; i < got.size(); ++i)
-    ASSERT_LE(std::abs(got[i] - want[i]), tolerance * (unit[i] + 1e-30))
-        << what << ", element " << i << ": " << got[i] << " and " << want[i];
+  EXPECT_TRUE(test::is_close(cuda.to(kCPU), cpu, (scale + 1e-30) * tolerance)) << what;
 }
 
 // Operands on both devices, of equal layout.

@@ -18,6 +18,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
@@ -45,8 +46,7 @@ Tensor loss_of(nn::GPT2& model, int64_t first, int64_t count, int64_t step = 0) 
 }
 
 void expect_close(const Tensor& a, const Tensor& b, const std::string& what) {
-  const double scale = ops::max(ops::abs(b)).item();
-  EXPECT_LE(ops::max(ops::abs(a - b)).item(), 1e-6 * (1 + scale)) << what;
+  EXPECT_TRUE(test::is_close(a, b, test::of_largest_above_1(1e-6))) << what;
 }
 
 // Eager and compiled.

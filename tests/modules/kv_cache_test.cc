@@ -13,6 +13,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::nn {
@@ -54,11 +55,7 @@ std::vector<int64_t> tokens(int64_t n, uint64_t seed) {
 }
 
 void expect_close(const Tensor& a, const Tensor& b, double tolerance, const std::string& what) {
-  ASSERT_EQ(a.sizes(), b.sizes()) << what;
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double scale = 1;
-  for (const double v : y) scale = std::max(scale, std::abs(v));
-  for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], tolerance * scale) << what << ", element " << i;
+  EXPECT_TRUE(test::is_close(a.to(kF64), b.to(kF64), test::of_largest_above_1(tolerance))) << what;
 }
 
 template <class Model> KVCacheOptions options_of(const Model& model, int64_t batch) {

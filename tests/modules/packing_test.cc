@@ -14,6 +14,7 @@
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/modules/pretrained_cases.h"
 
@@ -108,13 +109,7 @@ int64_t count_targets(const Tensor& targets) {
 
 // The largest difference, as a part of the largest value.
 double difference(const Tensor& a, const Tensor& b) {
-  const auto x = a.to(kF64).to_vector<double>(), y = b.to(kF64).to_vector<double>();
-  double worst = 0, scale = 1e-30;
-  for (size_t i = 0; i < x.size(); ++i) {
-    worst = std::isfinite(x[i]) ? std::max(worst, std::abs(x[i] - y[i])) : INFINITY;
-    scale = std::max(scale, std::abs(y[i]));
-  }
-  return worst / scale;
+  return test::difference(a.to(kF64), b.to(kF64)) / std::max(1e-30, test::largest(b.to(kF64)));
 }
 
 std::vector<Tensor> take_gradients(ModuleBase& model) {

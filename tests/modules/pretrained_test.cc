@@ -19,6 +19,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/modules/pretrained_cases.h"
 #include "rondo/tests/runtime/temp_folder.h"
@@ -30,12 +31,7 @@ using test::error_of;
 using test::same_bits;
 
 void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
-  ASSERT_EQ(to_string(got.sizes()), to_string(want.sizes())) << what;
-  const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
-  double scale = 0, worst = 0;
-  for (double v : b) scale = std::max(scale, std::abs(v));
-  for (size_t i = 0; i < a.size(); ++i) worst = std::isnan(a[i]) ? INFINITY : std::max(worst, std::abs(a[i] - b[i]));
-  EXPECT_LE(worst, tolerance * scale) << what;
+  EXPECT_TRUE(test::is_close(got.to(kF64), want.to(kF64), {.of_largest = tolerance})) << what;
 }
 
 using Parameters = std::tuple<std::string, DType>;

@@ -16,6 +16,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo::nn {
@@ -100,11 +101,7 @@ class ModelReference : public testing::TestWithParam<Parameters> {
   // Within the tolerance of the largest recorded value of this kind.
   void expect_close(const Tensor& got, const Tensor& want, double scale, const std::string& what) {
     ASSERT_TRUE(got.defined()) << what;
-    ASSERT_EQ(to_string(got.sizes()), to_string(want.sizes())) << what;
-    const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
-    double worst = 0;
-    for (size_t i = 0; i < a.size(); ++i) worst = std::isnan(a[i]) ? INFINITY : std::max(worst, std::abs(a[i] - b[i]));
-    EXPECT_LE(worst, tolerance * scale) << what;
+    EXPECT_TRUE(test::is_close(got.to(kF64), want.to(kF64), {.absolute = tolerance * scale})) << what;
   }
   double largest(std::string_view prefix) {
     double most = 0;

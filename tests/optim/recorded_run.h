@@ -10,6 +10,7 @@
 
 #include "rondo/optim/optimizer.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/paths.h"
 
@@ -26,10 +27,7 @@ inline const io::TensorMap& reference() {
 
 // `tolerance` is relative, and absolute below 1.
 inline void expect_close(const Tensor& got, const Tensor& want, double tolerance, const std::string& what) {
-  const std::vector<double> a = got.to_vector<double>(), b = want.to_vector<double>();
-  ASSERT_EQ(a.size(), b.size());
-  for (size_t i = 0; i < a.size(); ++i)
-    EXPECT_NEAR(a[i], b[i], tolerance * std::max(1.0, std::abs(b[i]))) << what << " at " << i;
+  EXPECT_TRUE(test::is_close(got.to(kF64), want.to(kF64), test::relative_above_1(tolerance))) << what;
 }
 
 // Copies of the recorded parameters {w, b}.

@@ -13,6 +13,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/optim/trainer_fixture.h"
@@ -42,9 +43,10 @@ std::vector<double> weights_after_one_step(std::vector<data::Batch> batches, int
 }
 
 double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
-  double largest = 0;
-  for (size_t i = 0; i < a.size(); ++i) largest = std::max(largest, std::abs(a[i] - b[i]));
-  return largest;
+  EXPECT_EQ(a.size(), b.size());
+  std::vector<double> off(a.size());
+  for (size_t i = 0; i < a.size(); ++i) off[i] = a[i] - b[i];
+  return test::largest(off);
 }
 
 TEST(TrainerAccumulation, IsTheMeanOverAllTargetsOfTheStep) {

@@ -11,6 +11,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/op_samples.h"
 
 namespace rondo {
@@ -60,16 +61,7 @@ struct Head {
 
 // Relative to the largest element.
 void expect_close(const Tensor& a, const Tensor& b, double tolerance, const char* what) {
-  ASSERT_EQ(a.defined(), b.defined()) << what;
-  if (!a.defined()) return;
-  EXPECT_EQ(a.dtype(), b.dtype()) << what;
-  ASSERT_EQ(to_string(a.sizes()), to_string(b.sizes())) << what;
-  const std::vector<double> x = a.to_vector<double>(), y = b.to_vector<double>();
-  double largest = 0;
-  for (double v : y) largest = std::max(largest, std::abs(v));
-  for (size_t i = 0; i < x.size(); ++i)
-    ASSERT_LE(std::abs(x[i] - y[i]), tolerance * largest)
-        << what << ", element " << i << ": " << x[i] << ", not " << y[i];
+  EXPECT_TRUE(test::is_close(a, b, {.of_largest = tolerance})) << what;
 }
 
 void expect_same(const Head& head, double tolerance) {
