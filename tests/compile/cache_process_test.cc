@@ -20,19 +20,12 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/compile/temp_folder.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Gate : nn::Module<Gate> {
-  explicit Gate(int64_t width) : width(width) {}
-  int64_t width;
-  nn::LayerNorm norm = child("norm", width);
-  nn::Linear gate = child("gate", width, width);
-  Tensor forward(const Tensor& x) { return ops::sigmoid(gate(norm(x))) * x; }
-};
 
 bool maps_contain(const std::string& name) {
   std::ifstream maps("/proc/self/maps");
@@ -59,7 +52,7 @@ TEST(CacheChild, DISABLED_Run) {
     }
   }
   manual_seed(5);
-  Gate model(24);
+  test::Gate model(24);
   const bool eager = !variable("RONDO_TEST_EAGER").empty();
   std::optional<compile::Regions> regions;
   if (!eager) regions = compile::compile_module(model, {.exact = true});

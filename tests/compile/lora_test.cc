@@ -14,6 +14,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo {
 namespace {
@@ -151,12 +152,8 @@ TEST_F(LoraRegions, ARegionOfTheTarget) {
 
 // The weight's gradient is not computed where the weight is frozen; the input's is.
 TEST_F(LoraRegions, AFrozenWeightCostsNoProduct) {
-  struct Net : nn::Module<Net> {
-    nn::Linear fc = child("fc", 24, 24);
-    Tensor forward(const Tensor& x) { return fc(x); }
-  };
   const auto products = [](bool frozen) {
-    Net net;
+    test::OneLinear net(24);
     net.requires_grad_(!frozen);
     compile::Regions regions = compile::compile_module(net);
     Tensor x = Tensor::randn({5, 24}).requires_grad_();

@@ -11,6 +11,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo {
 namespace {
@@ -34,16 +35,9 @@ struct Pair : nn::Module<Pair> {
   nn::Linear second = child("second", width, width);
   Tensor forward(const Tensor& x) { return x + second(ops::relu(first(x))); }
 };
-struct Gate : nn::Module<Gate> {
-  explicit Gate(int64_t width) : width(width) {}
-  int64_t width;
-  nn::LayerNorm norm = child("norm", width);
-  nn::Linear gate = child("gate", width, width);
-  Tensor forward(const Tensor& x) { return ops::sigmoid(gate(norm(x))) * x; }
-};
 struct Mixed : nn::Module<Mixed> {
   nn::ModuleList<Pair> pairs = child("pairs", 3, 8);
-  nn::ModuleList<Gate> gates = child("gates", 3, 8);
+  nn::ModuleList<test::Gate> gates = child("gates", 3, 8);
   Tensor forward(const Tensor& x) {
     Tensor y = x;
     for (int64_t i = 0; i < 3; ++i) y = gates[i](pairs[i](y));

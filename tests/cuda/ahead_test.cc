@@ -31,6 +31,7 @@
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo {
 namespace {
@@ -39,14 +40,6 @@ namespace fs = std::filesystem;
 using test::error_of;
 using test::FakeCuda;
 using test::Setting;
-
-struct Gate : nn::Module<Gate> {
-  explicit Gate(int64_t width) : width(width) {}
-  int64_t width;
-  nn::LayerNorm norm = child("norm", width);
-  nn::Linear gate = child("gate", width, width);
-  Tensor forward(const Tensor& x) { return ops::sigmoid(gate(norm(x))) * x; }
-};
 
 // NVRTC is the fake's, and there is no driver: a machine for compiling only. With RONDO_TEST_CUDA=real it is the
 // machine's own, and nothing uses the driver.
@@ -196,7 +189,7 @@ TEST(CompileFor, TheFirstStepCompilesNothing) {
     EXPECT_EQ(before, after);
     EXPECT_EQ(numbers.offset(), default_generator().offset());
     model.apply([](nn::ModuleBase& module) { EXPECT_EQ(module.call_hook, nullptr); });
-    Gate gate(8);
+    test::Gate gate(8);
     compile::compile_for(gate, {Tensor::randn({2, 8})}, name(elsewhere)).save(folder / "elsewhere.rondo");
   }
   const Report alone = child("RONDO_CACHE=off RONDO_TEST_COMPILER=1"),
@@ -227,7 +220,7 @@ TEST(CompileFor, TheFirstStepCompilesNothing) {
 TEST(CompileFor, PtxServesNewerDevices) {
   const NoDevice compiles;
   const test::TempFolder folder;
-  Gate model(24);
+  test::Gate model(24);
   const auto made = compile::compile_for(model, {Tensor::randn({6, 24}).requires_grad_()}, "cuda sm_100");
   made.save(folder / "gate.rondo");
   FakeCuda cuda({.capability = 120});
@@ -246,7 +239,7 @@ TEST(CompileFor, PtxServesNewerDevices) {
 TEST(CompileFor, Errors) {
   const test::MeansToRun nothing(test::Eagerly::kNothing, "each call is refused");
   const NoDevice compiles;
-  Gate model(8);
+  test::Gate model(8);
   const std::vector<Tensor> inputs = {Tensor::randn({2, 8})};
   // The names that the argument takes.
   const std::string may_be = "the target may be \"cuda sm_80\", \"cuda sm_90\", \"cuda sm_100\"";
@@ -286,7 +279,7 @@ TEST(CompileFor, Errors) {
 // One process compiles for several sizes, one after the other: each has the code of a process of its own.
 TEST(CompileFor, ForSeveralSizes) {
   const NoDevice compiles;
-  Gate model(24);
+  test::Gate model(24);
   compile::compile_for(model, {Tensor::randn({6, 24})}, "cuda sm_80");
   const auto both = compile::compile_for(model, {Tensor::randn({40, 24})}, "cuda sm_80");
   const test::TempFolder folder;

@@ -29,6 +29,7 @@
 #include "rondo/tests/errors.h"
 #include "rondo/tests/modules/lora_models.h"
 #include "rondo/tests/paths.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo::nn {
 namespace {
@@ -174,10 +175,7 @@ TEST(Lora, FollowsTheEquation) {
 }
 
 TEST(Lora, DropoutIsForTheInputOfA) {
-  struct Holder : Module<Holder> {
-    Linear fc = child("fc", 64, 8);
-    Tensor forward(const Tensor& x) { return fc(x); }
-  } holder;
+  test::OneLinear holder(64, 8);
   add_lora(holder, {.rank = 4, .dropout = 0.5, .targets = {"fc"}});
   stir(holder);
   const Tensor x = Tensor::ones({3, 64});
