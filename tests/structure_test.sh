@@ -60,6 +60,9 @@ report "compile/ has rooms in one order: a file may include those of its own roo
          else if (!(to in rank)) print part[1] ":" part[2] ": the order does not name the room of " header
          else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
        }')"
+report "files of compile/ include each other in a circle, where NAME.h and NAME.cc are one: part what both need from them" \
+  "$(sources compile | xargs -r grep -E '^#include "rondo/compile/' | sed -E 's;\.(cc|h):#include "rondo/; ;; s;\.h".*;;' |
+       awk '$1 != $2' | tsort 2>&1 >/dev/null)"
 report "headers include each other in a circle" \
   "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
 

@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "rondo/compile/stages/stages.h"
+#include "rondo/runtime/error.h"
 
 namespace rondo::compile {
 
@@ -24,34 +25,44 @@ namespace rondo::compile {
 //                               the program, marks and what was compiled before: these choose between codes of equal
 //                               results
 RecordingKey pack(const Graph& graph, PackFloats floats) {
-  RecordingKey key;
-  key.reserve(graph.nodes.size() * 8 + graph.inputs.size() * 8);
-  auto add_dims = [&](const Dims& dims) {
-    key.push_back(static_cast<uint64_t>(dims.rank()));
-    key.insert(key.end(), dims.begin(), dims.end());
+  const bool with_floats = floats == PackFloats::kYes;
+  // Every call of a block is recorded and packed, so the words are counted first and then written without checks.
+  size_t words = 3 + graph.outputs.size();
+  for (ValueId id : graph.inputs)
+    words += 4 + static_cast<size_t>(graph.value(id).sizes.rank() + graph.value(id).strides.rank());
+  for (const GraphNode& node : graph.nodes)
+    words += 3 + node.inputs.size() + node.attrs.ints.size() + (with_floats ? node.attrs.floats.size() : 0) +
+             node.outputs.size();
+  RecordingKey key(words);
+  uint64_t* next = key.data();
+  const auto add = [&](uint64_t word) { *next++ = word; };
+  const auto add_dims = [&](const Dims& dims) {
+    add(static_cast<uint64_t>(dims.rank()));
+    for (int64_t dim : dims) add(static_cast<uint64_t>(dim));
   };
-  key.push_back(disabled_stages());
-  key.push_back(graph.inputs.size());
+  add(disabled_stages());
+  add(graph.inputs.size());
   for (ValueId id : graph.inputs) {
     const Value& v = graph.value(id);
-    key.push_back(static_cast<uint64_t>(id));
-    key.push_back(static_cast<uint64_t>(v.dtype) << 2 | v.leaf << 1 | v.requires_grad);
+    add(static_cast<uint64_t>(id));
+    add(static_cast<uint64_t>(v.dtype) << 2 | v.leaf << 1 | v.requires_grad);
     add_dims(v.sizes);
     add_dims(v.strides);
   }
-  key.push_back(graph.nodes.size());
+  add(graph.nodes.size());
   for (const GraphNode& node : graph.nodes) {
-    key.push_back(reinterpret_cast<uint64_t>(node.op));
-    key.push_back(node.inputs.size() << 32 | node.outputs.size());
-    key.push_back(node.attrs.ints.size() << 32 | node.attrs.floats.size());
-    for (ValueId id : node.inputs) key.push_back(static_cast<uint64_t>(id));
-    for (int64_t i : node.attrs.ints) key.push_back(static_cast<uint64_t>(i));
-    if (floats == PackFloats::kYes)
-      for (double f : node.attrs.floats) key.push_back(std::bit_cast<uint64_t>(f));
+    add(reinterpret_cast<uint64_t>(node.op));
+    add(node.inputs.size() << 32 | node.outputs.size());
+    add(node.attrs.ints.size() << 32 | node.attrs.floats.size());
+    for (ValueId id : node.inputs) add(static_cast<uint64_t>(id));
+    for (int64_t i : node.attrs.ints) add(static_cast<uint64_t>(i));
+    if (with_floats)
+      for (double f : node.attrs.floats) add(std::bit_cast<uint64_t>(f));
     // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
-    for (ValueId id : node.outputs) key.push_back(graph.value(id).requires_grad);
+    for (ValueId id : node.outputs) add(graph.value(id).requires_grad);
   }
-  for (ValueId id : graph.outputs) key.push_back(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
+  for (ValueId id : graph.outputs) add(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
+  invariant(next == key.data() + words, "the key has as many words as were counted");
   return key;
 }
 

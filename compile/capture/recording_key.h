@@ -8,9 +8,11 @@
 
 namespace rondo::compile {
 
-// The whole recording, packed: inputs' metadata, calls, attributes, gradient flags and live outputs. Two recordings do
-// the same if and only if these are equal. Without floats: they can run the same plans, unless rules or passes made
-// something else of other floats (Binding::make).
+// The whole recording, packed: inputs' metadata, calls, attributes, gradient flags, live outputs, and the stages of the
+// compiler that are left out. Two recordings of one device and one region's options do the same if and only if these
+// are equal; regions and eager ops append the device. Without floats: they can run the same plans, unless rules or
+// passes made something else of other floats (Binding::make). What is left out of the key, and why: Note [What shapes a
+// plan] in recording_key.cc.
 using RecordingKey = std::vector<uint64_t>;
 enum class PackFloats : uint8_t { kYes, kNo };
 RecordingKey pack(const Graph& graph, PackFloats floats = PackFloats::kYes);

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <map>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/compile/exec/run_eagerly.h"
@@ -24,10 +23,19 @@ std::atomic<bool>& chosen() {
   static std::atomic<bool> on = parse_checks(std::getenv("RONDO_CHECK"));
   return on;
 }
-thread_local bool checking = false;  // programs of the check are not checked
 
 // True if the op only looks at its operand's memory.
 bool is_view(const GraphNode& node) { return node.op->kind == OpKind::kView; }
+
+// The results of eager execution for these inputs.
+std::unique_ptr<const UnitCheck> eager_results(const Program& program, std::span<const Tensor> inputs,
+                                               const Floats& floats) {
+  std::vector<std::vector<int32_t>> units;
+  for (const Launch& launch : program.plan().launches)
+    if (!launch.nodes.empty()) units.push_back(launch.nodes);
+  return std::make_unique<UnitCheck>(with_floats(program.plan(), floats), std::move(units), inputs,
+                                     ProgramOptions{.plan = program.how(), .device = program.code().device()});
+}
 
 bool same(double a, double b) { return (a == b && std::signbit(a) == std::signbit(b)) || (a != a && b != b); }
 
@@ -38,8 +46,27 @@ bool parse_checks(const char* list) {
   if (name.empty() || name == "units") return !name.empty();
   throw Error(absl::StrCat("RONDO_CHECK: no check \"", name, "\". Checks: units"));
 }
-bool checks_units() { return chosen().load(std::memory_order_relaxed) && !checking; }
+bool checks_units() { return chosen().load(std::memory_order_relaxed); }
 void set_check_units(bool on) { chosen().store(on, std::memory_order_relaxed); }
+
+std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
+                                const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished) {
+  if (!checks_units()) [[likely]]
+    return program.run(inputs, floats, finished);
+  const auto eager = eager_results(program, inputs, *floats);
+  std::vector<Tensor> outputs = program.run(inputs, floats, finished);
+  eager->check(outputs);
+  return outputs;
+}
+std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
+                                            const std::shared_ptr<const Floats>& floats) {
+  if (!checks_units()) [[likely]]
+    return program.run_and_release(std::move(inputs), floats);
+  const auto eager = eager_results(program, inputs, *floats);
+  std::vector<Tensor> outputs = program.run_and_release(std::move(inputs), floats);
+  eager->check(outputs);
+  return outputs;
+}
 
 UnitCheck::UnitCheck(Graph source, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
                      const ProgramOptions& options)
@@ -207,8 +234,6 @@ std::string UnitCheck::first_difference(std::span<const Tensor> outputs) const {
 }
 
 void UnitCheck::check(std::span<const Tensor> outputs) const {
-  checking = true;
-  const auto done = absl::MakeCleanup([] { checking = false; });
   const DumpsOff quiet;
   NoGrad off;
   const std::string first = first_difference(outputs);
@@ -256,8 +281,6 @@ std::vector<Tensor> made_up_inputs(const Graph& graph) {
 }
 
 std::string check_graph(const Graph& source) {
-  const bool outer = std::exchange(checking, true);
-  const auto done = absl::MakeCleanup([outer] { checking = outer; });
   NoGrad off;
   const std::shared_ptr<const Program> program = Program::compile(source, {.plan = {.exact = true}});
   const Graph& graph = program->graph();

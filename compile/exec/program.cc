@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/tune.h"
 #include "rondo/compile/stages/dump.h"
@@ -89,28 +88,14 @@ std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& f
   return std::make_shared<std::pair<std::shared_ptr<const Program>, std::shared_ptr<const Floats>>>(shared_from_this(),
                                                                                                     floats);
 }
-std::unique_ptr<const UnitCheck> Program::check(std::span<const Tensor> inputs, const Floats& floats) const {
-  if (!checks_units()) [[likely]]
-    return nullptr;
-  std::vector<std::vector<int32_t>> units;
-  for (const Launch& launch : plan_.launches)
-    if (!launch.nodes.empty()) units.push_back(launch.nodes);
-  return std::make_unique<UnitCheck>(with_floats(plan_, floats), std::move(units), inputs,
-                                     ProgramOptions{.plan = how_, .device = code_.device()});
-}
+
 std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                  std::vector<Tensor>* finished) const {
-  const std::unique_ptr<const UnitCheck> eager = check(inputs, *floats);
-  std::vector<Tensor> outputs = Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
-  if (eager != nullptr) eager->check(outputs);
-  return outputs;
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
 }
 std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs,
                                              const std::shared_ptr<const Floats>& floats) const {
-  const std::unique_ptr<const UnitCheck> eager = check(inputs, *floats);
-  std::vector<Tensor> outputs = Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
-  if (eager != nullptr) eager->check(outputs);
-  return outputs;
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
 }
 
 }  // namespace rondo::compile

@@ -15,8 +15,6 @@
 
 namespace rondo::compile {
 
-class UnitCheck;
-
 struct ProgramStats {
   int kernels = 0;   // generated
   int compiled = 0;  // of these, the ones for which code had to be generated
@@ -49,7 +47,8 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // Executor::run(), with these floats (for this plan).
+  // Executor::run(), with these floats (for this plan). Its numbers are not checked: regions call run_checked()
+  // (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr) const;
   // The same; donated inputs that nobody but `inputs` holds are written over.
@@ -62,8 +61,8 @@ class Program : public std::enable_shared_from_this<Program> {
   const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
+  const PlanOptions& how() const { return how_; }  // it was made: for checks of its numbers
 
-  // `how` it was made: for checks of its numbers.
   Program(Plan plan, Code code, ProgramStats stats, PlanOptions how)
       : plan_(std::move(plan)),
         code_(std::move(code)),
@@ -72,8 +71,6 @@ class Program : public std::enable_shared_from_this<Program> {
         how_(std::move(how)) {}
 
  private:
-  // The results of eager execution for these inputs; null unless numbers are checked (exec/check_units.h).
-  std::unique_ptr<const UnitCheck> check(std::span<const Tensor> inputs, const Floats& floats) const;
   // Kept for launches that run late.
   std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
 

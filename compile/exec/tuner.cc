@@ -4,6 +4,7 @@
 #include <charconv>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/backend.h"
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "rondo/compile/cache.h"
 #include "rondo/compile/jit/code_store.h"
+#include "rondo/compile/jit/targets.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"

@@ -10,8 +10,8 @@
 
 #include "absl/status/status.h"
 #include "rondo/compile/cache.h"
-#include "rondo/compile/jit/targets.h"
 #include "rondo/compile/target/machine_code.h"
+#include "rondo/compile/target/target.h"
 #include "rondo/runtime/io/disk_cache.h"
 #include "rondo/runtime/io/kernel_file.h"
 
@@ -29,8 +29,7 @@ DiskCacheOptions disk_cache_options();
 
 class CodeStore {
  public:
-  explicit CodeStore(DiskCacheOptions disk, HostKey host = target_of(kCPU).key(),
-                     const Target& target = target_of(kCPU))
+  CodeStore(DiskCacheOptions disk, HostKey host, const Target& target)
       : target_(target), host_(host), disk_(std::move(disk), std::move(host)) {}
   // The one of this process for a target, with the disk cache that the environment names. Never destroyed.
   static CodeStore& of(const Target& target);

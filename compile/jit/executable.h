@@ -11,6 +11,7 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/jit/targets.h"
+#include "rondo/compile/target/code_generator.h"
 #include "rondo/compile/target/machine_code.h"
 #include "rondo/runtime/error.h"
 
@@ -31,19 +32,6 @@ class Executable {
   int compiled_;
 };
 
-// None of these changes the code: one that does must become part of the key in compile_kernels.
-struct JitOptions {
-  // LLVM IR and assembly, to the log's topic output_code. With either of these, kernels are compiled whether they are
-  // in a cache or not.
-  bool dump_ir = false;
-  bool dump_asm = false;
-};
-
-// Code would have to be generated for a device whose compiler is not installed.
-class NoCodeGenerator : public Error {
- public:
-  using Error::Error;
-};
 // Code would have to be generated where that is forbidden.
 class CodeForbidden : public Error {
  public:
@@ -66,10 +54,6 @@ class ForbidCodeGeneration {
 // if it rejects a kernel.
 std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels, const JitOptions& options = {},
                                             const Target& target = target_of(kCPU));
-
-// The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Throws Error if the
-// plug-in is missing.
-std::string jit_toolchain();
 
 // True if compile_kernels can work for a device: its target's compiler is there (LLVM for the CPU, NVRTC for CUDA), or
 // an artifact file was loaded for it. Loads no compiler.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/eager_backward.h"
 #include "rondo/compile/region/kept_values.h"
 #include "rondo/compile/stages/outcomes.h"
@@ -120,8 +121,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     std::vector<Tensor> inputs = inputs_of(backward, grads_out, grads_in, leaves, arriving, *pass.saved);
     if (backward.program->reuses_inputs() && autograd::LastRead::now() && pass.is_last) kept_.release(pass);
     count(Outcome::kCompiled);
-    const std::vector<Tensor> grads = pass.released ? backward.program->run_and_release(std::move(inputs), bound.floats)
-                                                    : backward.program->run(inputs, bound.floats);
+    const std::vector<Tensor> grads = pass.released
+                                          ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats)
+                                          : run_checked(*backward.program, inputs, bound.floats);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {

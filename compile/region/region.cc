@@ -4,6 +4,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/compiled_node.h"
@@ -274,7 +275,7 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   std::vector<Tensor> results, finished;
   try {
     count(Outcome::kCompiled);
-    results = entry.forward->run(trace.external(), binding->forward(), &finished);
+    results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
   } catch (const std::exception& e) {
     hand_over_finished(trace, binding, finished, e.what());
     throw;

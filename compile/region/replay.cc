@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
@@ -96,7 +97,7 @@ void Replay::run(const nn::ModuleCall& call) const {
                                         : *slots_[static_cast<size_t>(source.index)]);
   const Entry& entry = *binding_->entry();
   count(Outcome::kCompiled);
-  std::vector<Tensor> results = entry.forward->run(inputs, binding_->forward());
+  std::vector<Tensor> results = run_checked(*entry.forward, inputs, binding_->forward());
   Tensor result = results[0];
   if (entry.forward_graph.value(entry.forward_graph.outputs[0]).requires_grad)
     autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(0), 0);

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/modules/attention.h"

@@ -16,6 +16,7 @@
 
 #include "nlohmann/json.hpp"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/modules/module.h"

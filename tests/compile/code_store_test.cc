@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/cpu/host_key.h"
+#include "rondo/compile/jit/cpu/target.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
@@ -14,6 +15,12 @@
 
 namespace rondo::compile {
 namespace {
+
+// The host's code.
+struct HostStore : CodeStore {
+  explicit HostStore(DiskCacheOptions disk, HostKey key = host_key())
+      : CodeStore(std::move(disk), std::move(key), cpu::kTarget) {}
+};
 
 class CodeStoreTest : public testing::Test {
  protected:
@@ -33,7 +40,7 @@ class CodeStoreTest : public testing::Test {
 };
 
 TEST_F(CodeStoreTest, CountsWhereCodeComesFrom) {
-  CodeStore first(disk());
+  HostStore first(disk());
   const auto code = get(first, scale(2));
   EXPECT_EQ(get(first, scale(2)), code);
   const KernelFile artifact = first.contents();
@@ -43,12 +50,12 @@ TEST_F(CodeStoreTest, CountsWhereCodeComesFrom) {
   EXPECT_EQ(report.from_disk + report.from_artifacts, 0);
   EXPECT_EQ(report.folder, temp_ / "cache");
 
-  CodeStore second(disk());
+  HostStore second(disk());
   get(second, scale(2));
   EXPECT_EQ(second.report().from_disk, 1);
   EXPECT_EQ(second.report().misses, 0);
 
-  CodeStore third({});
+  HostStore third({});
   EXPECT_FALSE(third.has_artifacts());
   EXPECT_EQ(artifact.kernels.size(), 1u);
   EXPECT_TRUE(third.take(artifact).ok());
@@ -63,7 +70,7 @@ TEST_F(CodeStoreTest, CountsWhereCodeComesFrom) {
 }
 
 TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
-  CodeStore store(disk());
+  HostStore store(disk());
   get(store, scale(2));
   CacheReport report = store.report();
   ASSERT_EQ(report.missed.size(), 1u);
@@ -77,7 +84,7 @@ TEST_F(CodeStoreTest, AMissNamesTheNearestKernel) {
   get(store, b.kernel);
 
   // In another process, that sees the first kernels on disk only.
-  CodeStore other(disk());
+  HostStore other(disk());
   get(other, scale(2, 64));
   report = other.report();
   ASSERT_EQ(report.missed.size(), 1u);
@@ -92,7 +99,7 @@ TEST_F(CodeStoreTest, TheLogTellsHitsFromMisses) {
   std::vector<std::string> lines;
   const log::Sink before = log::set_log_sink([&](std::string_view text) { lines.emplace_back(text); });
   log::configure("cache");
-  CodeStore first(disk()), second(disk());
+  HostStore first(disk()), second(disk());
   get(first, scale(2));
   get(first, scale(2));
   get(second, scale(2));
@@ -109,7 +116,7 @@ TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
     HostKey older = host_key();
     for (HostKey::Component& c : older.components)
       if (c.name == component) c.value = "old";
-    CodeStore before({.folder = temp_ / component}, older), now({.folder = temp_ / component});
+    HostStore before({.folder = temp_ / component}, older), now({.folder = temp_ / component});
     get(before, scale(2));
     get(now, scale(2));
     const CacheReport report = now.report();
@@ -125,7 +132,7 @@ TEST_F(CodeStoreTest, AMissNamesTheComponentThatChanged) {
 }
 
 TEST_F(CodeStoreTest, CodeOutlivesWhatIsForgotten) {
-  CodeStore store({});
+  HostStore store({});
   const auto code = get(store, scale(2));
   store.forget();
   EXPECT_EQ(store.find(code_text(scale(2))), nullptr);
@@ -137,7 +144,7 @@ TEST_F(CodeStoreTest, CodeOutlivesWhatIsForgotten) {
 }
 
 TEST_F(CodeStoreTest, KeepsABoundedNumber) {
-  CodeStore store({});
+  HostStore store({});
   const std::string object = compile_object(scale(2), {});
   for (int i = 0; i < 9000; ++i) store.add("kernel " + std::to_string(i), object);
   EXPECT_NE(store.find("kernel 8999"), nullptr);
@@ -145,7 +152,7 @@ TEST_F(CodeStoreTest, KeepsABoundedNumber) {
 }
 
 TEST_F(CodeStoreTest, ArtifactsThatCannotBeWritten) {
-  CodeStore store({});
+  HostStore store({});
   EXPECT_THROW(save_artifacts(temp_ / "no/such/folder/artifacts"), FileError);
   EXPECT_THROW(load_artifacts(temp_.path()), FileError);
 }

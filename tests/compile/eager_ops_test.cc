@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -107,6 +108,21 @@ TEST_F(EagerOps, Training) {
   const Tensor expected = train(kCPU);
   FakeDevice fake({.seed = 2, .generates = true});
   EXPECT_TRUE(same_bits(train(fake.device()), expected));
+}
+
+// The eager results that a region's are compared with come from generated kernels here, which are not checked in turn.
+TEST_F(EagerOps, AreWhatCompiledRegionsAreCheckedAgainst) {
+  FakeDevice fake({.seed = 4, .generates = true});
+  auto f = compile::compile([](const Tensor& x) { return ops::exp(ops::tanh(x) * 0.5) * 2.0; }, {.exact = true});
+  const Tensor x = Tensor::randn({3, 5});
+  const NoGrad off;
+  const Tensor expected = ops::exp(ops::tanh(x) * 0.5) * 2.0, there = x.to(fake.device());
+  const int64_t before = eager_ops_report().calls;
+  compile::set_check_units(true);
+  const Tensor got = f(there);
+  compile::set_check_units(false);
+  EXPECT_GT(eager_ops_report().calls, before);
+  EXPECT_TRUE(same_bits(got.to(kCPU), expected));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "rondo/compile/jit/build_hash.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -13,6 +13,7 @@
 #include <functional>
 #include <thread>
 
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/error.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -10,10 +10,20 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/plugin.h"
-#include "rondo/compile/jit/cpu/target.h"
 #include "rondo/runtime/cpu_features.h"
 
 namespace rondo::compile {
+
+std::string host_name() {
+#if defined(__x86_64__)
+  return "cpu x86_64";
+#elif defined(__aarch64__)
+  return "cpu aarch64";
+#else
+  return "cpu";
+#endif
+}
+
 std::string describe_cpu() {
 #if defined(__x86_64__)
   struct Leaf {
@@ -58,7 +68,7 @@ std::string describe_cpu() {
 
 const HostKey& host_key() {
   static const HostKey key{{
-      {"target", cpu::kTarget.name()},
+      {"target", host_name()},
       {"build", build_hash()},
       {"llvm", llvm_version()},
       {"launch_abi", absl::StrCat(kPluginAbi)},

@@ -10,6 +10,9 @@ namespace rondo::compile {
 
 using io::HostKey;
 
+// "cpu x86_64".
+std::string host_name();
+
 // The key of this build on this machine; constant.
 const HostKey& host_key();
 

@@ -6,7 +6,8 @@
 #include <string>
 
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/target/code_generator.h"
+#include "rondo/compile/target/machine_code.h"
 
 namespace rondo::compile {
 

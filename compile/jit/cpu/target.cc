@@ -9,16 +9,6 @@
 namespace rondo::compile::cpu {
 namespace {
 
-std::string name() {
-#if defined(__x86_64__)
-  return "cpu x86_64";
-#elif defined(__aarch64__)
-  return "cpu aarch64";
-#else
-  return "cpu";
-#endif
-}
-
 absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& object) {
   absl::StatusOr<std::shared_ptr<const MachineCode>> code = place_object(object);
   if (absl::IsUnimplemented(code.status())) return link_object(object);
@@ -33,7 +23,7 @@ absl::Status check(const std::string& object) { return check_object(object); }
 
 constexpr Target kTarget = {
     .backend = Backend::kCPU,
-    .name = &name,
+    .name = &host_name,
     .key = &host_key,
     .absorbs = &absorbs,
     .schedule = &schedule,

@@ -8,7 +8,7 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/jit/cpu/object.h"
-#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/target/code_generator.h"
 
 namespace rondo::compile {
 
@@ -20,6 +20,9 @@ std::shared_ptr<const MachineCode> link_object(const std::string& object);
 
 // Loads the plug-in now.
 void load_toolchain();
+
+// The compiler, as it describes itself: LLVM's version, the target, the CPU and its features. Loads the plug-in.
+std::string jit_toolchain();
 
 // True if the plug-in is there. Does not load it.
 bool toolchain_exists();

@@ -7,7 +7,7 @@
 #include "rondo/compile/codegen/cuda/device_math.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/code_store.h"
-#include "rondo/compile/jit/executable.h"
+#include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"
