@@ -196,9 +196,9 @@ class Dispatcher {
   void run(std::span<Tensor> outputs) {
     InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
-    if (infer.outputs_.size() < outputs.size()) [[unlikely]]
+    if (infer.outputs().size() < outputs.size()) [[unlikely]]
       throw_internal(std::string(op_.name) + ": infer left out a result", where_);
-    for (const TensorMeta& meta : infer.outputs_) check_size(meta);
+    for (const TensorMeta& meta : infer.outputs()) check_size(meta);
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // An op without a gradient rule is differentiated through its decomposition.
@@ -209,8 +209,8 @@ class Dispatcher {
     const bool differentiable = needs && has_floating(infer.outputs());
     if (recorder != nullptr) {
       for (size_t i = 0; i < outputs.size(); ++i) {
-        outputs[i] = make_handle(infer.outputs_[i]);
-        outputs[i].impl()->requires_grad = differentiable && is_floating(infer.outputs_[i].dtype);
+        outputs[i] = make_handle(infer.outputs()[i]);
+        outputs[i].impl()->requires_grad = differentiable && is_floating(infer.outputs()[i].dtype);
         if (op_.kind == OpKind::kView && (!grad_enabled() || autograd::is_no_grad_view(*inputs_[0])))
           autograd::mark_no_grad_view(outputs[i]);
       }
@@ -219,7 +219,7 @@ class Dispatcher {
     }
     if (op_.kind == OpKind::kView) {
       for (size_t i = 0; i < outputs.size(); ++i) {
-        outputs[i] = make_handle(infer.outputs_[i]);
+        outputs[i] = make_handle(infer.outputs()[i]);
         outputs[i].impl()->storage = inputs_[0]->storage();
         autograd::mark_view(outputs[i], *inputs_[0], !grad_enabled());
         if (inputs_[0]->impl()->marks != nullptr) [[unlikely]]
@@ -234,7 +234,7 @@ class Dispatcher {
         if (inputs_[i]->defined() && !inputs_[i]->impl()->storage) [[unlikely]]
           static_cast<void>(inputs_[i]->storage(where_));
       for (size_t i = 0; i < outputs.size(); ++i) {
-        const TensorMeta& meta = infer.outputs_[i];
+        const TensorMeta& meta = infer.outputs()[i];
         outputs[i] = make_handle(meta);
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
@@ -254,7 +254,7 @@ class Dispatcher {
     InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
     Tensor target = *inputs_[0];
-    const TensorMeta& meta = infer.outputs_[0];
+    const TensorMeta& meta = infer.outputs()[0];
     if (!(meta.sizes == target.sizes()))
       throw_op_error(
           op_.name,

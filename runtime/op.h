@@ -8,6 +8,7 @@
 // OpDefs are constants: every thread may use them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -50,9 +51,15 @@ class IntList {
   IntList(IntList&& other) noexcept : size_(std::exchange(other.size_, 0)), many_(std::move(other.many_)) {
     copy_few(other);
   }
-  IntList& operator=(IntList other) noexcept {
+  IntList& operator=(const IntList& other) {
+    many_ = other.many_ == nullptr ? nullptr : std::make_unique<std::vector<int64_t>>(*other.many_);
     size_ = other.size_;
+    copy_few(other);
+    return *this;
+  }
+  IntList& operator=(IntList&& other) noexcept {
     many_ = std::move(other.many_);
+    size_ = std::exchange(other.size_, 0);
     copy_few(other);
     return *this;
   }
@@ -162,10 +169,9 @@ class InferContext {
   void require_floating(int i) const;
   void require_same_dtype(int a, int b) const;
 
-  std::span<const TensorMeta> outputs() const { return outputs_; }
+  std::span<const TensorMeta> outputs() const { return {outputs_.data(), n_outputs_}; }
 
  private:
-  friend class Dispatcher;
   const Tensor& operand(int i) const {
     if (!has(i)) [[unlikely]]
       fail_undefined(i);
@@ -173,15 +179,19 @@ class InferContext {
   }
   [[noreturn, gnu::cold]] void fail_undefined(int i) const;
   TensorMeta& meta(int i) {
-    while (static_cast<size_t>(i) >= outputs_.size()) outputs_.emplace_back();
-    return outputs_[static_cast<size_t>(i)];
+    const auto at = static_cast<size_t>(i);
+    n_outputs_ = std::max(n_outputs_, at + 1);
+    while (at >= outputs_.size()) outputs_.emplace_back();
+    return outputs_[at];
   }
   const OpDef& op_;
   std::span<const Tensor* const> inputs_;
   const Attrs& attrs_;
   std::source_location where_;
   std::span<const TensorArg> given_;
-  absl::InlinedVector<TensorMeta, 1> outputs_;
+  absl::InlinedVector<TensorMeta, 1> outputs_ = absl::InlinedVector<TensorMeta, 1>(
+      1);  // nearly every call has one: it is there from the start
+  size_t n_outputs_ = 0;
 };
 
 // Elementwise ops that a product can apply to its result before it stores it.

@@ -41,7 +41,7 @@ ValueId Trace::add_value(Tensor handle, int32_t producer) {
   value.grad_mode = grad_enabled();
   value.producer = producer;
   value.root = id;
-  handles_.push_back(std::move(handle));
+  handles_.emplace_back(std::move(handle));
   return id;
 }
 
