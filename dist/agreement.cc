@@ -9,7 +9,7 @@
 namespace rondo::dist {
 namespace {
 
-constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "barrier"};
+constexpr const char* kKindNames[] = {"all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"};
 constexpr const DType kDTypes[] = {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool};
 
 bool is_known(CollectiveKind kind) { return static_cast<size_t>(kind) < std::size(kKindNames); }
@@ -34,14 +34,15 @@ std::string describe(const Call& call, std::string_view name) {
   if (call.kind == CollectiveKind::kBarrier) return text + ")";
   absl::StrAppend(&text, "; ", call.numel, " ",
                   is_known(call.dtype) ? std::string(name_of(call.dtype)) : std::string("of an unknown dtype"));
-  if (call.kind == CollectiveKind::kAllReduce && call.op == ReduceOp::kAverage) text += ", average";
+  if (call.op == ReduceOp::kAverage) text += ", average";
   if (call.kind == CollectiveKind::kBroadcast) absl::StrAppend(&text, " from rank ", call.root);
   return text + ")";
 }
 
 bool is_valid(const Call& call, int world_size) {
   return is_known(call.kind) && is_known(call.dtype) && (call.op == ReduceOp::kSum || call.op == ReduceOp::kAverage) &&
-         call.numel >= 0 && call.root >= 0 && call.root < world_size;
+         call.numel >= 0 && call.root >= 0 && call.root < world_size &&
+         (call.kind != CollectiveKind::kReduceScatter || call.numel % world_size == 0);
 }
 
 size_t first_that_differs(std::span<const CallMessage> calls, int world_size) {
@@ -59,7 +60,8 @@ void combine_small(const Call& call, int rank, int world_size, const unsigned ch
       if (call.root != rank) std::memcpy(to, all + static_cast<size_t>(call.root) * bytes, bytes);
       return;
     case CollectiveKind::kAllGather: std::memcpy(to, all, static_cast<size_t>(world_size) * bytes); return;
-    case CollectiveKind::kAllReduce: break;
+    case CollectiveKind::kAllReduce:
+    case CollectiveKind::kReduceScatter: break;
   }
   const DType wire = wire_dtype(call.dtype);
   alignas(8) unsigned char sum[2 * kSmall] = {}, part[2 * kSmall];  // 16-bit floats are added in f32
@@ -75,8 +77,13 @@ void combine_small(const Call& call, int rank, int world_size, const unsigned ch
     if (r > 0) sum_of(wire)(sum, sum, part, n);
   }
   if (call.op == ReduceOp::kAverage) divide(sum, wire, n, world_size);
-  if (wire == call.dtype) std::memcpy(to, sum, bytes);
-  else narrow(reinterpret_cast<const float*>(sum), to, call.dtype, n);
+  size_t first = 0, count = n;  // of this rank's result
+  if (call.kind == CollectiveKind::kReduceScatter) {
+    count = n / static_cast<size_t>(world_size);
+    first = static_cast<size_t>(rank) * count;
+  }
+  if (wire == call.dtype) std::memcpy(to, sum + first * size_of(wire), count * size_of(wire));
+  else narrow(reinterpret_cast<const float*>(sum) + first, to, call.dtype, count);
 }
 
 }  // namespace rondo::dist

@@ -13,13 +13,13 @@
 
 namespace rondo::dist {
 
-enum class CollectiveKind : uint8_t { kAllReduce, kBroadcast, kAllGather, kBarrier };
+enum class CollectiveKind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
 
 // On the wire as it is in memory: all ranks run the same build.
 struct Call {
   uint64_t number = 0;  // of the collective, from 1
   uint64_t name = 0;    // a hash of its name
-  int64_t numel = 0;
+  int64_t numel = 0;    // of the tensor that a rank sends
   int32_t root = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
   ReduceOp op = ReduceOp::kSum;

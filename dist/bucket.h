@@ -19,6 +19,11 @@ namespace rondo::dist {
 struct BucketOptions {
   int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
   int64_t max_bytes = 64 << 20;   // larger parts and larger parameters are split, so that the first piece leaves early
+  // What a step does about a parameter that got no gradient on this rank (a branch that was not taken). false: an error
+  // on every rank, as it usually means a mistake. true: zeros are sent for it, and it is in unused_parameters(). It
+  // gets the average if some rank has a gradient for it, and none otherwise. Its bucket, and those after it, leave in
+  // finish(). Must be equal on all ranks.
+  bool allow_unused = false;
 };
 
 // A parameter, or a piece of one that is larger than a bucket, in a bucket.

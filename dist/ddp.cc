@@ -22,6 +22,8 @@ constexpr const char* kWho = "DistributedDataParallel";
 // what a rank itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums are whole
 // numbers below 2^24. A third one is 1 on a rank that cannot send what it should: by its average every rank leaves the
 // same buckets alone.
+// With allow_unused, one more for each slot follows: 1 on a rank that has its gradient. Its average is above 0 if some
+// rank has.
 constexpr int64_t kTagElements = 3;
 constexpr int64_t kMaxSentence = 512;
 
@@ -94,7 +96,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     for (const Tensor& p : seam.parameters) paths[p.impl()] = &seam.path;
   for (const nn::NamedTensor& p : parameters_) path_of_.push_back(*paths.at(p.tensor.impl()));
   plan_ = plan_buckets(model, seams, options);
-  compare_plans(plan_.text + describe_state(model));
+  compare_plans(plan_.text + describe_state(model) + (options.allow_unused ? "parameters may be unused\n" : ""));
   if (parameters_.empty())
     throw Error(absl::StrCat(kWho, ": ", model.type_name(),
                              " has no parameter that requires a gradient, so there is nothing to average. Modules find "
@@ -234,7 +236,8 @@ void DistributedDataParallel::make_parcels() {
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     const Bucket& bucket = plan_.buckets[b];
     Parcel& parcel = parcels_.emplace_back();
-    parcel.flat = Tensor::zeros({bucket.numel + kTagElements}, {bucket.dtype, kCPU});
+    const int64_t flags = options_.allow_unused ? static_cast<int64_t>(bucket.slots.size()) : 0;
+    parcel.flat = Tensor::zeros({bucket.numel + kTagElements + flags}, {bucket.dtype, kCPU});
     parcel.filled.resize(bucket.slots.size());
     parcel.waiting = bucket.slots.size();
     for (const BucketSlot& slot : bucket.slots) {
@@ -258,8 +261,10 @@ void DistributedDataParallel::send(size_t b) {
     const BucketSlot& slot = bucket.slots[k];
     const size_t i = parcel.parameters[k];
     Tensor parameter = slot.parameter;
-    if (!arrivals_->arrived[i] && !arrivals_->sent[i])
-      note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
+    if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
+      if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
+      else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
+    }
     // Taken with its first piece, so that no further backward before finish() can change what is sent.
     if (slot.begin == 0 && !arrivals_->held[i].defined()) arrivals_->held[i] = parameter.grad();
     if (slot.begin == 0) parameter.set_grad(Tensor());
@@ -281,6 +286,10 @@ void DistributedDataParallel::send(size_t b) {
   tag[0].fill_(tag_of(step_, b));
   tag[1].fill_(group_->rank() + 1);
   tag[2].fill_(trouble_.empty() ? 0 : 1);
+  if (options_.allow_unused) {
+    const std::vector<double> flags(parcel.filled.begin(), parcel.filled.end());
+    tag.slice(0, {kTagElements}).copy_(Tensor::from(flags, {static_cast<int64_t>(flags.size())}, kCPU));
+  }
   parcel.work = group_->all_reduce(parcel.flat, ReduceOp::kAverage, absl::StrCat("bucket ", b, " of step ", step_));
 }
 
@@ -293,9 +302,15 @@ void DistributedDataParallel::deliver(size_t b) {
   if (!check_tag(b)) spoilt_ = true;
   if (spoilt_) return;
   std::vector<Tensor> final_ones;
+  std::vector<bool> there = parcel.filled;
+  if (options_.allow_unused) {
+    const std::vector<double> flags = parcel.flat.slice(0, {bucket.numel + kTagElements}).to_vector<double>();
+    there.assign(flags.size(), false);
+    for (size_t k = 0; k < flags.size(); ++k) there[k] = flags[k] > 0;
+  }
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
     const BucketSlot& slot = bucket.slots[k];
-    if (!parcel.filled[k]) continue;
+    if (!there[k]) continue;
     Tensor parameter = slot.parameter, average = parcel.views[k];
     if (!slot.whole()) {
       Tensor& all = arrivals_->assembled[parcel.parameters[k]];
@@ -350,6 +365,7 @@ void DistributedDataParallel::finish() {
   check_no_stranger();
   const int64_t step = step_++;
   const std::string mine = std::exchange(trouble_, "");
+  unused_ = std::exchange(unused_now_, {});
   next_bucket_ = next_delivered_ = 0;
   spoilt_ = false;
   arrivals_->start_over(parameters_.size());

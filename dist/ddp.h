@@ -23,11 +23,11 @@
 // in finish(); those of later steps leave during backward.
 //
 // Invariants. The plan is equal on every rank. A gradient is sent once per step. These are errors on every rank, which
-// name the rank and the parameter: a gradient that changes after it was sent, a gradient that does not come, a
-// parameter in no bucket, and an all-reduce that did not happen. Once its gradient was taken for sending, a parameter
-// has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is the average. It is a view of
-// the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until the next step's gradients
-// are sent.
+// name the rank and the parameter: a gradient that changes after it was sent, a gradient that does not come (unless
+// BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen. Once its gradient was
+// taken for sending, a parameter has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is
+// the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
+// the next step's gradients are sent.
 //
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once
@@ -63,6 +63,10 @@ class DistributedDataParallel final : public optim::GradientSource {
   // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError on every rank; the gradients
   // of this step must then not be used, but the next step may be tried.
   void finish();
+
+  // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
+  // finish() ended, by name.
+  const std::vector<std::string>& unused_parameters() const { return unused_; }
 
   // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.
   int64_t on_final(Listener listener) override;
@@ -120,7 +124,8 @@ class DistributedDataParallel final : public optim::GradientSource {
   bool spoilt_ = false;                          // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
-  std::string trouble_;  // of this rank, in this step
+  std::string trouble_;                           // of this rank, in this step
+  std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
 };
 
 }  // namespace rondo::dist

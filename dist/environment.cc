@@ -1,11 +1,13 @@
 #include "rondo/dist/environment.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <optional>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/checksum.h"
 
 namespace rondo::dist {
 namespace {
@@ -25,6 +27,61 @@ int number_of(const char* name, int otherwise, int least, int most) {
   return value;
 }
 
+// How a launcher that is not ours tells a process its rank.
+struct Launcher {
+  const char* name;
+  const char* rank;  // the others count only if this and world_size are set
+  const char* world_size;
+  const char* local_rank;
+  const char* local_world_size;  // or the number of machines, if counts_machines
+  bool counts_machines;
+  std::vector<const char*> job;  // together they name the job on this machine
+};
+// A shell of sbatch has SLURM_PROCID, too, but is no step and has no SLURM_STEP_NUM_TASKS.
+const std::vector<Launcher>& launchers() {
+  static const auto* const all = new std::vector<Launcher>{
+      {"mpirun (Open MPI)",
+       "OMPI_COMM_WORLD_RANK",
+       "OMPI_COMM_WORLD_SIZE",
+       "OMPI_COMM_WORLD_LOCAL_RANK",
+       "OMPI_COMM_WORLD_LOCAL_SIZE",
+       false,
+       {"PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"}},
+      {"srun",
+       "SLURM_PROCID",
+       "SLURM_STEP_NUM_TASKS",
+       "SLURM_LOCALID",
+       "SLURM_STEP_NUM_NODES",
+       true,
+       {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+      {"mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", false, {"PMI_PORT"}},
+  };
+  return *all;
+}
+
+void read_launcher(const Launcher& launcher, Environment& e, int most) {
+  e.world_size = number_of(launcher.world_size, 1, 1, most);
+  e.rank = number_of(launcher.rank, 0, 0, e.world_size - 1);
+  e.local_rank = number_of(launcher.local_rank, e.rank, 0, e.world_size - 1);
+  e.local_world_size = e.world_size;
+  const int here = number_of(launcher.local_world_size, launcher.counts_machines ? 1 : e.world_size, 1, most);
+  if (here != (launcher.counts_machines ? 1 : e.world_size))
+    throw Error(absl::StrCat("this job of ", launcher.name, " has ", e.world_size,
+                             " processes, not all of them on this "
+                             "machine (",
+                             launcher.local_world_size, "=", here,
+                             "): set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT"));
+  std::string job;
+  for (const char* name : launcher.job)
+    if (const std::string text = text_of(name); !text.empty()) absl::StrAppend(&job, job.empty() ? "" : ".", text);
+  if (job.empty()) return;
+  e.run_id = job;
+  // Below the ports that systems hand out by themselves (32768 on Linux).
+  io::Checksum sum;
+  sum.update(job);
+  e.master_port = static_cast<int>(20'000 + sum.digest() % 12'000);
+}
+
 }  // namespace
 
 HostPort Environment::store_address() const {
@@ -40,15 +97,22 @@ HostPort Environment::store_address() const {
 Environment Environment::from_process() {
   Environment e;
   constexpr int kMost = 1 << 14;
-  e.world_size = number_of("WORLD_SIZE", 1, 1, kMost);
-  if (e.world_size > 1 && text_of("RANK").empty())
-    throw Error(
-        absl::StrCat("the variable WORLD_SIZE=", e.world_size, " without RANK: start the program with rondorun"));
-  e.rank = number_of("RANK", 0, 0, e.world_size - 1);
-  e.local_world_size = number_of("LOCAL_WORLD_SIZE", e.world_size, 1, e.world_size);
-  e.local_rank = number_of("LOCAL_RANK", e.rank % e.local_world_size, 0, e.local_world_size - 1);
+  const auto started_by = std::find_if(launchers().begin(), launchers().end(), [](const Launcher& launcher) {
+    return !text_of(launcher.rank).empty() && !text_of(launcher.world_size).empty();
+  });
+  if (text_of("RANK").empty() && text_of("WORLD_SIZE").empty() && started_by != launchers().end()) {
+    read_launcher(*started_by, e, kMost);
+  } else {
+    e.world_size = number_of("WORLD_SIZE", 1, 1, kMost);
+    if (e.world_size > 1 && text_of("RANK").empty())
+      throw Error(
+          absl::StrCat("the variable WORLD_SIZE=", e.world_size, " without RANK: start the program with rondorun"));
+    e.rank = number_of("RANK", 0, 0, e.world_size - 1);
+    e.local_world_size = number_of("LOCAL_WORLD_SIZE", e.world_size, 1, e.world_size);
+    e.local_rank = number_of("LOCAL_RANK", e.rank % e.local_world_size, 0, e.local_world_size - 1);
+  }
   if (const std::string address = text_of("MASTER_ADDR"); !address.empty()) e.master_addr = address;
-  e.master_port = number_of("MASTER_PORT", 0, 1, 65535);
+  e.master_port = number_of("MASTER_PORT", e.master_port, 1, 65535);
   e.store = text_of("RONDO_STORE");
   e.store_token = text_of("RONDO_STORE_TOKEN");
   if (const std::string id = text_of("TORCHELASTIC_RUN_ID"); !id.empty()) e.run_id = id;

@@ -1,5 +1,4 @@
-// Environment: the rank of this process and the size of its job. The variables have torchrun's names; `rondorun` sets
-// them.
+// Environment: the rank of this process and the size of its job, as rondorun, torchrun, mpirun or srun say it.
 #pragma once
 
 #include <string>
@@ -20,16 +19,19 @@ struct Environment {
   // "host:port" of a store that the launcher keeps. Empty: rank 0 opens one at master_addr:master_port.
   std::string store;
   std::string store_token;      // what the store asks its clients for
-  std::string run_id = "none";  // of the job
+  std::string run_id = "none";  // of the job, the same after a restart; rondorun gives every job one of its own
   int restart_count = 0;        // how often the job was started again
 
   // Where the store is. Throws Error if `store` is not host:port.
   HostPort store_address() const;
 
   // Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID,
-  // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN. Variables that are not set mean a job of one
-  // process. No other place of the library reads variables not named RONDO_*, and this one only when a program calls
-  // it. Throws Error, which names the variable, if a value makes no sense.
+  // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN, which rondorun and torchrun set. If neither RANK nor
+  // WORLD_SIZE is set: the ranks that Open MPI's mpirun (OMPI_COMM_WORLD_*), MPICH's (PMI_*, MPI_LOCAL*) or a step of
+  // srun (SLURM_*) give, of jobs on one machine. These name no port: it follows from the job's id, and MASTER_PORT
+  // names another. If none of these is set: a job of one process. No other place of the library reads variables not
+  // named RONDO_*, and this one only when a program calls it. Throws Error, which names the variable, if a value makes
+  // no sense.
   static Environment from_process();
 };
 

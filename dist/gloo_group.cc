@@ -230,7 +230,7 @@ class Communicator {
   }
 
   bool sends(const Call& call) const { return call.kind != CollectiveKind::kBroadcast || call.root == rank_; }
-  static const void* source(const Job& job) { return job.call.kind == CollectiveKind::kAllGather ? job.from : job.to; }
+  static const void* source(const Job& job) { return job.from != nullptr ? job.from : job.to; }
 
   // ---- Data
   void take_inline(Job& job, const std::vector<CallMessage>& calls) {
@@ -261,6 +261,16 @@ class Communicator {
         transport_->all_reduce(values, wire, n);
         if (call.op == ReduceOp::kAverage) divide(values, wire, n, world_size_);
         if (wire != call.dtype) narrow(wide.data(), job.to, call.dtype, n);
+        return;
+      }
+      case CollectiveKind::kReduceScatter: {
+        const DType wire = wire_dtype(call.dtype);
+        const size_t mine = n / static_cast<size_t>(world_size_);
+        std::vector<float> wide(wire == call.dtype ? 0 : mine);
+        void* sums = wire == call.dtype ? job.to : wide.data();
+        transport_->reduce_scatter(job.from, call.dtype, sums, mine);
+        if (call.op == ReduceOp::kAverage) divide(sums, wire, mine, world_size_);
+        if (wire != call.dtype) narrow(wide.data(), job.to, call.dtype, mine);
       }
     }
   }
@@ -327,6 +337,16 @@ class GlooGroup final : public ProcessGroup {
     check_gather(out, in, world_size_, name);
     Job job;
     job.call = {.numel = in.numel(), .kind = CollectiveKind::kAllGather, .dtype = in.dtype()};
+    job.in = in;
+    job.from = in.raw_data();
+    job.out = out;
+    job.to = job.out.raw_mutable_data();
+    return communicator_->issue(std::move(job), name);
+  }
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) override {
+    check_scatter(out, in, world_size_, op, name);
+    Job job;
+    job.call = {.numel = in.numel(), .kind = CollectiveKind::kReduceScatter, .op = op, .dtype = in.dtype()};
     job.in = in;
     job.from = in.raw_data();
     job.out = out;

@@ -53,6 +53,13 @@ class Buffer final : public gloo::transport::UnboundBuffer {
   Messages::Count count_;
 };
 
+// Messages of a count, which are given up if they are not waited for.
+struct Pending {
+  Messages& messages;
+  Messages::Count count = {};
+  ~Pending() { messages.forget(count); }
+};
+
 // Gloo's collectives ask whether there is one, and no more.
 class Pair final : public gloo::transport::Pair {
  public:
@@ -119,11 +126,7 @@ struct GlooTransport::State {
   void send_and_receive(const void* out, size_t out_bytes, int to, void* in, size_t in_bytes, int from,
                         Deadline deadline) {
     const uint64_t slot = gloo::Slot::build(kExchangePrefix, tag++);
-    struct Pending {
-      Messages& messages;
-      Messages::Count count = {};
-      ~Pending() { messages.forget(count); }
-    } pending{messages};
+    Pending pending{messages};
     messages.receive(from, slot, in, in_bytes, pending.count);
     messages.send(to, slot, out, out_bytes, pending.count);
     if (!messages.wait_received_or_interrupted(pending.count, deadline) ||
@@ -173,6 +176,55 @@ void GlooTransport::all_gather(const void* in, void* out, size_t bytes) {
   options.setOutput(static_cast<char*>(out), bytes * static_cast<size_t>(state_->world_size));
   state_->set_up(options);
   gloo::allgather(options);
+}
+
+// Gloo has none over unbound buffers. In round k a rank sends the block of the rank k before it and receives its own
+// from the rank k behind it, so (n - 1) / n of the bytes leave each rank, and 16-bit numbers travel as such. Blocks
+// come in pieces: one is added while the next is under way.
+void GlooTransport::reduce_scatter(const void* in, DType dtype, void* sums, size_t n) {
+  constexpr size_t kPieceBytes = 1 << 19;
+  State& s = *state_;
+  const auto ranks = static_cast<size_t>(s.world_size), me = static_cast<size_t>(s.rank);
+  const size_t width = size_of(dtype), piece = kPieceBytes / width;
+  const DType wire = wire_dtype(dtype);
+  const auto block = [&](size_t rank) { return static_cast<const char*>(in) + rank * n * width; };
+  const bool widens = wire != dtype;
+  if (widens) widen(block(me), dtype, static_cast<float*>(sums), n);
+  else std::memcpy(sums, block(me), n * width);
+  const size_t longest = std::min(n, piece);
+  std::vector<char> came[2] = {std::vector<char>(longest * width), std::vector<char>(longest * width)};
+  std::vector<float> wide(widens ? longest : 0);
+  const Deadline deadline = after(s.timeout);
+  Pending sent{s.messages}, received{s.messages};
+  const uint32_t first_tag = s.tag;
+  const size_t pieces = (n + piece - 1) / piece, total = pieces * (ranks - 1);
+  s.tag += static_cast<uint32_t>(total);
+  // Piece i of all that this rank sends, and of all that it receives.
+  const auto slot_of = [&](size_t i) {
+    return gloo::Slot::build(kExchangePrefix, first_tag + static_cast<uint32_t>(i));
+  };
+  const auto size_of_piece = [&](size_t i) { return std::min(piece, n - i % pieces * piece); };
+  const auto start = [&](size_t i) {
+    const size_t k = i / pieces + 1, at = i % pieces * piece;
+    s.messages.receive(static_cast<int>((me + k) % ranks), slot_of(i), came[i % 2].data(), size_of_piece(i) * width,
+                       received.count);
+    const size_t to = (me + ranks - k) % ranks;
+    s.messages.send(static_cast<int>(to), slot_of(i), block(to) + at * width, size_of_piece(i) * width, sent.count);
+  };
+  if (total > 0) start(0);
+  for (size_t i = 0; i < total; ++i) {
+    s.messages.wait_received(received.count, deadline);
+    if (i + 1 < total) start(i + 1);
+    const size_t at = i % pieces * piece, count = size_of_piece(i);
+    const void* addend = came[i % 2].data();
+    if (widens) {
+      widen(addend, dtype, wide.data(), count);
+      addend = wide.data();
+    }
+    char* into = static_cast<char*>(sums) + at * size_of(wire);
+    sum_of(wire)(into, into, addend, count);
+  }
+  for (size_t i = 0; i < total; ++i) s.messages.wait_sent(sent.count, deadline);
 }
 
 void GlooTransport::all_reduce(void* values, DType wire, size_t n) {

@@ -28,6 +28,9 @@ class GlooTransport {
   // The rest throw if a rank ends or the timeout is over.
   void broadcast(void* data, size_t bytes, int root);
   void all_gather(const void* in, void* out, size_t bytes);
+  // sums[i] is the sum over the ranks of element i of block `rank` of `in`, which has a block of n elements of `dtype`
+  // for each rank. In the wire dtype, in the order of the ranks from this one on.
+  void reduce_scatter(const void* in, DType dtype, void* sums, size_t n);
   // Sums, in place.
   void all_reduce(void* values, DType wire, size_t n);
 

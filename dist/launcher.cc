@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/signalfd.h>
@@ -22,6 +21,7 @@
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/guard.h"
 #include "rondo/dist/keyed_hash.h"
+#include "rondo/dist/node.h"
 #include "rondo/dist/output_queue.h"
 #include "rondo/dist/store.h"
 
@@ -37,15 +37,11 @@ constexpr Milliseconds kEnding{1'000};
 // The timeout of the launcher's connection to its own store.
 constexpr Milliseconds kOwnStore{10'000};
 constexpr size_t kLongestLine = 1 << 16;
+constexpr int kMostProcesses = 1024;
 
 std::string signal_text(int signal) {
   const char* name = ::sigabbrev_np(signal);
   return absl::StrCat("signal ", signal, name == nullptr ? "" : absl::StrCat(" (SIG", name, ")"));
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
 // For programs that open a store of their own there, such as PyTorch's.
@@ -103,11 +99,17 @@ struct Rank {
   bool failed() const { return status && (!WIFEXITED(*status) || WEXITSTATUS(*status) != 0); }
 };
 
+// The processes of a job, from their start to the end of the last one. `run_id`: the same in every attempt, and no
+// other job's. `restart`: how often they have started before.
 class LaunchedJob {
  public:
-  LaunchedJob(const LaunchOptions& options, const LaunchOutput& output)
+  LaunchedJob(const LaunchOptions& options, std::string run_id, int restart, Signals& signals,
+              const LaunchOutput& output)
       : options_(options),
+        run_id_(std::move(run_id)),
+        restart_(restart),
         master_port_(choose_master_port(options)),
+        signals_(signals),
         guard_(signals_.before()),
         token_(absl::BytesToHexString(random_bytes(16))),
         store_("127.0.0.1", 0, token_),
@@ -130,6 +132,9 @@ class LaunchedJob {
     return code_;
   }
 
+  // A rank failed, and nobody asked the job to end.
+  bool may_start_again() const { return has_blamed_ && !is_asked_to_end_ && restart_ < options_.max_restarts; }
+
  private:
   void say(std::string_view text) { output_.push(STDERR_FILENO, absl::StrCat("rondorun: ", std::string(text), "\n")); }
 
@@ -145,9 +150,9 @@ class LaunchedJob {
         "ROLE_NAME=default",
         "MASTER_ADDR=127.0.0.1",
         absl::StrCat("MASTER_PORT=", master_port_),
-        "TORCHELASTIC_RESTART_COUNT=0",
-        "TORCHELASTIC_MAX_RESTARTS=0",
-        "TORCHELASTIC_RUN_ID=none",
+        absl::StrCat("TORCHELASTIC_RESTART_COUNT=", restart_),
+        absl::StrCat("TORCHELASTIC_MAX_RESTARTS=", options_.max_restarts),
+        "TORCHELASTIC_RUN_ID=" + run_id_,
         absl::StrCat("RONDO_STORE=127.0.0.1:", store_.port()),
         "RONDO_STORE_TOKEN=" + token_,
     };
@@ -286,6 +291,8 @@ class LaunchedJob {
 
   std::optional<FailureRecord> record_of(int rank) {
     Environment job;  // as start_all() names it
+    job.run_id = run_id_;
+    job.restart_count = restart_;
     try {
       const std::optional<std::string> text = records_.get_if_there(failure_key(job, rank));
       return text ? FailureRecord::from_text(*text) : std::nullopt;
@@ -324,7 +331,11 @@ class LaunchedJob {
                      stopped        ? " is stopped (SIGSTOP or SIGTSTP)"
                      : !root.status ? " does not take part any more"
                                     : how_it_ended(*root.status),
-                     root.status && !root.failed() ? " while other ranks needed it" : "", "; the job ends"));
+                     root.status && !root.failed() ? " while other ranks needed it" : "",
+                     restart_ == options_.max_restarts ? "; the job ends"
+                                                       : absl::StrCat("; all ranks start again (restart ", restart_ + 1,
+                                                                      " of ", options_.max_restarts, ")")));
+    has_blamed_ = true;
     if (root.failure) say(absl::StrCat("rank ", *culprit, " reports: ", root.failure->message));
     else if (accuser_ && !root.failed())
       say(absl::StrCat("rank ", *accuser_, " reports: ", ranks_[*accuser_].failure->message));
@@ -341,6 +352,7 @@ class LaunchedJob {
 
   void pass_on(int signal) {
     dropping_ = true;
+    is_asked_to_end_ = true;
     if (ending_ && kill_at_) {
       say(absl::StrCat(signal_text(signal), " once more; killing what is left"));
       return kill_all();
@@ -394,12 +406,15 @@ class LaunchedJob {
   // A signal when no rank is there to get it: the reader is waited for no longer.
   void pass_on_late(int signal) {
     dropping_ = true;
+    is_asked_to_end_ = true;
     if (code_ == 0) code_ = 128 + signal;
   }
 
   const LaunchOptions& options_;
+  const std::string run_id_;
+  const int restart_;
   const int master_port_;
-  Signals signals_;           // before all threads: they take none of these signals either
+  Signals& signals_;
   SubreaperScope subreaper_;  // Note [Who ends whom]
   Guard guard_;               // before all threads: it forks
   const std::string token_;
@@ -411,9 +426,30 @@ class LaunchedJob {
   std::optional<size_t> accuser_;  // the rank whose record names the one to blame
   bool has_waited_ = false;        // for that one to end
   bool ending_ = false;
-  bool dropping_ = false;  // after a signal: output that has no room is dropped
+  bool has_blamed_ = false;
+  bool is_asked_to_end_ = false;  // by a signal
+  bool dropping_ = false;         // after a signal: output that has no room is dropped
   int code_ = 0;
 };
+
+}  // namespace
+
+namespace {
+
+// The value of --nproc-per-node.
+int parse_process_count(const std::string& text) {
+  int value = 0;
+  if (absl::SimpleAtoi(text, &value) && value >= 1 && value <= kMostProcesses) return value;
+  if (text == "cpu") return usable_cores();
+  if (text != "gpu" && text != "auto")
+    throw Error(absl::StrCat("--nproc-per-node=", text, ": must be a number from 1 to ", kMostProcesses,
+                             ", or gpu, cpu or auto (a process for each GPU; for each core; for each GPU, or core if "
+                             "there is none)"));
+  std::string why_not;
+  if (const int n = count_gpus(&why_not); n > 0) return n;
+  if (text == "auto") return usable_cores();
+  throw Error("--nproc-per-node=gpu: no GPU was found: " + why_not);
+}
 
 }  // namespace
 
@@ -424,10 +460,13 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& args) {
   for (; i < args.size() && args[i].starts_with("-"); ++i) {
     const size_t equals = args[i].find('=');
     const std::string name = absl::StrReplaceAll(args[i].substr(0, equals), {{"_", "-"}});
-    const auto number = [&](int least, int most) {
+    const auto value_text = [&] {
       const bool inside = equals != std::string::npos;
       if (!inside && i + 1 == args.size()) throw Error(absl::StrCat(name, " needs a value"));
-      const std::string text = inside ? args[i].substr(equals + 1) : args[++i];
+      return inside ? args[i].substr(equals + 1) : args[++i];
+    };
+    const auto number = [&](int least, int most) {
+      const std::string text = value_text();
       int value = 0;
       if (!absl::SimpleAtoi(text, &value) || value < least || value > most)
         throw Error(absl::StrCat(name, "=", text, ": must be a number from ", least, " to ", most));
@@ -438,7 +477,8 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& args) {
       break;
     }
     if (name == "--help" || name == "-h") return options.help = true, options;
-    if (name == "--nproc-per-node") options.nproc_per_node = number(1, 1024), has_count = true;
+    if (name == "--nproc-per-node") options.nproc_per_node = parse_process_count(value_text()), has_count = true;
+    else if (name == "--max-restarts") options.max_restarts = number(0, 1000);
     else if (name == "--master-port") options.master_port = number(1, 65535);
     else if (name == "--grace-period") options.grace_period = Milliseconds(1000) * number(0, 3600);
     else if (name == "--no-prefix") options.prefix = false;
@@ -457,7 +497,9 @@ std::string launch_usage() {
 
 Usage: rondorun --nproc-per-node N [options] program [arguments ...]
 
-  --nproc-per-node N    processes to start, one rank each
+  --nproc-per-node N    processes to start, one rank each; gpu: one for each GPU, cpu: for each core, auto: for each GPU,
+                        or core if there is none
+  --max-restarts N      after a failure start all ranks again, at most N times (0); TORCHELASTIC_RESTART_COUNT tells them
   --master-port PORT    MASTER_PORT for programs with a store of their own; must be free (default: any free port)
   --grace-period S      seconds between asking the ranks to end and killing them (5)
   --no-prefix           lines of output as they are, without "[rank 1] "
@@ -466,11 +508,20 @@ Usage: rondorun --nproc-per-node N [options] program [arguments ...]
 
 Each process gets torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
 the others), RONDO_STORE and RONDO_STORE_TOKEN. OMP_NUM_THREADS and RONDO_NUM_THREADS are the cores divided by N, unless
-they are set. Standard input is empty. A rank that fails ends the job, with every process that it started. rondorun
-exits with the code of the rank that failed first, or 128 + n for signal n.
+they are set. Standard input is empty. A rank that fails ends all ranks, with every process that they started; then the
+job ends, or starts again from the ranks' last checkpoint (--max-restarts). rondorun exits with the code of the rank that
+failed first, or 128 + n for signal n.
 )";
 }
 
-int launch(const LaunchOptions& options, const LaunchOutput& output) { return LaunchedJob(options, output).run(); }
+int launch(const LaunchOptions& options, const LaunchOutput& output) {
+  Signals signals;  // before all threads: they take none of these signals either
+  const std::string run_id = absl::BytesToHexString(random_bytes(8));
+  for (int restart = 0;; ++restart) {
+    LaunchedJob job(options, run_id, restart, signals, output);
+    const int code = job.run();
+    if (!job.may_start_again()) return code;
+  }
+}
 
 }  // namespace rondo::dist

@@ -5,6 +5,10 @@
 // and, after the grace period, SIGKILL. SIGINT, SIGTERM and SIGHUP are passed on to the ranks, with the same end. A
 // signal that the launcher inherited as ignored stays ignored (nohup).
 //
+// With max_restarts a rank that fails does not end the job: when no process of it is left, all ranks start again, at
+// most so many times. They see TORCHELASTIC_RESTART_COUNT (Environment::restart_count) and go on from their last
+// checkpoint, if they write one. A signal to the launcher, and a program that cannot be started, restart nothing.
+//
 // No process of the job outlives it, also if the launcher is killed: guard.h, Note [Who ends whom].
 //
 // For a program of its own, with one thread: launch() forks, and blocks the signals above while it runs.
@@ -21,6 +25,7 @@ namespace rondo::dist {
 
 struct LaunchOptions {
   int nproc_per_node = 1;
+  int max_restarts = 0;
   int master_port = 0;  // 0: any free port. A port that is in use is an error
   Milliseconds grace_period{5'000};
   bool prefix = true;  // "[rank 1] " before each line
@@ -28,7 +33,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-// argv without the program's name. Throws Error with a message for the user.
+// argv without the program's name. Throws Error with a message for the user. REQUIRES: one thread, if GPUs are counted
+// (--nproc-per-node gpu or auto).
 LaunchOptions parse_launch_options(const std::vector<std::string>& args);
 std::string launch_usage();
 
@@ -38,8 +44,8 @@ std::string launch_usage();
 using LaunchOutput = std::function<void(int stream, std::string_view text)>;
 
 // Returns when no process of the job is left. Returns 0 if every rank exited with 0, otherwise the exit code of the
-// rank that failed first. For a rank, or a launcher, that got signal n the code is 128 + n. Throws Error if a process
-// cannot be started or the master port is in use, and DistError.
+// rank that failed first (in the last attempt). For a rank, or a launcher, that got signal n the code is 128 + n.
+// Throws Error if a process cannot be started or the master port is in use, and DistError.
 int launch(const LaunchOptions& options, const LaunchOutput& output);
 
 }  // namespace rondo::dist

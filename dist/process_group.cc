@@ -26,11 +26,20 @@ class SoloGroup final : public ProcessGroup {
   }
   Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
     check_gather(out, in, 1, name);
-    Tensor target = out;
-    if (in.nbytes() > 0) std::memcpy(target.raw_mutable_data(), in.raw_data(), static_cast<size_t>(in.nbytes()));
+    copy_bytes(in, out);
+    return Work();
+  }
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) override {
+    check_scatter(out, in, 1, op, name);
+    copy_bytes(in, out);
     return Work();
   }
   Work barrier(std::string_view) override { return Work(); }
+
+ private:
+  static void copy_bytes(const Tensor& from, Tensor to) {
+    if (from.nbytes() > 0) std::memcpy(to.raw_mutable_data(), from.raw_data(), static_cast<size_t>(from.nbytes()));
+  }
 };
 
 }  // namespace
@@ -77,20 +86,38 @@ void check_dense(const Tensor& tensor, std::string_view collective, std::string_
   if (!tensor.is_contiguous()) throw Error(what + "the tensor is not contiguous; use contiguous()");
 }
 
-void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name) {
-  check_dense(tensor, "all_reduce", name);
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, std::string_view collective) {
+  check_dense(tensor, collective, name);
   const DType t = tensor.dtype();
   if (is_floating(t) || (op == ReduceOp::kSum && (t == kI64 || t == kI32))) return;
-  throw Error(absl::StrCat("all_reduce (", std::string(name), "): ", std::string(name_of(t)), " cannot be ",
-                           op == ReduceOp::kSum ? "summed" : "averaged"));
+  throw Error(absl::StrCat(std::string(collective), " (", std::string(name), "): ", std::string(name_of(t)),
+                           " cannot be ", op == ReduceOp::kSum ? "summed" : "averaged"));
+}
+
+namespace {
+// `all` has a row of the shape and dtype of `one` for each rank.
+bool is_row_per_rank(const Tensor& all, const Tensor& one, int world_size) {
+  bool fits = all.rank() == one.rank() + 1 && all.dtype() == one.dtype() && all.size(0) == world_size;
+  for (int d = 0; fits && d < one.rank(); ++d) fits = all.size(d + 1) == one.size(d);
+  return fits;
+}
+}  // namespace
+
+void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name) {
+  check_reducible(in, op, name, "reduce_scatter");
+  check_dense(out, "reduce_scatter", name);
+  if (!is_row_per_rank(in, out, world_size))
+    throw Error(absl::StrCat("reduce_scatter (", std::string(name), "): ", std::string(name_of(in.dtype())),
+                             to_string(in.sizes()), " does not part into ", world_size, " ranks with ",
+                             std::string(name_of(out.dtype())), to_string(out.sizes())));
+  if (out.storage() == in.storage())
+    throw Error(absl::StrCat("reduce_scatter (", std::string(name), "): the result lies in the operand's memory"));
 }
 
 void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name) {
   check_dense(out, "all_gather", name);
   check_dense(in, "all_gather", name);
-  bool fits = out.rank() == in.rank() + 1 && out.dtype() == in.dtype() && out.size(0) == world_size;
-  for (int d = 0; fits && d < in.rank(); ++d) fits = out.size(d + 1) == in.size(d);
-  if (!fits)
+  if (!is_row_per_rank(out, in, world_size))
     throw Error(absl::StrCat("all_gather (", std::string(name), "): ", world_size, " ranks with ",
                              std::string(name_of(in.dtype())), to_string(in.sizes()), " do not make ",
                              std::string(name_of(out.dtype())), to_string(out.sizes())));

@@ -86,6 +86,9 @@ class ProcessGroup {
   virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
   // out (world_size, ...) receives `in` (...) of every rank. Any dtype.
   virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
+  // out (...) receives the sum or average over the ranks of row `rank` of `in` (world_size, ...). dtypes and rounding
+  // as all_reduce. Sums are made in an order of their own: bits may differ from all_reduce's, not from run to run.
+  virtual Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) = 0;
   // Done when every rank has called it.
   virtual Work barrier(std::string_view name) = 0;
 
@@ -98,9 +101,11 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
                                       std::string_view name);
 
 // The checks that every group makes before it takes a tensor. They throw Error.
-void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name);
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name,
+                     std::string_view collective = "all_reduce");
 void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name);
 void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name);
+void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name);
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop

@@ -198,6 +198,9 @@ class Spy final : public ProcessGroup {
   Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
     return real_.broadcast(tensor, root, name);
   }
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) override {
+    return real_.reduce_scatter(out, in, op, name);
+  }
   Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
     return real_.all_gather(out, in, name);
   }

@@ -91,6 +91,9 @@ class Slow final : public ProcessGroup {
     return Work(works.back());
   }
   Work broadcast(const Tensor&, int, std::string_view) override { return {}; }
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) override {
+    return ProcessGroup::connect({})->reduce_scatter(out, in, op, name);
+  }
   Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
     return ProcessGroup::connect({})->all_gather(out, in, name);
   }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/dist/node.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/errors.h"
@@ -26,10 +27,10 @@ using test::rondorun;
 TEST(Rondorun, GivesTorchrunsVariables) {
   const Finished run = rondorun(
       "--nproc-per-node 3 sh -c 'echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR "
-      "${MASTER_PORT:+port} ${RONDO_STORE:+store} $TORCHELASTIC_RUN_ID'");
+      "${MASTER_PORT:+port} ${RONDO_STORE:+store} ${TORCHELASTIC_RUN_ID:+id}'");
   EXPECT_EQ(run.code, 0);
   for (const char* rank : {"0", "1", "2"})
-    EXPECT_TRUE(has(run, absl::StrCat("[rank ", rank, "] ", rank, " ", rank, " 3 3 0 127.0.0.1 port store none\n")))
+    EXPECT_TRUE(has(run, absl::StrCat("[rank ", rank, "] ", rank, " ", rank, " 3 3 0 127.0.0.1 port store id\n")))
         << run.out;
 }
 
@@ -140,6 +141,69 @@ TEST(Rondorun, AMasterPortInUseIsAnError) {
                                   ": Address already in use\n"));
 }
 
+// ---- Started again
+
+TEST(Rondorun, StartsAgainUntilAllRanksEndWell) {
+  const Finished run = rondorun(
+      "--nproc-per-node 2 --max-restarts 3 sh -c 'echo try $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; "
+      "if [ $RANK = 1 ] && [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then kill -9 $$; fi; "
+      "if [ $TORCHELASTIC_RESTART_COUNT -lt 2 ]; then exec sleep 100; fi; echo done'");
+  EXPECT_EQ(run.code, 0) << run.out;
+  for (const int restart : {1, 2})
+    EXPECT_TRUE(has(
+        run, absl::StrCat(") was killed by signal 9 (SIGKILL); all ranks start again (restart ", restart, " of 3)\n")))
+        << run.out;
+  for (const int attempt : {0, 1, 2})
+    EXPECT_TRUE(has(run, absl::StrCat("[rank 0] try ", attempt, " of 3\n"))) << run.out;
+  EXPECT_TRUE(has(run, "[rank 0] done\n") && has(run, "[rank 1] done\n")) << run.out;
+  EXPECT_FALSE(has(run, "the job ends")) << run.out;
+}
+
+TEST(Rondorun, GivesUpAfterTheLastRestart) {
+  const test::TempFolder folder;
+  const Finished run = rondorun(absl::StrCat("--nproc-per-node 2 --max-restarts 2 sh -c 'echo $TORCHELASTIC_RUN_ID >> ",
+                                             folder / "ids", "; exit $((5 + TORCHELASTIC_RESTART_COUNT))'"));
+  EXPECT_EQ(run.code, 7) << run.out;
+  EXPECT_TRUE(has(run, ") exited with code 6; all ranks start again (restart 2 of 2)\n")) << run.out;
+  EXPECT_TRUE(has(run, ") exited with code 7; the job ends\n")) << run.out;
+  // Every attempt is of one job, and another job has another name.
+  const std::string ids = test::text_of(folder / "ids"), first = ids.substr(0, ids.find('\n'));
+  EXPECT_NE(first, "none");
+  for (const std::string_view id : absl::StrSplit(ids, '\n', absl::SkipEmpty())) EXPECT_EQ(id, first);
+  EXPECT_FALSE(has(rondorun("--nproc-per-node 1 sh -c 'echo $TORCHELASTIC_RUN_ID'"), first));
+}
+
+TEST(Rondorun, ASignalIsNoReasonToStartAgain) {
+  const test::TempFolder folder;
+  test::Launched job({"--nproc-per-node", "1", "--max-restarts", "5", "sh", "-c",
+                      absl::StrCat("echo $$ > ", folder / "pid", "; exec sleep 100")},
+                     folder / "log");
+  EXPECT_GT(test::pid_in(folder / "pid"), 0);
+  job.signal(SIGTERM);
+  EXPECT_EQ(job.wait(), 143);
+  EXPECT_EQ(test::text_of(folder / "log").find("start again"), std::string::npos) << test::text_of(folder / "log");
+}
+
+TEST(Rondorun, AProgramThatIsNotThereIsNotTriedAgain) {
+  const Finished run = rondorun("--nproc-per-node 2 --max-restarts 5 /no/such/program");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_FALSE(has(run, "start again")) << run.out;
+}
+
+TEST(Rondorun, AProcessForEachGpu) {
+  const Finished run = rondorun("--nproc-per-node gpu true", "RONDO_CUDA=off");
+  EXPECT_EQ(run.code, 2);
+  EXPECT_TRUE(has(run, "rondorun: --nproc-per-node=gpu: no GPU was found: ")) << run.out;
+  // A driver with three devices. rondorun opens none: the fake would say that one was left open.
+  const std::string three = absl::StrCat("RONDO_CUDA_PATH=", tests::kFakeCudaDir, " RONDO_FAKE_CUDA=1:3:64");
+  for (const char* count : {"gpu", "auto"})
+    EXPECT_TRUE(
+        has(rondorun(absl::StrCat("--nproc-per-node ", count, " sh -c 'echo $WORLD_SIZE'"), three), "[rank 2] 3\n"))
+        << count;
+  const Finished cores = rondorun("--nproc-per-node auto sh -c 'echo $WORLD_SIZE'", "RONDO_CUDA=off");
+  EXPECT_TRUE(has(cores, absl::StrCat("[rank 0] ", usable_cores(), "\n"))) << cores.out;
+}
+
 TEST(LaunchOptions, AreParsed) {
   const LaunchOptions o = parse_launch_options(
       {"--nproc_per_node=4", "--master-port", "1234", "--grace-period=2", "--no-prefix", "prog", "--help", "-x"});
@@ -152,8 +216,15 @@ TEST(LaunchOptions, AreParsed) {
             "-strange");
   EXPECT_TRUE(parse_launch_options({"-h"}).help);
   const auto error = [](const std::vector<std::string>& args) { return error_of([&] { parse_launch_options(args); }); };
-  EXPECT_EQ(error({"--nproc-per-node", "0", "x"}), "--nproc-per-node=0: must be a number from 1 to 1024");
-  EXPECT_EQ(error({"--nproc-per-node", "gpu", "x"}), "--nproc-per-node=gpu: must be a number from 1 to 1024");
+  EXPECT_EQ(o.max_restarts, 0);
+  EXPECT_EQ(parse_launch_options({"--nproc-per-node=1", "--max-restarts=3", "x"}).max_restarts, 3);
+  EXPECT_EQ(parse_launch_options({"--nproc-per-node", "cpu", "x"}).nproc_per_node, usable_cores());
+  EXPECT_EQ(error({"--nproc-per-node=1", "--max-restarts=-1", "x"}),
+            "--max-restarts=-1: must be a number from 0 to 1000");
+  for (const std::string text : {"0", "1025", "gpus", "", "2.0"})
+    EXPECT_TRUE(error({"--nproc-per-node", text, "x"})
+                    .starts_with(absl::StrCat("--nproc-per-node=", text,
+                                              ": must be a number from 1 to 1024, or gpu, cpu or auto (")));
   EXPECT_EQ(error({"--nproc-per-node"}), "--nproc-per-node needs a value");
   EXPECT_EQ(error({"prog"}), "--nproc-per-node is missing: how many processes to start");
   EXPECT_EQ(error({"--nnodes=2", "--nproc-per-node=1", "x"}), "--nnodes=2: must be a number from 1 to 1");

@@ -113,6 +113,69 @@ TEST_P(Group, GathersTensorsAndTexts) {
   });
 }
 
+// Rows that travel with the agreement, whole, in one piece and in several.
+TEST_P(Group, ScattersSumsAndAverages) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    const int n = group.world_size();
+    for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32})
+      for (const int64_t size : {0, 1, 2, 30, 100, 400, 131'072, 300'001})
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
+          if (op == ReduceOp::kAverage && !is_floating(dtype)) continue;
+          SCOPED_TRACE(absl::StrCat(std::string(name_of(dtype)), " ", size));
+          // Small whole numbers: exact in every dtype.
+          std::vector<float> values(static_cast<size_t>(n * size)), expected(static_cast<size_t>(size));
+          for (size_t i = 0; i < values.size(); ++i)
+            values[i] = static_cast<float>(i % 5) + static_cast<float>(2 * group.rank());
+          for (size_t i = 0; i < expected.size(); ++i) {
+            const size_t at = static_cast<size_t>(group.rank()) * expected.size() + i;
+            const float sum = static_cast<float>(n) * static_cast<float>(at % 5) + static_cast<float>(n * (n - 1));
+            expected[i] = op == ReduceOp::kSum ? sum : sum / static_cast<float>(n);
+          }
+          const Tensor in = Tensor::from(values, {n, size}).to(dtype), before = in.clone();
+          Tensor out = Tensor::full({size}, 77, {dtype});
+          const uint32_t version = out.version();
+          group.reduce_scatter(out, in, op, "numbers").wait();
+          EXPECT_TRUE(test::same_bits(out, Tensor::from(expected, {size}).to(dtype)));
+          EXPECT_TRUE(test::same_bits(in, before));
+          EXPECT_NE(out.version(), version);
+        }
+  });
+}
+
+TEST(GroupOfThree, ScatteredSixteenBitsAreRoundedOnce) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  with_groups(3, [](ProcessGroup& group) {
+    for (const int64_t size : {4, 5'000}) {
+      Tensor x = Tensor::full({3, size}, group.rank() == 0 ? 256 : 1, {kBF16}), sum = Tensor::zeros({size}, {kBF16});
+      group.reduce_scatter(sum, x, ReduceOp::kSum, "x").wait();
+      EXPECT_EQ(sum.to_vector<float>(), std::vector<float>(static_cast<size_t>(size), 258));
+      Tensor y = Tensor::full({3, size}, 60000, {kF16}), mean = Tensor::zeros({size}, {kF16});
+      group.reduce_scatter(mean, y, ReduceOp::kAverage, "y").wait();
+      EXPECT_EQ(mean.to_vector<float>(), std::vector<float>(static_cast<size_t>(size), 60000));
+    }
+  });
+}
+
+// Shards that are gathered are what all_reduce gives, but for the order of the sums; and the same bits every time.
+TEST_P(Group, ScatteredAndGatheredIsReduced) {
+  with_groups(GetParam(), [](ProcessGroup& group) {
+    const int n = group.world_size();
+    Generator generator(static_cast<uint64_t>(group.rank()) + 7);
+    const Tensor mine = Tensor::randn({n, 40'000}, {}, &generator);
+    const auto scatter = [&] {
+      Tensor shard = Tensor::zeros({40'000}), whole = Tensor::zeros({n, 40'000});
+      group.reduce_scatter(shard, mine, ReduceOp::kAverage, "shard").wait();
+      group.all_gather(whole, shard, "whole").wait();
+      return whole;
+    };
+    const Tensor once = scatter();
+    EXPECT_TRUE(test::same_bits(scatter(), once));
+    const Tensor reduced = mine.clone();
+    group.all_reduce(reduced, ReduceOp::kAverage, "reduced").wait();
+    EXPECT_LT((once - reduced).abs().max().item(), 1e-6);
+  });
+}
+
 TEST_P(Group, BarriersHold) {
   std::atomic<int> come = 0;
   with_groups(GetParam(), [&](ProcessGroup& group) {
@@ -158,12 +221,26 @@ TEST_P(Group, RefusesWhatItCannotTake) {
     EXPECT_NE(error_of([&] { group.broadcast(counts, group.world_size(), "x"); }).find("there is no rank"),
               std::string::npos);
     EXPECT_NE(error_of([&] { group.all_gather(square, counts, "x"); }).find("do not make"), std::string::npos);
+    const Tensor rows = Tensor::zeros({group.world_size(), 2}), row = Tensor::zeros({2});
+    const auto scatter_error = [&](const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum) {
+      return error_of([&] { group.reduce_scatter(out, in, op, "x"); });
+    };
+    EXPECT_NE(scatter_error(Tensor::zeros({3}), rows).find("does not part into"), std::string::npos);
+    EXPECT_NE(scatter_error(counts, rows).find("does not part into"), std::string::npos);
+    EXPECT_NE(
+        scatter_error(counts, rows.to(kI64), ReduceOp::kAverage).find("reduce_scatter (x): i64 cannot be averaged"),
+        std::string::npos);
+    EXPECT_NE(scatter_error(rows[0], rows).find("lies in the operand's memory"), std::string::npos);
+    EXPECT_NE(scatter_error(Tensor(), rows).find("undefined"), std::string::npos);
+    EXPECT_NE(scatter_error(row, Tensor::zeros({2, group.world_size() + 1}).t()).find("not contiguous"),
+              std::string::npos);
     const Device device = fake.device();
     const std::string there = "(x): the tensor is on fake:0, and processes exchange host memory only";
     EXPECT_NE(error_of([&] { group.all_reduce(square.to(device), ReduceOp::kSum, "x"); }).find(there),
               std::string::npos);
     EXPECT_NE(error_of([&] { group.broadcast(square.to(device), 0, "x"); }).find(there), std::string::npos);
     EXPECT_NE(error_of([&] { group.all_gather(square, counts.to(device), "x"); }).find(there), std::string::npos);
+    EXPECT_NE(scatter_error(row.to(device), rows).find(there), std::string::npos);
     group.barrier("still together").wait();
   });
 }

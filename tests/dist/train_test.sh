@@ -46,6 +46,27 @@ for launch in "" "$rondorun --nproc-per-node 2"; do
   diff <(without_timings "$folder/seams_false") <(without_timings "$folder/seams_true") || fail "the losses at seams differ: '$launch'"
 done
 
+# ---- Started again by the launcher: the bits of the undisturbed run. A rank is killed before the folder is cleared of an
+# earlier run, which nothing may go on from; when it is cleared and there is no checkpoint; and after a checkpoint.
+"$train_gpt" $(options again 8) --seed=99 --threads=1 >"$folder/log" 2>&1 || fail "an earlier run failed" "$folder/log"
+cat >"$folder/rank.sh" <<'end'
+out=$1
+shift
+case $TORCHELASTIC_RESTART_COUNT.$RANK in
+  0.1) kill -9 $$ ;;
+  1.0) until [ "$(cat "$out/run_id")" = "$TORCHELASTIC_RUN_ID" ]; do sleep 0.01; done 2>/dev/null && kill -9 $$ & ;;
+  2.1) until [ -f "$out/ckpt-00000010.safetensors" ]; do sleep 0.01; done && kill -9 $$ & ;;
+esac
+exec "$@"
+end
+"$rondorun" --nproc-per-node 2 --max-restarts 5 sh "$folder/rank.sh" "$folder/again" "$train_gpt" $(options again 4) >"$folder/log" 2>&1 ||
+  fail "the job did not survive its kills" "$folder/log"
+restarts=$(grep -c 'was killed by signal 9 (SIGKILL); all ranks start again' "$folder/log" || true)
+echo "killed and started again $restarts times"
+[ "$restarts" -ge 2 ] || fail "nothing was killed" "$folder/log"  # the third kill may come too late
+diff <(without_timings "$folder/two") <(without_timings "$folder/again") || fail "the losses differ after restarts" "$folder/log"
+cmp "$folder/two/ckpt-00000040.safetensors" "$folder/again/ckpt-00000040.safetensors" || fail "the checkpoints differ after restarts"
+
 # ---- Rank 1 is killed in the middle.
 for attempt in 1 2 3 4 5; do
   rm -rf "$folder/killed"

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Jobs of train_gpt whose ranks are killed at random times start again and end with the losses and the checkpoint of a job
+# that nobody disturbed, bit for bit.   restarts.sh RONDORUN TRAIN_GPT [JOBS=40] [RANKS=2]
+set -euo pipefail
+rondorun=$1 train_gpt=$2 jobs=${3:-40} ranks=${4:-2}
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+awk 'BEGIN { srand(3); for (i = 0; i < 20000; ++i) printf "%s%s", substr("the sea and its ships went by", 1 + int(rand() * 24), 5), i % 9 == 8 ? ".\n" : " " }' >"$folder/text"
+options() {
+  echo --data="$folder/text" --out_dir="$folder/$1" --batch_size=4 --compile=none --n_layer=2 --n_head=2 --n_embd=64 --block_size=32 \
+    --max_iters=60 --warmup_iters=10 --eval_interval=30 --checkpoint_interval=7 --log_interval=1 --sample_tokens=10 --threads=1
+}
+result() { sed -E 's/,"targets_per_s".*//' "$folder/$1/metrics.jsonl"; sha256sum <"$folder/$1/ckpt-00000060.safetensors"; }
+
+# Kills itself after as many seconds as the plan says for this attempt and rank.
+cat >"$folder/rank.sh" <<'end'
+plan=$1
+shift
+after=$(awk -v at="$TORCHELASTIC_RESTART_COUNT.$RANK" '$1 == at { print $2 }' "$plan")
+[ -z "$after" ] || { sleep "$after"; kill -9 $$; } &
+exec "$@"
+end
+
+began=$(date +%s%N)
+: >"$folder/plan"
+"$rondorun" --nproc-per-node "$ranks" sh "$folder/rank.sh" "$folder/plan" "$train_gpt" $(options calm) >"$folder/log" 2>&1 || { cat "$folder/log"; exit 1; }
+took=$((($(date +%s%N) - began) / 1000000))
+result calm >"$folder/expected"
+
+killed=0
+for job in $(seq "$jobs"); do
+  # None, one or two kills, in the first attempts, from the start of a process to somewhat after its end.
+  awk -v seed="$job" -v kills=$((job % 3)) -v ranks="$ranks" -v most="$took" 'BEGIN {
+    srand(seed); for (a = 0; a < kills; ++a) printf "%d.%d %.3f\n", a, int(rand() * ranks), rand() * most * 1.1 / 1000 }' >"$folder/plan"
+  rm -rf "$folder/run"
+  code=0
+  "$rondorun" --nproc-per-node "$ranks" --max-restarts 2 sh "$folder/rank.sh" "$folder/plan" "$train_gpt" $(options run) >"$folder/log" 2>&1 || code=$?
+  if [ $code != 0 ] || ! diff <(result run) "$folder/expected" >"$folder/diff"; then
+    echo "job $job, exit code $code, kills at:"
+    cat "$folder/plan" "$folder/log" "$folder/diff"
+    exit 1
+  fi
+  killed=$((killed + $(grep -c 'all ranks start again' "$folder/log" || true)))
+  ! pgrep -f "$folder/run" >/dev/null || { echo "job $job left processes behind:"; pgrep -af "$folder/run"; exit 1; }
+done
+echo "$jobs jobs of $ranks ranks, started again $killed times: every one ended with the same losses and checkpoint, bit for bit"
+[ "$killed" -gt 0 ] || [ "$jobs" -lt 3 ]
