@@ -37,12 +37,15 @@ const char* first_missing(const BackendTable& table) {
       {"copy_out", table.copy_out != nullptr},
       {"copy", table.copy != nullptr},
       {"fill", table.fill != nullptr},
+      {"copy_staged", table.copy_staged != nullptr},
       {"record", table.record != nullptr},
       {"wait", table.wait != nullptr},
       {"release", table.release != nullptr},
+      {"reached", table.reached != nullptr},
       {"elapsed", table.elapsed != nullptr},
       {"synchronize", table.synchronize != nullptr},
       {"failed", table.failed != nullptr},
+      {"place", table.place != nullptr},
   };
   for (const auto& [name, there] : fields)
     if (!there) return name;
@@ -83,7 +86,7 @@ void install_backend(Backend backend, const BackendTable* table) {
     const char* const missing = first_missing(*table);
     if (missing != nullptr)
       throw Error(absl::StrCat("install_backend: the table of ", table->name == nullptr ? "a device" : table->name,
-                               " has no ", missing, "; only `enqueue` and `copy_peer` may be null"));
+                               " has no ", missing, "; only `enqueue`, `copy_peer` and `call_library` may be null"));
   }
   detail::backends[static_cast<size_t>(backend)] = table;
 }

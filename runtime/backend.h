@@ -32,9 +32,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string>
 #include <utility>
 
 #include "absl/functional/any_invocable.h"
+#include "absl/functional/function_ref.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/storage.h"
 
@@ -42,6 +44,12 @@
 namespace rondo {
 
 enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
+
+// Which piece of hardware a device is. `unit`: equal for two processes of a machine if they use the same one. `bus`: its
+// PCI address ("0000:3b:00.0") by which the system knows it. Empty: not known.
+struct DevicePlace {
+  std::string unit, bus;
+};
 
 // A point in a stream; owned by the backend, until release(). release() may come before the stream is there.
 using EventHandle = void*;
@@ -88,6 +96,9 @@ struct BackendTable {
   // through host memory.
   void (*copy_peer)(int device, void* to, int from_device, const void* from, size_t bytes);
   void (*fill)(int device, void* to, uint8_t byte, size_t bytes);
+  // From memory of allocate_staging(), in the order of `stream`. Returns at once: until the stream has passed the copy,
+  // the staging memory may be neither written nor freed.
+  void (*copy_staged)(int device, Stream stream, void* to, const void* staging, size_t bytes);
 
   // ---- Work
   // Runs host code that works on the device's memory, in the order of the stream: Note [Work]. Null: enqueue() runs it
@@ -96,9 +107,17 @@ struct BackendTable {
   EventHandle (*record)(int device, Stream stream);
   void (*wait)(int device, Stream stream, EventHandle event);  // later work of the stream waits, not the host
   void (*release)(int device, EventHandle event) noexcept;
+  bool (*reached)(int device, EventHandle event);                   // the stream is there; the host does not wait
   double (*elapsed)(int device, EventHandle from, EventHandle to);  // seconds; waits for both
   void (*synchronize)(int device);                                  // throws what is kept: Note [Late errors]
   bool (*failed)(int device) noexcept;
+
+  // ---- Libraries and launchers
+  // Calls `call` with the device's own handle of a stream (a CUstream), the device being current on this thread: for
+  // libraries that enqueue work themselves. `name`, for the messages of later errors, lives as long as the process.
+  // Null: streams have no such handle.
+  void (*call_library)(int device, Stream stream, const char* name, absl::FunctionRef<void(void* stream)> call);
+  DevicePlace (*place)(int device);
 };
 
 namespace detail {

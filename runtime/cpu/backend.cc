@@ -55,16 +55,20 @@ constinit const BackendTable kCPUBackend = {
     .copy = [](int, void* to, const void* from, size_t bytes) { std::memmove(to, from, bytes); },
     .copy_peer = nullptr,
     .fill = [](int, void* to, uint8_t byte, size_t bytes) { std::memset(to, byte, bytes); },
+    .copy_staged = [](int, Stream, void* to, const void* staging, size_t bytes) { std::memcpy(to, staging, bytes); },
     .enqueue = nullptr,
     .record = [](int, Stream) -> EventHandle { return new Event; },
     .wait = [](int, Stream, EventHandle) {},
     .release = [](int, EventHandle event) noexcept { delete static_cast<Event*>(event); },
+    .reached = [](int, EventHandle) { return true; },
     .elapsed =
         [](int, EventHandle from, EventHandle to) {
           return std::chrono::duration<double>(static_cast<Event*>(to)->time - static_cast<Event*>(from)->time).count();
         },
     .synchronize = [](int) {},
     .failed = [](int) noexcept { return false; },
+    .call_library = nullptr,
+    .place = [](int) { return DevicePlace{}; },
 };
 
 }  // namespace rondo

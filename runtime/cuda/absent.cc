@@ -154,6 +154,8 @@ constexpr Driver kDriver = {
         },
     .device_attribute = &attribute,
     .device_total_memory = [](size_t* bytes, int) { return *bytes = kMemory, Result::kSuccess; },
+    .device_uuid = [](Uuid* uuid, int) { return *uuid = {}, Result::kSuccess; },
+    .device_bus = [](char* bus, int size, int) { return bus[0] = size > 0 ? '\0' : bus[0], Result::kSuccess; },
     .device_can_access_peer = [](int* can, int, int) { return *can = 0, Result::kSuccess; },
     .primary_retain = [](Context* context, int) { return *context = handle<Context>(), Result::kSuccess; },
     .primary_release = [](int) { return Result::kSuccess; },

@@ -119,6 +119,14 @@ void fill(int device, void* to, uint8_t byte, size_t bytes) {
   state.enqueued("a fill", state.compute());
 }
 
+void copy_staged(int device, Stream stream, void* to, const void* staging, size_t bytes) {
+  if (bytes == 0) return;
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  state.check(state.driver().copy_to_device(address(to), staging, bytes, state.stream(stream)), "cuMemcpyHtoDAsync");
+  state.enqueued("a copy from page-locked memory", state.stream(stream));
+}
+
 void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;
   DeviceState &target = device_state(to_device), &source = device_state(from_device);
@@ -197,6 +205,15 @@ void release(int device, EventHandle event) noexcept {
     state->give_event(*owned);
 }
 
+bool reached(int device, EventHandle event) {
+  DeviceState& state = device_state(device);
+  const ContextScope scope(state);
+  const Result result = state.driver().event_query(static_cast<Event*>(event)->event);
+  if (result == Result::kNotReady) return false;
+  state.check(result, "cuEventQuery");
+  return true;
+}
+
 double elapsed(int device, EventHandle from, EventHandle to) {
   DeviceState& state = device_state(device);
   const ContextScope scope(state);
@@ -237,6 +254,16 @@ void deallocate_staging(int device, void* data, size_t) noexcept {
   } catch (const Error&) {
     // The device is lost: the process ends soon.
   }
+}
+
+// ---- Libraries and launchers
+
+void call_library(int device, Stream stream, const char* name, absl::FunctionRef<void(void* stream)> call) {
+  DeviceState& state = device_state(device);
+  state.require_usable();
+  const ContextScope scope(state);
+  call(state.stream(stream));
+  state.enqueued(name, state.stream(stream));
 }
 
 // ---- The table
@@ -281,10 +308,12 @@ constinit const BackendTable kBackend = {
     .copy = &copy,
     .copy_peer = &copy_peer,
     .fill = &fill,
+    .copy_staged = &copy_staged,
     .enqueue = &enqueue,
     .record = &record,
     .wait = &wait,
     .release = &release,
+    .reached = &reached,
     .elapsed = &elapsed,
     .synchronize = &synchronize,
     .failed =
@@ -292,6 +321,8 @@ constinit const BackendTable kBackend = {
           DeviceState* state = device_state_if_usable(device);
           return state == nullptr || state->failed();
         },
+    .call_library = &call_library,
+    .place = &place_of,
 };
 
 }  // namespace

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/module.h"
@@ -398,6 +400,23 @@ int capability_of(int index) {
   if (result != Result::kSuccess)
     throw DeviceError(absl::StrCat("cuda:", index, ": cuDeviceGetAttribute: ", describe(*driver, result)));
   return 10 * major + minor;
+}
+
+DevicePlace place_of(int index) {
+  require_index(index);
+  const std::lock_guard lock(opening);  // of `driver`
+  const int ordinal = ordinal_of(index);
+  Uuid uuid;
+  char bus[16] = "";  // "0000:3b:00.0"
+  const char* call = "cuDeviceGetUuid";
+  Result result = driver->device_uuid(&uuid, ordinal);
+  if (result == Result::kSuccess) {
+    call = "cuDeviceGetPCIBusId";
+    result = driver->device_bus(bus, sizeof bus, ordinal);
+  }
+  if (result != Result::kSuccess)
+    throw DeviceError(absl::StrCat("cuda:", index, ": ", call, ": ", describe(*driver, result)));
+  return {absl::BytesToHexString(absl::string_view(uuid.bytes, sizeof uuid.bytes)), absl::AsciiStrToLower(bus)};
 }
 
 std::string machine_of(int index) {

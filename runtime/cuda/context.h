@@ -174,6 +174,8 @@ int capability_of(int index);
 // "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt 130100": what times depend on.
 // Throws as device_state().
 std::string machine_of(int index);
+// Asks the driver, and makes no context. Throws as device_state().
+DevicePlace place_of(int index);
 // Null if it was never used, is lost, or may not be used any more.
 DeviceState* device_state_if_usable(int index) noexcept;
 // True if a device has a context of this process's.

@@ -71,6 +71,9 @@ using ModulePtr = struct OpaqueModule*;
 using FunctionPtr = struct OpaqueFunction*;
 using PoolPtr = struct OpaquePool*;
 using HostFunction = void (*)(void*);
+struct Uuid {
+  char bytes[16];
+};
 
 enum class DeviceAttribute : int {
   kMaxThreadsPerBlock = 1,
@@ -106,6 +109,8 @@ inline constexpr unsigned kHostAllocPortable = 1;  // page-locked for all device
   F(device_name, cuDeviceGetName, Result(char*, int, int))                                                       \
   F(device_attribute, cuDeviceGetAttribute, Result(int*, DeviceAttribute, int))                                  \
   F(device_total_memory, cuDeviceTotalMem_v2, Result(size_t*, int))                                              \
+  F(device_uuid, cuDeviceGetUuid_v2, Result(Uuid*, int))                                                         \
+  F(device_bus, cuDeviceGetPCIBusId, Result(char*, int, int))                                                    \
   F(device_can_access_peer, cuDeviceCanAccessPeer, Result(int*, int, int))                                       \
   F(primary_retain, cuDevicePrimaryCtxRetain, Result(Context*, int))                                             \
   F(primary_release, cuDevicePrimaryCtxRelease_v2, Result(int))                                                  \

@@ -32,6 +32,7 @@ SAME(CUevent, EventPtr);
 SAME(CUmodule, ModulePtr);
 SAME(CUfunction, FunctionPtr);
 SAME(CUmemoryPool, PoolPtr);
+SAME(CUuuid, Uuid);
 SAME(CUdevice_attribute, DeviceAttribute);
 SAME(CUfunction_attribute, FunctionAttribute);
 SAME(nvrtcResult, NvrtcResult);

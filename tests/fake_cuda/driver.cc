@@ -104,6 +104,21 @@ FAKE_EXPORT Result cuDeviceTotalMem_v2(size_t* bytes, int device) {
   *bytes = fake().memory->bytes();
   return Result::kSuccess;
 }
+// The same for all processes that see this many devices, as if they were of one machine.
+FAKE_EXPORT Result cuDeviceGetUuid_v2(rondo::cuda::Uuid* uuid, int device) {
+  FAKE_CALL(kInit);
+  FAKE_CHECK(require_device(device));
+  *uuid = {};
+  std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
+  return Result::kSuccess;
+}
+FAKE_EXPORT Result cuDeviceGetPCIBusId(char* bus, int length, int device) {
+  FAKE_CALL(kInit);
+  FAKE_CHECK(require_device(device));
+  if (length < 13) return Result::kInvalidValue;  // cuDeviceGetPCIBusId: "large enough to store 13 characters"
+  std::snprintf(bus, static_cast<size_t>(length), "FA4E:%02X:00.0", device);
+  return Result::kSuccess;
+}
 FAKE_EXPORT Result cuDeviceCanAccessPeer(int* can, int device, int peer) {
   FAKE_CALL(kInit);
   FAKE_CHECK(require_device(device));

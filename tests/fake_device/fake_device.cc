@@ -154,6 +154,13 @@ class FakeDevice::Queue {
     const std::lock_guard lock(mutex_);
     push_wait(stream, *static_cast<SharedEvent*>(event));
   }
+  bool reached(EventHandle event) {
+    check_not_running("reached");
+    const std::lock_guard lock(mutex_);
+    const SharedEvent& point = *static_cast<SharedEvent*>(event);
+    if (!point->passed) run_a_few();  // time passes
+    return point->passed;
+  }
   double elapsed(EventHandle from, EventHandle to) {
     check_not_running("elapsed");
     const std::lock_guard lock(mutex_);
@@ -226,10 +233,11 @@ class FakeDevice::Queue {
     ++n_queued_;
     // Some work runs early, so that no order relies on a late queue.
     if (n_queued_ > kMostQueued) run_until([&] { return n_queued_ <= kMostQueued / 2; });
-    else if (std::uniform_real_distribution<>(0, 1)(random_) < options_.early) {
-      int64_t left = static_cast<int64_t>(random_() % 8);
-      run_until([&] { return n_queued_ == 0 || left-- <= 0; });
-    }
+    else if (std::uniform_real_distribution<>(0, 1)(random_) < options_.early) run_a_few();
+  }
+  void run_a_few() {
+    int64_t left = static_cast<int64_t>(random_() % 8);
+    run_until([&] { return n_queued_ == 0 || left-- <= 0; });
   }
   SharedEvent push_event(Stream stream) {
     auto event = std::make_shared<Event>();
@@ -349,14 +357,19 @@ BackendTable fake_table = {
     .copy_peer = nullptr,
     .fill = [](int device, void* to, uint8_t byte,
                size_t bytes) { queue(device).enqueue(Stream::kCompute, [=] { std::memset(to, byte, bytes); }); },
+    .copy_staged = [](int device, Stream stream, void* to, const void* staging,
+                      size_t bytes) { queue(device).enqueue(stream, [=] { std::memcpy(to, staging, bytes); }); },
     .enqueue = [](int device, Stream stream,
                   absl::AnyInvocable<void()> work) { queue(device).enqueue(stream, std::move(work)); },
     .record = [](int device, Stream stream) { return queue(device).record(stream); },
     .wait = [](int device, Stream stream, EventHandle event) { queue(device).wait(stream, event); },
     .release = [](int, EventHandle event) noexcept { delete static_cast<SharedEvent*>(event); },
+    .reached = [](int device, EventHandle event) { return queue(device).reached(event); },
     .elapsed = [](int device, EventHandle from, EventHandle to) { return queue(device).elapsed(from, to); },
     .synchronize = [](int device) { queue(device).synchronize(); },
     .failed = [](int device) noexcept { return queue(device).failed(); },
+    .call_library = nullptr,
+    .place = [](int device) { return DevicePlace{.unit = absl::StrCat("fake device ", device), .bus = ""}; },
 };
 
 }  // namespace
