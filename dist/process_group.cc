@@ -123,6 +123,10 @@ void check_gather(const Tensor& out, const Tensor& in, int world_size, std::stri
                              std::string(name_of(out.dtype())), to_string(out.sizes())));
 }
 
+std::vector<std::string> ProcessGroup::check_sequence(std::string_view text, std::string_view name, int64_t) {
+  return gather_texts(*this, text, 4096, name);
+}
+
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name) {
   const auto n = static_cast<size_t>(group.world_size());

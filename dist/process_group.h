@@ -22,6 +22,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -75,6 +76,8 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // Whose tensors this group takes, beside those in host memory. Nothing: only those.
+  virtual std::optional<Device> device() const { return {}; }
 
   // Collectives. Tensors are dense, on the CPU, and have the same shape and dtype on every rank. `name` is for
   // messages, and the ranks compare it (its first 80 bytes). A tensor that does not fit throws Error here.
@@ -91,6 +94,7 @@ class ProcessGroup {
   virtual Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) = 0;
   // Done when every rank has called it.
   virtual Work barrier(std::string_view name) = 0;
+  std::vector<std::string> check_sequence(std::string_view text, std::string_view name, int64_t reserved = 0);
 
  protected:
   ProcessGroup() = default;
