@@ -570,8 +570,7 @@ TEST(BucketPlan, AModelThatMovesAfterwardsIsRefused) {
     step(fake.device());
   });
   for (const std::string& error : errors)
-    EXPECT_NE(error.find("weight is on fake:0, and the process group exchanges host memory only"), error.npos)
-        << error;
+    EXPECT_NE(error.find("weight is on fake:0, and the process group exchanges host memory only"), error.npos) << error;
 }
 
 TEST(BucketPlan, AModelWithoutParametersIsRefused) {
