@@ -2,25 +2,18 @@
 // the device does its work. The group goes by the host here (staged_group.h); NCCL's is tested with its fake.
 #include <gtest/gtest.h>
 
-#include <limits>
 #include <memory>
 #include <optional>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
-#include "rondo/modules/lora.h"
-#include "rondo/optim/adam.h"
-#include "rondo/optim/compile.h"
-#include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/tests/dist/ddp_cases.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/dist/staged_group.h"
 #include "rondo/tests/errors.h"
@@ -30,81 +23,18 @@ namespace rondo::dist {
 namespace {
 
 using test::error_of;
+using test::kDdpCases;
+using test::kDdpConfig;
+using test::loss_of;
+using test::train;
 
-const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 16};
-
-// What a training does; all of it must be possible on a device.
-struct Case {
-  const char* name;
-  BucketOptions buckets = {.min_bytes = 1};
-  int accumulate = 1;
-  bool at_seams = false, lora = false, autocast = false, zeros = false;
-  double max_norm = std::numeric_limits<double>::infinity();
-};
-
-const Case kCases[] = {
-    {.name = "BucketPerBlock"},
-    {.name = "OneBucket", .buckets = {}},
-    {.name = "Pieces", .buckets = {.min_bytes = 1, .max_bytes = 1024}},
-    {.name = "HalfBuckets", .buckets = {.min_bytes = 1, .dtype = kBF16}},
-    {.name = "HalfPieces", .buckets = {.min_bytes = 1, .max_bytes = 1024, .dtype = kF16}},
-    {.name = "Accumulated", .accumulate = 3},
-    {.name = "AccumulatedPieces", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .accumulate = 2},
-    {.name = "Clipped", .max_norm = 0.1},
-    {.name = "GradientsKeptAsZeros", .zeros = true},
-    {.name = "PiecesKeptAsZeros", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .zeros = true},
-    {.name = "AtSeams", .at_seams = true},
-    {.name = "PiecesAtSeams", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .at_seams = true},
-    {.name = "Autocast", .autocast = true},
-    {.name = "Adapter", .lora = true},
-    {.name = "Unused", .buckets = {.min_bytes = 1, .allow_unused = true}, .at_seams = true},
-};
-
-std::unique_ptr<nn::GPT2> make_model(const Case& c, int rank) {
-  auto model = std::make_unique<nn::GPT2>(kConfig, 1 + rank);  // rank 0's counts
-  if (c.lora) nn::add_lora(*model, {.rank = 2, .targets = {"c_attn"}});
-  return model;
-}
-
-Tensor loss_of(nn::GPT2& model, int64_t rank, int64_t step, Device device) {
-  std::vector<int64_t> tokens;
-  for (int64_t i = 16 * rank; i < 16 * (rank + 1); ++i) tokens.push_back((i * i + 7 * i + 3 * step) % 31);
-  const Tensor batch = Tensor::from(tokens, {2, 8}, device);
-  return model.loss(batch, batch);
-}
-
-// Some steps; the hash of the parameters.
-uint64_t train(const Case& c, std::shared_ptr<ProcessGroup> group, Device device, bool compiled) {
-  manual_seed(3);
-  const std::unique_ptr<nn::GPT2> model = make_model(c, group->rank());
-  model->to(device);
-  DistributedDataParallel ddp(*model, group, c.buckets);
-  optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
-  if (compiled) compile::compile_regions(*model), optim::compile(optimizer);
-  std::optional<optim::UpdateAtSeams> updates;
-  if (c.at_seams) updates.emplace(ddp, optimizer);
-  for (int64_t step = 0; step < 5; ++step) {
-    for (int k = 0; k < c.accumulate; ++k) {
-      std::optional<DistributedDataParallel::NoSync> local;
-      if (k + 1 < c.accumulate) local.emplace(ddp);
-      const amp::Autocast lower(c.autocast ? std::optional(kBF16) : std::nullopt);
-      loss_of(*model, group->rank(), step * c.accumulate + k, device).backward();
-    }
-    ddp.finish();
-    if (updates) updates->finish();
-    else optimizer.step({.max_norm = c.max_norm});
-    if (!updates) optimizer.zero_grad(!c.zeros);
-  }
-  return ddp.check_parameters();
-}
-
-class DdpOnDevice : public testing::TestWithParam<std::tuple<Case, bool>> {
+class DdpOnDevice : public testing::TestWithParam<std::tuple<test::DdpCase, bool>> {
  protected:
   void SetUp() override {
     RONDO_SKIP_WITHOUT_GLOO();
     if (compiled() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
-  static const Case& what() { return std::get<0>(GetParam()); }
+  static const test::DdpCase& what() { return std::get<0>(GetParam()); }
   static bool compiled() { return std::get<1>(GetParam()); }
 };
 
@@ -121,7 +51,7 @@ TEST_P(DdpOnDevice, TheBitsOfHostMemory) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(, DdpOnDevice, testing::Combine(testing::ValuesIn(kCases), testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(, DdpOnDevice, testing::Combine(testing::ValuesIn(kDdpCases), testing::Bool()),
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param).name,
                                                std::get<1>(info.param) ? "Compiled" : "Eager");
@@ -143,7 +73,7 @@ class DdpDeviceRules : public testing::Test {
 // A step ends with one exchange; nothing else is asked of the other hosts, and no average is used before it.
 TEST_F(DdpDeviceRules, OneExchangeForEachStep) {
   for (const std::string& error : on_devices([](std::shared_ptr<test::StagedGroup> group, Device device) {
-         nn::GPT2 model(kConfig, 1);
+         nn::GPT2 model(kDdpConfig, 1);
          model.to(device);
          DistributedDataParallel ddp(model, group, {.min_bytes = 1});
          EXPECT_EQ(group->exchanges.back(), "parameters of rank 0");
@@ -173,7 +103,7 @@ TEST_F(DdpDeviceRules, OneExchangeForEachStep) {
 
 TEST_F(DdpDeviceRules, AGradientThatDoesNotArriveIsAnErrorOnEveryRank) {
   const auto errors = on_devices([](std::shared_ptr<test::StagedGroup> group, Device device) {
-    nn::GPT2 model(kConfig, 1);
+    nn::GPT2 model(kDdpConfig, 1);
     model.to(device);
     DistributedDataParallel ddp(model, group, {.min_bytes = 1});
     loss_of(model, group->rank(), 1, device).backward();
