@@ -9,7 +9,8 @@
 // read twice. The last group of an epoch may be smaller than n. A process without a batch in it gets the epoch's last
 // batch: it must not count that one. owns(position()) says beforehand which case it is.
 //
-// Thread safety: one thread at a time. The source must outlive this, and nobody else may read it.
+// Thread safety: one thread at a time. The source must outlive this. Several readers of one source take turns with
+// whole epochs: each begins with seek().
 #pragma once
 
 #include "rondo/runtime/data/batch_source.h"
