@@ -114,8 +114,8 @@ void check_devices(ProcessGroup& group, Device device) { check_devices(group, cl
 
 void check_devices(ProcessGroup& group, const DeviceClaim& mine) {
   constexpr int64_t kMostBytes = 1024;
-  const std::vector<std::string> all = gather_texts(
-      group, absl::StrJoin({mine.device, mine.machine, mine.unit}, "\n"), kMostBytes, "device of each rank");
+  const std::vector<std::string> all = gather_texts(group, absl::StrJoin({mine.device, mine.machine, mine.unit}, "\n"),
+                                                    kMostBytes, "device of each rank");
   std::map<std::pair<std::string, std::string>, size_t> first_users;
   std::string first_device;
   for (size_t r = 0; r < all.size(); ++r) {
@@ -131,8 +131,8 @@ void check_devices(ProcessGroup& group, const DeviceClaim& mine) {
     if (!is_first)
       throw Error(absl::StrCat("ranks ", user->second, " and ", r, " of one machine both use ", device, " (unit ", unit,
                                "). Each rank needs a device of its own: start as many processes as there are devices, "
-                               "and name the device without a number (\"", std::string(kind_of(device)),
-                               "\"), so that each takes that of its LOCAL_RANK"));
+                               "and name the device without a number (\"",
+                               std::string(kind_of(device)), "\"), so that each takes that of its LOCAL_RANK"));
   }
 }
 

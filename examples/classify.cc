@@ -95,7 +95,8 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
   flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
   flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains and predicts; under rondorun cuda is each rank's own");
+  flags.add("device", &o.device,
+            "cpu, cuda or cuda:1: where it trains and predicts; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("compile", &o.compile, "compile the repeated block");
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
@@ -189,16 +190,16 @@ class Classifier : optim::Callback {
       job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
     }
     optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
-                                        .max_grad_norm = o_.max_grad_norm,
-                                        .autocast = lower(),
-                                        .logging_steps = o_.logging_steps,
-                                        .load_best_model_at_end = o_.load_best_model_at_end,
-                                        .output_dir = o_.output_dir,
-                                        .save_steps = o_.save_steps,
-                                        .save_total_limit = static_cast<int>(o_.save_total_limit),
-                                        .overwrite_output_dir = o_.overwrite_output_dir,
-                                        .seed = seed(),
-                                        .replicas = replicas_ ? &*replicas_ : nullptr};
+                                  .max_grad_norm = o_.max_grad_norm,
+                                  .autocast = lower(),
+                                  .logging_steps = o_.logging_steps,
+                                  .load_best_model_at_end = o_.load_best_model_at_end,
+                                  .output_dir = o_.output_dir,
+                                  .save_steps = o_.save_steps,
+                                  .save_total_limit = static_cast<int>(o_.save_total_limit),
+                                  .overwrite_output_dir = o_.overwrite_output_dir,
+                                  .seed = seed(),
+                                  .replicas = replicas_ ? &*replicas_ : nullptr};
     const int64_t steps = optim::planned_steps(options, batches.size());
     const auto warmup = static_cast<int64_t>(std::ceil(o_.warmup_ratio * static_cast<double>(steps)));
     options.lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)};
@@ -402,12 +403,12 @@ class Classifier : optim::Callback {
   }
 
   void on_log(const optim::Progress& now) override {
-    job_.say(absl::StrFormat("step %d/%d  epoch %.2f  loss %.4f  lr %.2e", now.step, now.max_steps, now.epoch,
-                             now.loss, now.lr));
+    job_.say(absl::StrFormat("step %d/%d  epoch %.2f  loss %.4f  lr %.2e", now.step, now.max_steps, now.epoch, now.loss,
+                             now.lr));
   }
   void on_evaluate(const optim::Progress& now) override {
-    job_.say(absl::StrFormat("epoch %.2f  validation loss %.4f  %s %.4f", now.epoch, *now.eval_loss, measure(),
-                             measured()));
+    job_.say(
+        absl::StrFormat("epoch %.2f  validation loss %.4f  %s %.4f", now.epoch, *now.eval_loss, measure(), measured()));
   }
 
   const ClassifyOptions& o_;

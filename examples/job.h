@@ -18,8 +18,8 @@
 namespace rondo::examples {
 
 struct JobOptions {
-  Device device = kCPU;         // as Flags has read it: "cuda" is that of the LOCAL_RANK
-  bool pin_threads = true;      // with several processes: threads run on the cores near the device
+  Device device = kCPU;          // as Flags has read it: "cuda" is that of the LOCAL_RANK
+  bool pin_threads = true;       // with several processes: threads run on the cores near the device
   double timeout_seconds = 300;  // that a rank may be late
 };
 

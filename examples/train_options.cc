@@ -54,7 +54,9 @@ OptionParser::OptionParser(int argc, char** argv)
              "update each block during backward: less memory; needs --grad_clip=0");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
-  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own; a resumed run does not remember it");
+  flags_.add("device", &o.device,
+             "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own; a resumed run does not "
+             "remember it");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast; float64: of all, to compare with",
              {"float32", "bfloat16", "float64"});

@@ -324,9 +324,9 @@ bool Trainer::Run::fetch(Micro& step) {
     step.batches.push_back(std::move(*batch));
   }
   if (replicas_ == nullptr) return true;
-  const std::vector<double> sums = replicas_->sum({static_cast<double>(step.all_targets),
-                                                   static_cast<double>(step.rows), cancelled_ ? 1.0 : 0.0},
-                                                  "targets of the step");
+  const std::vector<double> sums = replicas_->sum(
+      {static_cast<double>(step.all_targets), static_cast<double>(step.rows), cancelled_ ? 1.0 : 0.0},
+      "targets of the step");
   step.all_targets = static_cast<int64_t>(sums[0]);
   step.rows = static_cast<int64_t>(sums[1]);
   agreed_to_stop_ = sums[2] > 0;
@@ -423,9 +423,11 @@ bool Trainer::Run::due(int64_t every) const {
 }
 
 // Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each. Steps are then counted on,
-// so that checkpoints keep their order, and epoch_offset_ is added to them where they stand for a part of the epochs: at
-// an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
-int64_t Trainer::Run::planned_step() const { return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_; }
+// so that checkpoints keep their order, and epoch_offset_ is added to them where they stand for a part of the epochs:
+// at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
+int64_t Trainer::Run::planned_step() const {
+  return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_;
+}
 
 int64_t Trainer::Run::batches_per_step() const { return batches_of_step(options_); }
 
@@ -454,9 +456,7 @@ bool Trainer::Run::evaluation_due() const {
   return due(options_.eval_steps) || state_.step >= max_steps_;
 }
 
-bool Trainer::Run::save_due() const {
-  return writes() && saved_step_ != state_.step && due(options_.save_steps);
-}
+bool Trainer::Run::save_due() const { return writes() && saved_step_ != state_.step && due(options_.save_steps); }
 
 bool Trainer::Run::stopped_early() const {
   return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;

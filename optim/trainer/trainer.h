@@ -28,13 +28,13 @@
 // Several processes (TrainerOptions::replicas; dist/trainer_replicas.h makes one of a DistributedDataParallel): each
 // makes the same Trainer on the same data, and takes its share of the batches (data/batch_share.h, Note [Global batch
 // order]): n processes with `a` batches each make the steps of one with n * a batches. Evaluations are shared, too. All
-// processes read checkpoints, rank 0 writes them. train(), evaluate() and resuming are called by all of them. A cancel()
-// in one process ends all, after at most one whole step or evaluation. What throws in one process ends the others'
-// train() with an error that names it; none of them can go on in this job.
-// A checkpoint resumes on any number of processes. The position in the data is exact: the job's order of batches goes
-// on. If ranks times gradient_accumulation_steps is as before, every step has the same batches, and losses differ by
-// the order of sums only (and by dropout, whose masks belong to ranks). Otherwise steps have other sizes from there on:
-// Note [Other steps].
+// processes read checkpoints, rank 0 writes them. train(), evaluate() and resuming are called by all of them. A
+// cancel() in one process ends all, after at most one whole step or evaluation. What throws in one process ends the
+// others' train() with an error that names it; none of them can go on in this job. A checkpoint resumes on any number
+// of processes. The position in the data is exact: the job's order of batches goes on. If ranks times
+// gradient_accumulation_steps is as before, every step has the same batches, and losses differ by the order of sums
+// only (and by dropout, whose masks belong to ranks). Otherwise steps have other sizes from there on: Note [Other
+// steps].
 //
 // Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
 // adapters and compile regions before.
@@ -148,7 +148,8 @@ class Trainer {
   void cancel() noexcept;
   Progress progress() const;
 
-  // The mean loss over all targets of the evaluation data; with replicas each takes its share. Throws Error if there is no such data, or no target in it.
+  // The mean loss over all targets of the evaluation data; with replicas each takes its share. Throws Error if there is
+  // no such data, or no target in it.
   double evaluate();
 
   struct Resumed {

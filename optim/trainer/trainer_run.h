@@ -109,7 +109,7 @@ class Trainer::Run {
   Optimizer& optimizer_;
   const LossFn loss_;
   const TrainerOptions options_;
-  Replicas* const replicas_;                                // null: one process
+  Replicas* const replicas_;                                  // null: one process
   std::optional<data::BatchShare> train_share_, eval_share_;  // of this process, with replicas
   data::BatchSource& train_data_;
   data::BatchSource* const eval_data_;  // may be null
@@ -127,7 +127,7 @@ class Trainer::Run {
   std::string base_checksum_, data_checksum_;  // "": not computed yet
   bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
-  bool agreed_to_stop_ = false;  // some process of the replicas was cancelled, and all know
+  bool agreed_to_stop_ = false;        // some process of the replicas was cancelled, and all know
   mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
   Progress progress_;
 };

@@ -202,11 +202,11 @@ int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
     if (args.size() == 2 && args[0] == "check") return check(args[1]);
-    if (args.size() < 3 || args[0] != "train") throw Error("dist_faults train FOLDER HOW [RANK] [STEP], or check FOLDER");
+    if (args.size() < 3 || args[0] != "train")
+      throw Error("dist_faults train FOLDER HOW [RANK] [STEP], or check FOLDER");
     const int bad_rank = args.size() > 3 ? std::stoi(args[3]) : 1;
-    return dist::record_errors([&] {
-      return train(args[1], {.how = args[2], .step = args.size() > 4 ? std::stoi(args[4]) : 6}, bad_rank);
-    });
+    return dist::record_errors(
+        [&] { return train(args[1], {.how = args[2], .step = args.size() > 4 ? std::stoi(args[4]) : 6}, bad_rank); });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "dist_faults: %s\n", e.what());
     return 9;

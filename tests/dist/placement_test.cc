@@ -42,9 +42,10 @@ TEST(DeviceOfRank, IsThatOfTheLocalRank) {
   EXPECT_EQ(device_of_rank("fake:2", rank_of_machine(0, 3)), fake.device(2));
   EXPECT_EQ(device_of_rank("fake", rank_of_machine(0, 1)), fake.device(0));
   EXPECT_EQ(device_of_rank("cpu", rank_of_machine(2, 3)), kCPU);
-  EXPECT_EQ(error_of([] { device_of_rank("fake", rank_of_machine(3, 4)); }),
-            "rank 3 is process 3 of 4 on this machine, and the last of the 3 devices that it sees is fake:2: start fewer "
-            "processes, or show them more devices (CUDA_VISIBLE_DEVICES)");
+  EXPECT_EQ(
+      error_of([] { device_of_rank("fake", rank_of_machine(3, 4)); }),
+      "rank 3 is process 3 of 4 on this machine, and the last of the 3 devices that it sees is fake:2: start fewer "
+      "processes, or show them more devices (CUDA_VISIBLE_DEVICES)");
 }
 
 TEST(DeviceOfRank, OneVisibleDeviceIsTheRanksOwn) {

@@ -96,8 +96,8 @@ class ReplicasOf : public testing::TestWithParam<int> {
   void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
-// 8 batches an epoch of different numbers of targets: with 3 ranks, and with 2 x 3, the last step of an epoch is smaller,
-// and some ranks have no batch in it.
+// 8 batches an epoch of different numbers of targets: with 3 ranks, and with 2 x 3, the last step of an epoch is
+// smaller, and some ranks have no batch in it.
 TEST_P(ReplicasOf, MakeTheStepsOfOneProcess) {
   const int n = GetParam();
   for (const int64_t accumulate : {1, 2, 3}) {
@@ -148,12 +148,11 @@ TEST(TrainerReplicasTest, BatchesWithoutTargetsCountNothing) {
     if (group != nullptr) replicas.emplace(ddp.emplace(net, group), TrainerReplicasOptions{.check_parameters = true});
     optim::SGD optimizer(net.parameters(), {.lr = 1});
     ListSource source(batches);
-    optim::Trainer trainer(
-        net, optimizer, [&](const data::Batch& b) { return net.loss(b); }, source,
-        {.max_steps = 4,
-         .gradient_accumulation_steps = accumulate,
-         .count_targets = optim::unmasked_targets,
-         .replicas = replicas ? &*replicas : nullptr});
+    optim::Trainer trainer(net, optimizer, [&](const data::Batch& b) { return net.loss(b); }, source,
+                           {.max_steps = 4,
+                            .gradient_accumulation_steps = accumulate,
+                            .count_targets = optim::unmasked_targets,
+                            .replicas = replicas ? &*replicas : nullptr});
     Notes notes;
     trainer.add_callback(notes);
     EXPECT_EQ(trainer.train().last.skipped_steps, 1);
@@ -249,7 +248,7 @@ TEST(TrainerReplicasTest, OtherStepsReadEveryBatchOfAnEpochOnce) {
       if (now.step == 6) run.trainer->cancel();
     };
     run.trainer->train();
-    EXPECT_TRUE(run.notes.evals.contains(5));  // the end of epoch 1
+    EXPECT_TRUE(run.notes.evals.contains(5));          // the end of epoch 1
     EXPECT_EQ(run.notes.rates.at(4), 1e-2 / (1 + 4));  // 4 of the 9 steps that 3 ranks make: 2 of 3 epochs less 2 steps
   });
   with_runs(3, options, [&](RankRun& run, int) {
@@ -294,17 +293,19 @@ TEST(TrainerReplicasTest, RanksThatBeginDifferentlyAreNamed) {
     run.trainer->train();
   });
   for (const std::string& error : errors)
-    EXPECT_EQ(error,
-              "Trainer: rank 1 begins with another run than rank 0: \"step 0 of 6\" there, \"step 3 of 6\" on rank 0. Do "
-              "all ranks read the same files, with the same options?");
+    EXPECT_EQ(
+        error,
+        "Trainer: rank 1 begins with another run than rank 0: \"step 0 of 6\" there, \"step 3 of 6\" on rank 0. Do "
+        "all ranks read the same files, with the same options?");
   errors = run_ranks(2, [](const Environment& e) {
     TrainerOptions mine = options_of(2);
     mine.max_grad_norm = e.rank == 0 ? 1 : 2;
     RankRun(ProcessGroup::connect(e, {.timeout = kPatient}), mine).trainer->train();
   });
   for (const std::string& error : errors)
-    EXPECT_NE(error.find("rank 1 begins with another run than rank 0: \"gradient_accumulation_steps 2, max_grad_norm 2"),
-              std::string::npos)
+    EXPECT_NE(
+        error.find("rank 1 begins with another run than rank 0: \"gradient_accumulation_steps 2, max_grad_norm 2"),
+        std::string::npos)
         << error;
 }
 

@@ -42,7 +42,8 @@ std::vector<double> losses(const std::string& folder) {
 }
 void expect_near(const std::vector<double>& some, const std::vector<double>& others) {
   ASSERT_EQ(some.size(), others.size());
-  for (size_t i = 0; i < some.size(); ++i) EXPECT_NEAR(some[i], others[i], 1e-5 * std::abs(others[i])) << "number " << i;
+  for (size_t i = 0; i < some.size(); ++i)
+    EXPECT_NEAR(some[i], others[i], 1e-5 * std::abs(others[i])) << "number " << i;
 }
 
 class FinetuneRanks : public testing::Test {
@@ -57,8 +58,8 @@ class FinetuneRanks : public testing::Test {
     for (int i = 0; i < 400; ++i) text << "the " << i % 7 << " of them went into the water, and we looked about.\n";
   }
   std::string program(const std::string& out, const std::string& options) const {
-    return absl::StrCat(tests::kFinetune, " --model_name_or_path=", folder_ / "model", " --train_file=",
-                        folder_ / "text.txt", " --output_dir=", folder_ / out,
+    return absl::StrCat(tests::kFinetune, " --model_name_or_path=", folder_ / "model",
+                        " --train_file=", folder_ / "text.txt", " --output_dir=", folder_ / out,
                         " --block_size=32 --learning_rate=5e-3 --logging_steps=1 --eval_steps=6 --save_steps=4 "
                         "--max_new_tokens=4 --lr_scheduler_type=constant --per_device_train_batch_size=2 ",
                         options);
@@ -75,8 +76,8 @@ TEST_F(FinetuneRanks, MakeTheStepsOfOneProcess) {
   EXPECT_EQ(losses(folder_ / "one").size(), 12u + 3u);
   for (const int ranks : {2, 4}) {
     const std::string out = absl::StrCat("of", ranks);
-    const Finished done = run(
-        ranks, out, absl::StrCat("--max_steps=12 --check_ranks --gradient_accumulation_steps=", 4 / ranks));
+    const Finished done = run(ranks, out,
+                              absl::StrCat("--max_steps=12 --check_ranks --gradient_accumulation_steps=", 4 / ranks));
     ASSERT_EQ(done.code, 0) << done.out;
     EXPECT_TRUE(has(done, absl::StrCat(ranks, " processes share the batches"))) << done.out;
     EXPECT_FALSE(has(done, "[rank 1]")) << done.out;
@@ -91,9 +92,9 @@ TEST_F(FinetuneRanks, GoOnInAnotherNumber) {
   for (const auto& [ranks, accumulate] : {std::pair(4, 1), std::pair(1, 4)}) {
     const std::string out = absl::StrCat("on", ranks);
     std::filesystem::copy(folder_ / "part", folder_ / out, std::filesystem::copy_options::recursive);
-    const Finished done = run(ranks, out,
-                              absl::StrCat("--max_steps=12 --resume_from_checkpoint=true --gradient_accumulation_steps=",
-                                           accumulate));
+    const Finished done = run(
+        ranks, out,
+        absl::StrCat("--max_steps=12 --resume_from_checkpoint=true --gradient_accumulation_steps=", accumulate));
     ASSERT_EQ(done.code, 0) << done.out;
     EXPECT_TRUE(has(done, "going on after step 6")) << done.out;
     expect_near(losses(folder_ / out), losses(folder_ / "one"));
@@ -154,8 +155,8 @@ TEST_F(ClassifyRanks, TrainMeasureAndStartAgain) {
   EXPECT_TRUE(has(calm, "step 60/60")) << calm.out;  // 30 batches an epoch of two ranks
   EXPECT_FALSE(has(calm, "[rank 1]")) << calm.out;
   EXPECT_NO_THROW(nn::AutoModelForSequenceClassification::from_pretrained(folder_ / "calm"));
-  const Finished killed = run(
-      "killed", "--max-restarts 2 " + killed_when_there(folder_ / "killed/ckpt-00000004.safetensors"));
+  const Finished killed = run("killed",
+                              "--max-restarts 2 " + killed_when_there(folder_ / "killed/ckpt-00000004.safetensors"));
   ASSERT_EQ(killed.code, 0) << killed.out;
   EXPECT_TRUE(has(killed, "all ranks start again")) << killed.out;
   EXPECT_EQ(metrics(folder_ / "killed"), metrics(folder_ / "calm"));

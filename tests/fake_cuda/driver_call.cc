@@ -16,8 +16,8 @@ namespace {
 // CUDA_VISIBLE_DEVICES=2,0 shows such a program two of the devices, in this order.
 std::vector<int> visible;  // the hardware of each device; empty: all, in their order
 
-// CUDA Programming Guide, CUDA_VISIBLE_DEVICES: "Only the devices whose index is present in the sequence are visible"; "if
-// one of the indices is invalid, only the devices whose index precedes the invalid index are visible".
+// CUDA Programming Guide, CUDA_VISIBLE_DEVICES: "Only the devices whose index is present in the sequence are visible";
+// "if one of the indices is invalid, only the devices whose index precedes the invalid index are visible".
 void hide_devices(rondo::fake_cuda::Options& options) {
   const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
   if (text == nullptr) return;
