@@ -146,6 +146,7 @@ Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data
       loss_(std::move(loss)),
       options_(std::move(options)),
       replicas_(options_.replicas),
+      source_(train_data),
       train_data_(share_of(train_share_, train_data)),
       eval_data_(eval_data == nullptr ? nullptr : &share_of(eval_share_, *eval_data)) {
   check_options();

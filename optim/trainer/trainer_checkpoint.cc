@@ -101,23 +101,23 @@ const std::string& Trainer::Run::base_checksum() {
 // first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
 const std::string& Trainer::Run::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
-  if (const uint64_t known = train_data_.fingerprint(); known != 0)
+  if (const uint64_t known = source_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
-  const data::BatchSource::Position before = train_data_.position();
-  const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
+  const data::BatchSource::Position before = source_.position();
+  const int64_t last = source_.size() - 1, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
   try {
     for (int64_t part = 0; part <= parts; ++part) {
-      train_data_.seek({0, parts == 0 ? 0 : last * part / parts});
-      const std::optional<data::Batch> batch = train_data_.next();
+      source_.seek({0, parts == 0 ? 0 : last * part / parts});
+      const std::optional<data::Batch> batch = source_.next();
       if (!batch) throw Error("Trainer: the training data holds no batch");
       for (const Tensor& tensor : *batch) add(sum, tensor);
     }
   } catch (...) {
-    train_data_.seek(before);
+    source_.seek(before);
     throw;
   }
-  train_data_.seek(before);
+  source_.seek(before);
   return data_checksum_ = text_of(sum);
 }
 

@@ -111,8 +111,9 @@ class Trainer::Run {
   const TrainerOptions options_;
   Replicas* const replicas_;                                  // null: one process
   std::optional<data::BatchShare> train_share_, eval_share_;  // of this process, with replicas
-  data::BatchSource& train_data_;
-  data::BatchSource* const eval_data_;  // may be null
+  data::BatchSource& source_;                                 // of all processes
+  data::BatchSource& train_data_;                             // of this one
+  data::BatchSource* const eval_data_;                        // may be null
   std::vector<Callback*> callbacks_;
   std::optional<amp::GradScaler> scaler_;  // with f16
 

@@ -104,6 +104,7 @@ int a_core_of(const cpu_set_t& cores, int skip = 0) {
 // A table like the CPU's, whose device has a PCI address.
 BackendTable with_bus() {
   BackendTable table = backend_of(kCPU);
+  table.name = "fake";
   table.place = [](int) { return DevicePlace{.unit = "u", .bus = "0000:3B:00.0"}; };
   return table;
 }
