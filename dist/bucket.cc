@@ -54,6 +54,8 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
         bucket.numel += taken;
         begin += numel;
       } while (begin < p.numel());
+      // Nothing follows the last piece: on a device, what is alone in its bucket is reduced where it is.
+      if (!bucket.slots.back().whole() && bucket.numel * width >= options.min_bytes) close(bucket, s);
     }
     for (auto& [wire, bucket] : open)
       if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size())

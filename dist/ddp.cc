@@ -393,6 +393,19 @@ void DistributedDataParallel::start_over() {
   }
 }
 
+// With allow_unused, finish() itself sends zeros.
+void DistributedDataParallel::finish_with_zeros() {
+  if (!arrivals_->order.empty())
+    throw Error(absl::StrCat(kWho, "::finish_with_zeros: there was a backward in this step; call finish()"));
+  const NoGrad off;
+  for (size_t i = parameters_.size(); i-- > 0 && !options_.allow_unused;) {  // from the last: as a backward would
+    Tensor parameter = parameters_[i].tensor;
+    parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
+    arrive(i);
+  }
+  finish();
+}
+
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {
   if (ddp.arrivals_->local) throw Error("DistributedDataParallel::no_sync: there is one already");
   if (!ddp.arrivals_->order.empty())

@@ -75,6 +75,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   // on every rank; the gradients of this step must then not be used, but the next step may be tried, unless the ranks
   // had issued different collectives on a device.
   void finish();
+  // finish() on a rank that ran no backward in this step, because the batch has no part for it: its gradients count as
+  // zeros.
+  void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
   // finish() ended, by name.
