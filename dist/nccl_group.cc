@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "rondo/dist/gloo_group.h"
 #include "rondo/dist/nccl_communicator.h"
+#include "rondo/dist/placement.h"
 #include "rondo/dist/sequence.h"
 
 namespace rondo::dist {
@@ -201,7 +202,9 @@ std::shared_ptr<ProcessGroup> connect_nccl(const Environment& environment, const
   host_options.device.reset();
   std::string why_not;
   const NcclLibrary* const library = find_nccl(&why_not);
-  return make_nccl_group(connect_gloo(environment, host_options), options, library, why_not);
+  std::shared_ptr<HostGroup> host = connect_gloo(environment, host_options);
+  check_devices(*host, *options.device);  // NCCL says late, and without names, that two ranks use one GPU
+  return make_nccl_group(std::move(host), options, library, why_not);
 }
 
 }  // namespace rondo::dist
