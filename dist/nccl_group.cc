@@ -16,8 +16,8 @@
 namespace rondo::dist {
 namespace {
 
-// How long a group that is destroyed waits for NCCL: for what is in flight, then for the abort.
-constexpr Milliseconds kLeavingNccl{3'000};
+// How long a group that is destroyed waits for NCCL: for what is in flight, then for the abort; for the abort alone.
+constexpr Milliseconds kLeavingNccl{3'000}, kAbortingNccl{1'000};
 
 NcclType nccl_type(DType dtype) {
   switch (dtype) {
@@ -52,7 +52,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
 
   ~NcclGroup() override {
     const bool unwinds = std::uncaught_exceptions() > exceptions_;
-    if (communicator_->close(unwinds, unwinds ? Milliseconds(0) : kLeavingNccl)) thread_.join();
+    if (communicator_->close(unwinds, unwinds ? kAbortingNccl : kLeavingNccl)) thread_.join();
     else thread_.detach();
   }
 
@@ -136,7 +136,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
   Work issue(const Call& call, std::string_view name, const Tensor& out, const Tensor& in,
              NcclCommunicator::Enqueue enqueue) {
     const NamedCall named = record_.add(call, name);
-    if (options_.compare_each) check_sequence("", absl::StrCat("the comparison before ", named.text()));
+    if (options_.compare_each) check_sequence("", "the comparison before a collective of devices");
     if (call.numel == 0) return Work();
     return communicator_->issue(named, out, in, enqueue);
   }

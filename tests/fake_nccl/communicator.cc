@@ -295,9 +295,8 @@ bool Communicator::may_receive(const Operation& operation) {
   if (error_ != Status::kSuccess) return false;
   const Behaviour& behaviour = Communicators::instance().behaviour();
   if (!clique_->all_have_begun(operation.number)) {
-    for (int rank = 0; behaviour.peers_show && rank < ranks_; ++rank)
-      if (clique_->seat(rank).begun <= operation.number && clique_->is_gone(rank))
-        fail(Status::kRemoteError, "rank " + std::to_string(rank) + " has gone");
+    for (int rank = 0; rank < ranks_; ++rank)
+      if (clique_->seat(rank).begun <= operation.number) note_if_gone(rank);
     return false;
   }
   if (!fits(operation.number)) {
@@ -307,8 +306,16 @@ bool Communicator::may_receive(const Operation& operation) {
   }
   Sent unused;
   for (int rank = 0; rank < ranks_; ++rank)
-    if (!clique_->read(rank, operation.number, &unused)) return false;
+    if (!clique_->read(rank, operation.number, &unused)) {
+      note_if_gone(rank);
+      return false;
+    }
   return true;
+}
+
+void Communicator::note_if_gone(int rank) {
+  if (Communicators::instance().behaviour().peers_show && clique_->is_gone(rank))
+    fail(Status::kRemoteError, "rank " + std::to_string(rank) + " has gone");
 }
 
 void Communicator::receive(const Operation& operation) {

@@ -88,6 +88,7 @@ class Communicator {
   bool may_send(Operation& operation);
   void send(Operation& operation);
   bool may_receive(const Operation& operation);
+  void note_if_gone(int rank);
   void receive(const Operation& operation);
   bool fits(uint64_t number) const;
 

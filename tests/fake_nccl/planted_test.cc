@@ -236,7 +236,7 @@ class PlantedNcclDeathTest : public testing::Test {
 };
 
 TEST_F(PlantedNcclDeathTest, AMissingEventBefore) {
-  expect_caught(Bug::kNoEventBefore, "race: ncclAllReduce of 96 f32, average .* and no event");
+  expect_caught(Bug::kNoEventBefore, "ncclGroupEnd: race: .* and no event and no wait orders the two");
   expect_caught(Bug::kNoEventBefore, "race: the receive buffer holds bytes that kernel axpy", false);
 }
 TEST_F(PlantedNcclDeathTest, AMissingEventAfter) {
@@ -248,7 +248,7 @@ TEST_F(PlantedNcclDeathTest, AnEventRecordedBeforeTheCollective) {
   expect_caught(Bug::kEventRecordedBefore, "race: kernel axpy has a pointer into bytes that ncclAllReduce", false);
 }
 TEST_F(PlantedNcclDeathTest, ACollectiveOnTheWrongStream) {
-  expect_caught(Bug::kOtherStream, "race: ncclAllReduce");
+  expect_caught(Bug::kOtherStream, "ncclGroupEnd: race: .* and no event and no wait orders the two");
   expect_caught(Bug::kOtherStream, "race: the receive buffer holds", false);
 }
 TEST_F(PlantedNcclDeathTest, AStreamOfAnotherDevice) {
