@@ -72,8 +72,7 @@ count=0 longest=0
 killed='was killed by signal 9 \(SIGKILL\); the job ends'
 for attempt in $(seq "$attempts"); do
   for step in $steps; do
-    for bad in 1 $((ranks - 1)) 0; do
-      [ "$bad" = 1 ] || [ "$ranks" -gt 2 ] || [ "$bad" = 0 ] || continue
+    for bad in $(printf '%s\n' 0 1 $((ranks - 1)) | sort -u); do
       for how in kill_forward kill_collective kill_optimizer; do ends $how $bad $step 10000 137 "$bad \(pid [0-9]+\) $killed" ""; done
     done
     bad=$((ranks - 1))
