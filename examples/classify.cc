@@ -63,6 +63,7 @@ struct ClassifyOptions {
   bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
   bool check_ranks = false, pin_threads = true;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
+  int64_t gradient_accumulation_steps = 1;
   int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
   Device device;
   double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0,
@@ -84,7 +85,8 @@ Flags flags_of(ClassifyOptions& o) {
             "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("max_seq_length", &o.max_seq_length, "tokens; longer texts are cut");
   flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training file");
-  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a step");
+  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a batch");
+  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "texts of a batch without training");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a straight line to 0");
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
@@ -190,6 +192,7 @@ class Classifier : optim::Callback {
       job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
     }
     optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
+                                  .gradient_accumulation_steps = o_.gradient_accumulation_steps,
                                   .max_grad_norm = o_.max_grad_norm,
                                   .autocast = lower(),
                                   .logging_steps = o_.logging_steps,

@@ -142,7 +142,7 @@ int train(const std::string& folder, Fault fault, int bad_rank) {
   manual_seed(7);
   Net net(fault.is("other_model") ? kWidth + 8 : kWidth, /*swapped=*/fault.is("other_order"));
   disagree(fault, net);
-  dist::DistributedDataParallel ddp(net, group, {.min_bytes = 1});
+  dist::DistributedDataParallel ddp(net, group, {.min_bytes = 1, .max_bytes = 1 << 18});
   std::optional<optim::Trainer> trainer;
   const auto now = [&] { return net.is_training() && trainer->progress().step == fault.step; };
   Replicas replicas(ddp, [&] { return fault.is("kill_optimizer") && now(); });

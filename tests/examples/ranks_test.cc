@@ -13,6 +13,7 @@
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/runtime/random.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/ranks.h"
@@ -37,7 +38,7 @@ std::vector<double> losses(const std::string& folder) {
   std::vector<double> all;
   for (const std::string& line : metrics(folder))
     for (size_t at = 0; (at = line.find("loss\":", at)) != std::string::npos; at += 6)
-      all.push_back(std::stod(line.substr(at + 6)));
+      if (line.compare(at + 6, 4, "null") != 0) all.push_back(std::stod(line.substr(at + 6)));
   return all;
 }
 void expect_near(const std::vector<double>& some, const std::vector<double>& others) {
@@ -73,7 +74,7 @@ class FinetuneRanks : public testing::Test {
 TEST_F(FinetuneRanks, MakeTheStepsOfOneProcess) {
   const Finished one = run(1, "one", "--max_steps=12 --gradient_accumulation_steps=4");
   ASSERT_EQ(one.code, 0) << one.out;
-  EXPECT_EQ(losses(folder_ / "one").size(), 12u + 3u);
+  EXPECT_GE(losses(folder_ / "one").size(), 12u + 3u);
   for (const int ranks : {2, 4}) {
     const std::string out = absl::StrCat("of", ranks);
     const Finished done = run(ranks, out,
@@ -125,8 +126,9 @@ class ClassifyRanks : public testing::Test {
  protected:
   void SetUp() override {
     RONDO_SKIP_WITHOUT_GLOO();
+    manual_seed(1);
     nn::BertModel model(
-        {.vocab_size = 600, .block_size = 32, .n_layer = 2, .n_head = 2, .n_embd = 32, .n_hidden = 64, .dropout = 0.1});
+        {.vocab_size = 600, .block_size = 32, .n_layer = 2, .n_head = 2, .n_embd = 32, .n_hidden = 64, .dropout = 0});
     nn::save_pretrained(model, folder_ / "model");
     std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/bert_uncased.json"),
                                folder_ / "model/tokenizer.json");
@@ -136,26 +138,29 @@ class ClassifyRanks : public testing::Test {
     for (int i = 0; i < 240; ++i) train << names[i % 3] << "\t" << kinds[i % 3] << (i % 5 == 0 ? " and so on\n" : "\n");
     for (int i = 0; i < 15; ++i) val << names[i % 3] << "\t" << kinds[i % 3] << " of the\n";
   }
-  Finished run(const std::string& out, const std::string& launcher = "") const {
+  Finished run(int ranks, const std::string& out, int accumulate = 1, const std::string& launcher = "") const {
     return rondorun(absl::StrCat(
-        "--nproc-per-node 2 ", launcher, " ", tests::kClassify, " --model_name_or_path=", folder_ / "model",
+        "--nproc-per-node ", ranks, " ", launcher, " ", tests::kClassify, " --model_name_or_path=", folder_ / "model",
         " --train_file=", folder_ / "train.tsv", " --validation_file=", folder_ / "val.tsv",
-        " --output_dir=", folder_ / out,
+        " --output_dir=", folder_ / out, " --gradient_accumulation_steps=", accumulate,
         " --max_seq_length=32 --per_device_train_batch_size=8 --per_device_eval_batch_size=4 --check_ranks "
-        "--learning_rate=3e-3 --num_train_epochs=4 --warmup_ratio=0.1 --logging_steps=1 --save_steps=4 "
+        "--learning_rate=1e-3 --num_train_epochs=2 --warmup_ratio=0.1 --logging_steps=1 --save_steps=4 "
         "--load_best_model_at_end"));
   }
   const test::TempFolder folder_;
 };
 
 TEST_F(ClassifyRanks, TrainMeasureAndStartAgain) {
-  const Finished calm = run("calm");
+  const Finished one = run(1, "one", /*accumulate=*/2), calm = run(2, "calm");
+  ASSERT_EQ(one.code, 0) << one.out;
   ASSERT_EQ(calm.code, 0) << calm.out;
-  EXPECT_TRUE(has(calm, "accuracy of the best epoch 1.0000")) << calm.out;
-  EXPECT_TRUE(has(calm, "step 60/60")) << calm.out;  // 30 batches an epoch of two ranks
+  expect_near(losses(folder_ / "calm"), losses(folder_ / "one"));
+  const std::string best = one.out.substr(one.out.find("accuracy of the best epoch"), 33);
+  EXPECT_TRUE(has(calm, best)) << calm.out << one.out;
+  EXPECT_TRUE(has(calm, "step 30/30")) << calm.out;  // 15 steps an epoch, of 30 batches
   EXPECT_FALSE(has(calm, "[rank 1]")) << calm.out;
   EXPECT_NO_THROW(nn::AutoModelForSequenceClassification::from_pretrained(folder_ / "calm"));
-  const Finished killed = run("killed",
+  const Finished killed = run(2, "killed", 1,
                               "--max-restarts 2 " + killed_when_there(folder_ / "killed/ckpt-00000004.safetensors"));
   ASSERT_EQ(killed.code, 0) << killed.out;
   EXPECT_TRUE(has(killed, "all ranks start again")) << killed.out;
