@@ -109,6 +109,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   void deliver(size_t bucket);
   bool check_tag(size_t bucket);
   void check_no_stranger();
+  void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
 
   nn::ModuleBase& model_;
@@ -117,6 +118,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
+  std::vector<bool> claimed_;  // by parameter
   BucketPlan plan_;
   bool learned_ = false;                         // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;                  // by bucket
