@@ -22,7 +22,7 @@
 // The first step learns the order in which gradients become final (Note [Bucket order] in bucket.h). Its buckets leave
 // in finish(); those of later steps leave during backward.
 //
-// On a device (a CUDA GPU, whose group is connected with GroupOptions::device) all of this is enqueued: one all-reduce
+// On a device (a CUDA GPU, whose group is connected with {.device = device}) all of this is enqueued: one all-reduce
 // for each bucket on the communication stream while backward goes on, and the optimizer's work comes after it, by
 // events. The host waits only in finish(), and only for the other hosts: one small exchange, in which the ranks compare
 // what they have issued, made while the devices compute. A step whose sequences differ gives no gradients. finish()
