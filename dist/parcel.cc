@@ -41,7 +41,8 @@ Parcel::Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device devi
 
 void Parcel::allocate() {
   if (flat_.defined()) return;
-  int64_t elements = bucket_->numel;
+  // As long as an adopted gradient: other ranks may have one.
+  int64_t elements = may_adopt_ ? bucket_->slots[0].numel : bucket_->numel;
   if (has_host_memory(device_))
     elements += kTagElements + (allow_unused_ ? static_cast<int64_t>(bucket_->slots.size()) : 0);
   flat_ = Tensor::zeros({elements}, {bucket_->dtype, device_});

@@ -164,7 +164,8 @@ TEST_F(DdpLaunches, PiecesAreNotCopied) {
 TEST_F(DdpLaunches, HalfBucketsSaveTheConversions) {
   EXPECT_EQ(added_copies({.layers = 2, .parameters = kBF16, .buckets = {.dtype = kBF16}}), 2);
   const Step converted = third_step({.layers = 2, .parameters = kBF16}, true);
-  EXPECT_EQ(converted.finish.copies, 2 * 12 + 4);
+  EXPECT_EQ(converted.finish.launches, (std::map<std::string, int64_t>{{"rondo_cast/0", 27}}));
+  EXPECT_EQ(converted.finish.copies, 3);  // the pieces of the embedding
 }
 
 }  // namespace
