@@ -202,8 +202,7 @@ FAKE_EXPORT Status ncclCommInitRank(Communicator** communicator, int ranks, Uniq
   return ncclCommInitRankConfig(communicator, ranks, id, rank, nullptr);
 }
 
-// The new communicator has its parent's device. Whether the parent may be used before it is up, is not said: it may
-// not.
+// The new communicator has its parent's device. The parent is in progress until it is up.
 FAKE_EXPORT Status ncclCommSplit(Communicator* communicator, int color, int key, Communicator** made, Config* config) {
   NCCL_CALL(kInit);
   NCCL_CHECK(require_in_use(communicator));

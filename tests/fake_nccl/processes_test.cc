@@ -156,6 +156,15 @@ TEST(NcclFaults, ARankThatDies) {
   for (const int rank : {0, 1}) EXPECT_TRUE(ranks[rank].has(": remote process exited")) << ranks[rank].out;
 }
 
+TEST(NcclFaults, ARankThatCallsSomethingElse) {
+  for (const Ended& rank : run_ranks("odd_none", 2, 1, "other@1,2:mismatch=hang"))
+    EXPECT_TRUE(rank.has("step 2: hangs")) << rank.out;
+  // A maximum of ones.
+  const std::vector<Ended> ranks = run_ranks("odd_none", 2, 1, "other@1,2:mismatch=garbage");
+  EXPECT_TRUE(ranks[0].has("step 2: 64 of 64 right")) << ranks[0].out;
+  EXPECT_TRUE(ranks[1].has("step 2: 0 of 64 right")) << ranks[1].out;
+}
+
 TEST(NcclFaults, ARankThatStalls) {
   for (const Ended& rank : run_ranks("odd_none", 2, 1, "stall@1,2")) {
     EXPECT_TRUE(rank.has("step 1: 64 of 64 right")) << rank.out;
