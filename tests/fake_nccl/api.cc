@@ -288,7 +288,10 @@ FAKE_EXPORT Status ncclGroupStart() {
 }
 FAKE_EXPORT Status ncclGroupEnd() {
   NCCL_CALL(kNothing);
-  if (group().depth == 0) return misuse("there is no ncclGroupStart() to this end");
+  if (group().depth == 0) {
+    misuse("there is no ncclGroupStart() to this end");
+    return Status::kInvalidUsage;
+  }
   if (--group().depth > 0) return Status::kSuccess;
   Group ended = std::exchange(group(), {});
   Status result = Status::kSuccess;
