@@ -40,6 +40,7 @@
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
 #include "rondo/runtime/io/json.h"
@@ -340,14 +341,15 @@ class Classifier : optim::Callback {
     (*model_)->eval();
     double sum = 0, of = 0;
     validation_->seek({});
-    while (auto batch = validation_->next()) {
-      for (Tensor& tensor : *batch) tensor = tensor.to(o_.device);
+    data::DeviceBatches batches(*validation_, o_.device);
+    while (auto batch = batches.next()) {
       const Tensor logits = (*model_)((*batch)[0], (*batch)[1], (*batch)[2]), &labels = (*batch)[3];
       Tensor each;
       if (problem_ == nn::ProblemType::kRegression) each = ops::square(logits.to(kF32) - labels);
       else if (problem_ == nn::ProblemType::kMultiLabel)
         each = ops::equal(ops::greater(logits, 0.0).to(kF32), labels).to(kF32);
       else each = ops::equal(ops::argmax(logits, -1), labels).to(kF32);
+      batches.read_ahead();
       sum += ops::sum(each).item();
       of += static_cast<double>(each.numel());
     }

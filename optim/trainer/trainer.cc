@@ -191,9 +191,13 @@ class Trainer::Run::Session {
     if (!run.options_.output_dir.empty()) run.data_checksum();  // now, not in the middle of the run
     run.model_.train();
     run.optimizer_.zero_grad();  // what the caller may have left
+    run.batches_.emplace(run.train_data_, run.optimizer_.device(), data::DeviceBatchesOptions{.across_epochs = true});
     run.training_ = true;
   }
-  ~Session() { run_.training_ = run_.in_step_ = run_.cancelled_ = false; }
+  ~Session() {
+    run_.batches_.reset();  // takes train_data_ back to where the next step begins
+    run_.training_ = run_.in_step_ = run_.cancelled_ = false;
+  }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -236,12 +240,12 @@ TrainResult Trainer::Run::train() {
 
 // One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
 bool Trainer::Run::train_step() {
-  const data::BatchSource::Position begin = train_data_.position();
+  const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
   const auto undo = [&] {
     buffers.restore();
     optimizer_.zero_grad();
-    train_data_.seek(begin);
+    batches_->seek(begin);
     in_step_ = false;
     return false;
   };
@@ -257,11 +261,11 @@ bool Trainer::Run::train_step() {
       optimizer_.set_lr(schedules, state_.step);
     }
     std::vector<std::pair<double, Tensor>> losses;  // with their shares; read at the end, when all is enqueued
-    for (size_t i = 0; i < step.batches.size(); ++i) {
-      if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
+    for (const int64_t targets : step.targets) {
+      const data::Batch batch = *batches_->next();
+      if (targets == 0) continue;  // its mean would be 0 / 0
       if (cancelled_) return undo();
-      const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
-      const data::Batch batch = std::move(step.batches[i]);
+      const double share = static_cast<double>(targets) / static_cast<double>(step.all_targets);
       const Tensor loss = loss_of(batch);
       losses.emplace_back(share, loss.detach());
       Tensor part = share == 1 ? loss : loss * share;
@@ -269,6 +273,7 @@ bool Trainer::Run::train_step() {
       part.backward();
       tell([this](Callback& c) { c.on_micro_step(progress_); });
     }
+    if (step.ends_epoch) batches_->next();
     std::optional<StepReport> report;
     if (step.all_targets > 0) {
       StepOptions how;
@@ -277,6 +282,8 @@ bool Trainer::Run::train_step() {
       if (scaler_) scaler_->update();
     }
     optimizer_.zero_grad();
+    // While the device computes: the next step's batches, and the one whose copy that step's last one starts.
+    if (state_.step + 1 < max_steps_) batches_->read_ahead(options_.gradient_accumulation_steps + 1);
     double mean = step.all_targets > 0 ? 0 : std::nan("");
     for (const auto& [share, loss] : losses) mean += share * loss.item();
     finish_step(step, mean, report, seconds_since(began));
@@ -293,16 +300,18 @@ bool Trainer::Run::train_step() {
   return true;
 }
 
-// The batches of the next step. They are read ahead because each one's share depends on all of them. An epoch's last
-// step has what is left. False: cancelled.
+// Looks at the batches of the next step: each one's share depends on all of them. An epoch's last step has what is
+// left. False: cancelled.
 bool Trainer::Run::fetch(Micro& step) {
   bool ended = false;
-  while (std::ssize(step.batches) < options_.gradient_accumulation_steps) {
+  while (std::ssize(step.targets) < options_.gradient_accumulation_steps) {
     if (cancelled_) return false;
-    std::optional<data::Batch> batch = train_data_.next();
+    const std::optional<data::Batch>& batch = batches_->peek(std::ssize(step.targets));
     if (!batch) {
-      if (!step.batches.empty()) break;
+      step.ends_epoch = !step.targets.empty();
+      if (step.ends_epoch) break;
       if (std::exchange(ended, true)) throw Error("Trainer: the training data holds no batch");
+      batches_->next();
       continue;
     }
     const int64_t targets = options_.count_targets(*batch);
@@ -310,16 +319,13 @@ bool Trainer::Run::fetch(Micro& step) {
     step.rows += batch_rows(*batch);
     step.all_targets += targets;
     step.targets.push_back(targets);
-    step.batches.push_back(std::move(*batch));
   }
   return true;
 }
 
 Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
   const amp::Autocast lower(options_.autocast);
-  data::Batch here;
-  for (const Tensor& tensor : batch) here.push_back(tensor.to(optimizer_.device()));
-  Tensor loss = loss_(here);
+  Tensor loss = loss_(batch);
   if (!loss.defined() || loss.numel() != 1)
     throw Error(absl::StrCat(
         "Trainer: the loss function must return the mean loss of the batch, a tensor of one element; it returned ",
@@ -350,7 +356,7 @@ void Trainer::Run::finish_step(const Micro& step, double loss, const std::option
 
 // Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
 void Trainer::Run::show_state() {
-  const data::BatchSource::Position at = train_data_.position();
+  const data::BatchSource::Position at = position();
   progress_.step = state_.step;
   progress_.loss = state_.loss;
   progress_.lr = state_.lr;
@@ -406,12 +412,16 @@ std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   // The same numbers for each evaluation, and none that a step draws.
   default_generator().set_state(options_.seed, uint64_t{1} << 63);
   eval_data_->seek({});
+  data::DeviceBatches batches(*eval_data_, optimizer_.device());
   double sum = 0, all_targets = 0;
-  while (std::optional<data::Batch> batch = eval_data_->next()) {
+  while (batches.peek()) {
     if (until_cancelled && cancelled_) return std::nullopt;
-    const int64_t targets = options_.count_targets(*batch);
+    const int64_t targets = options_.count_targets(*batches.peek());
+    const data::Batch batch = *batches.next();
     if (targets == 0) continue;
-    sum += static_cast<double>(targets) * loss_of(*batch).item();
+    const Tensor loss = loss_of(batch);
+    batches.read_ahead();
+    sum += static_cast<double>(targets) * loss.item();
     all_targets += static_cast<double>(targets);
   }
   if (all_targets == 0) throw Error("Trainer::evaluate: the evaluation data holds no target");

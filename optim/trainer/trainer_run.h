@@ -14,6 +14,7 @@
 
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/data/device_batches.h"
 
 namespace rondo::optim {
 
@@ -36,9 +37,9 @@ class Trainer::Run {
  private:
   class Session;
   struct Micro {
-    std::vector<data::Batch> batches;
-    std::vector<int64_t> targets;  // of each
+    std::vector<int64_t> targets;  // of each batch
     int64_t rows = 0, all_targets = 0;
+    bool ends_epoch = false;  // the epoch ended before there were enough batches
   };
   // The state of early stopping.
   struct Best {
@@ -78,6 +79,8 @@ class Trainer::Run {
   void run_save();
   void restore_best();
   void show_state();
+  // Where the next step begins to read.
+  data::BatchSource::Position position() const { return batches_ ? batches_->position() : train_data_.position(); }
   template <class Fn> void tell(Fn fn) {
     for (Callback* callback : callbacks_) fn(*callback);
   }
@@ -98,7 +101,8 @@ class Trainer::Run {
   Optimizer& optimizer_;
   const LossFn loss_;
   data::BatchSource& train_data_;
-  data::BatchSource* const eval_data_;  // may be null
+  std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, a batch ahead
+  data::BatchSource* const eval_data_;          // may be null
   const TrainerOptions options_;
   std::vector<Callback*> callbacks_;
   std::optional<amp::GradScaler> scaler_;  // with f16
