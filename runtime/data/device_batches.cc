@@ -93,9 +93,8 @@ bool DeviceBatches::extend() {
   return true;
 }
 
-bool DeviceBatches::stage(Entry& entry, bool may_wait) {
+void DeviceBatches::stage(Entry& entry, bool may_wait) {
   if (entry.slot == nullptr) entry.slot = copies_->stage(*entry.host, may_wait);
-  return entry.slot != nullptr;
 }
 
 void DeviceBatches::start(Entry& entry) {

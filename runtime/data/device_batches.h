@@ -83,7 +83,7 @@ class DeviceBatches : public BatchSource {
   };
   void read();
   bool extend();
-  bool stage(Entry& entry, bool may_wait);
+  void stage(Entry& entry, bool may_wait);
   void start(Entry& entry);
   void start_following();
   void drop() noexcept;
