@@ -40,12 +40,10 @@ std::string sum_of_batches(const fake_cuda::Options& options, bool ahead) {
   data::FunctionBatches source(12, numbers);
   std::optional<data::DeviceBatches> batches;
   if (ahead) batches.emplace(source, cuda.device(), data::DeviceBatchesOptions{.across_epochs = options.seed % 2 == 0});
-  while (source.position().epoch < 2) {
-    const std::optional<data::Batch> batch = ahead ? batches->next() : source.next();
-    if (!batch) {
-      if (ahead && batches->position().epoch == 2) break;
-      continue;
-    }
+  data::BatchSource& read = ahead ? static_cast<data::BatchSource&>(*batches) : source;
+  while (read.position().epoch < 2) {
+    const std::optional<data::Batch> batch = read.next();
+    if (!batch) continue;
     test::launch_axpy(kernel, sum, (*batch)[0].to(cuda.device()), 0.5f);
     if (ahead && options.seed % 3 == 0) batches->read_ahead();
   }
@@ -54,12 +52,12 @@ std::string sum_of_batches(const fake_cuda::Options& options, bool ahead) {
 
 TEST(CudaDeviceBatches, EveryOrderGivesTheSameBits) {
   const std::string expected = sum_of_batches({}, /*ahead=*/false);
-  for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_EQ(sum_of_batches({.seed = seed}, true), expected) << seed;
+  for (uint64_t seed = 0; seed < 20; ++seed) EXPECT_TRUE(sum_of_batches({.seed = seed}, true) == expected) << seed;
   for (uint64_t seed = 0; seed < 4; ++seed) {
-    EXPECT_EQ(sum_of_batches({.seed = seed, .early = 0}, true), expected) << seed;
-    EXPECT_EQ(sum_of_batches({.seed = seed, .early = 1}, true), expected) << seed;
+    EXPECT_TRUE(sum_of_batches({.seed = seed, .early = 0}, true) == expected) << seed;
+    EXPECT_TRUE(sum_of_batches({.seed = seed, .early = 1}, true) == expected) << seed;
     const test::Setting setting("RONDO_CUDA_CACHE", "0");
-    EXPECT_EQ(sum_of_batches({.seed = seed}, true), expected) << seed;
+    EXPECT_TRUE(sum_of_batches({.seed = seed}, true) == expected) << seed;
   }
 }
 
@@ -165,7 +163,8 @@ TEST_F(DeviceBatchesDeathTest, StagingThatIsWrittenBeforeItsCopyRan) {
   EXPECT_DEATH(run(Mistake::kStagingIsFreeAtOnce), "page-locked memory was changed before the copy has read it");
 }
 TEST_F(DeviceBatchesDeathTest, StagingThatIsFreedBeforeItsCopyRan) {
-  EXPECT_DEATH(run_and_leave(Mistake::kStagingIsFreeAtOnce), "cuMemFreeHost: freed while cuMemcpyHtoDAsync may still");
+  EXPECT_DEATH(run_and_leave(Mistake::kStagingIsFreeAtOnce),
+               "cuMemFreeHost: freed while cuMemcpyHtoDAsync .* may still");
 }
 TEST_F(DeviceBatchesDeathTest, ADroppedBatchThatIsStillOnItsWay) {
   EXPECT_DEATH(run_and_drop(Mistake::kComputeWaitsForNothing),
@@ -266,39 +265,46 @@ TEST(CudaDeviceBatches, TrainerResumesBitForBit) {
   }
 }
 
+// From the end of a step to the end of the next one's backward passes. (The optimizer then copies its tables and
+// scalars, some hundred bytes, which the driver's staging takes at once.)
 TEST(CudaDeviceBatches, TrainersStepsMakeNoPageableCopyAndNoWait) {
   FakeCuda cuda({.seed = 2});
   const DeviceScope scope(cuda.device());
-  SmallRun run(kVariant, {.max_steps = 20, .gradient_accumulation_steps = 2, .max_grad_norm = 0});
+  SmallRun run({}, {.max_steps = 20});
   // The fixture's items are made on the default device: the data of this test is the host's.
   std::vector<data::Batch> host;
   while (auto batch = run.train_data->next()) host.push_back(*std::move(batch));
   ListSource source(host);
-  Trainer trainer(
-      run.model, *run.optimizer, [&](const data::Batch& b) { return run.model.loss(b[0], b[1]); }, source,
-      {.max_steps = 20, .gradient_accumulation_steps = 2, .max_grad_norm = 0, .count_targets = unmasked_targets});
+  const auto loss = [&](const data::Batch& b) { return run.model.loss(b[0], b[1]); };
+  Trainer trainer(run.model, *run.optimizer, loss, source,
+                  {.max_steps = 20, .gradient_accumulation_steps = 2, .count_targets = unmasked_targets});
   WatchedBackend watched(cuda.device());
+  struct Seen {
+    int64_t copies_in = 0, copies_out = 0, waits = 0, driver_waits = 0, staged = 0;
+  } last;
+  const auto seen = [&] {
+    const WatchedBackend::Counts& c = watched.counts();
+    return Seen{c.copies_in, c.copies_out, c.host_waits, cuda->counts().host_waits, c.staged_on_copy};
+  };
   Notes notes;
-  WatchedBackend::Counts at_micro_step;
-  notes.each_micro_step = [&](const Progress& now) {
-    if (now.step >= 3) {
-      EXPECT_EQ(watched.counts().copies_in, at_micro_step.copies_in) << now.step;
-      EXPECT_EQ(watched.counts().copies_out, at_micro_step.copies_out) << now.step;
+  notes.each_micro_step = [&](const Progress& progress) {
+    const Seen now = seen();
+    if (progress.step >= 3) {  // before that, kernels are compiled and measured
+      EXPECT_EQ(now.copies_in, last.copies_in) << progress.step;
+      EXPECT_EQ(now.copies_out, last.copies_out) << progress.step;
+      EXPECT_EQ(now.waits, last.waits) << progress.step;
+      EXPECT_EQ(now.driver_waits, last.driver_waits) << progress.step;
+      EXPECT_EQ(now.staged, std::min<int64_t>(last.staged + 2, 2 * 41)) << progress.step;
     }
-    EXPECT_EQ(watched.counts().host_waits, 0);
+    last = now;
   };
-  notes.each_step = [&](const Progress& now) {
-    if (now.step >= 3) {
-      EXPECT_EQ(watched.counts().copies_in, at_micro_step.copies_in) << now.step;
-    }
-    at_micro_step = watched.counts();
-  };
+  notes.each_step = [&](const Progress&) { last = seen(); };
   trainer.add_callback(notes);
   trainer.train();
   EXPECT_EQ(notes.losses.size(), 20u);
   EXPECT_EQ(watched.counts().staged_on_compute, 0);
-  EXPECT_GE(watched.counts().staged_on_copy, 2 * 40);
-  EXPECT_LE(watched.counts().staged_on_copy, 2 * 41);
+  EXPECT_EQ(watched.counts().staged_on_copy, 2 * 41) << "the first batch behind the last step's is on its way";
+  EXPECT_EQ(source.position(), (Position{4, 8})) << "8 batches an epoch";
 }
 
 }  // namespace
