@@ -200,7 +200,6 @@ TEST_F(TrainOnCuda, SaysWhyThereIsNoDevice) {
   EXPECT_NE(second.out.find("float32, cuda:1"), std::string::npos) << second.out;
 }
 
-// Each rank says so, before anything is begun.
 // examples/plain_loop.cc. A step of its model takes a minute on the fake, so this only sees where the model goes.
 TEST_F(TrainOnCuda, ThePlainLoopToo) {
   const auto loop = [&](const std::string& environment) {
