@@ -102,6 +102,22 @@ TEST_F(FinetuneRanks, GoOnInAnotherNumber) {
   }
 }
 
+// Only adapters travel, from device to device.
+using FinetuneRanksOnCuda = FinetuneRanks;
+TEST_F(FinetuneRanksOnCuda, MakeTheStepsOfOneProcess) {
+  const auto on_fake = [&](int ranks, const std::string& out, const std::string& options) {
+    return rondorun(absl::StrCat("--nproc-per-node ", ranks, " ",
+                                 program(out, absl::StrCat("--device=cuda --max_steps=3 --eval_steps=3 ", options))),
+                    absl::StrCat("RONDO_CUDA_PATH=", tests::kFakeCudaDir, " RONDO_FAKE_CUDA=3:", ranks, ":256"));
+  };
+  const Finished one = on_fake(1, "one", "--gradient_accumulation_steps=2");
+  ASSERT_EQ(one.code, 0) << one.out;
+  const Finished two = on_fake(2, "two", "--check_ranks");
+  ASSERT_EQ(two.code, 0) << two.out;
+  EXPECT_GE(losses(folder_ / "one").size(), 3u);
+  expect_near(losses(folder_ / "two"), losses(folder_ / "one"));
+}
+
 // Kills rank 1 in its first attempt, when the file is there.
 std::string killed_when_there(const std::string& file) {
   return absl::StrCat("sh -c 'case $TORCHELASTIC_RESTART_COUNT.$RANK in 0.1) until [ -f ", file,
