@@ -55,6 +55,8 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/optim/formula.h"
+// Only for files that compile a formula of their own: its loops take time.
+// #include "rondo/optim/formula_code.h"
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/launch_queue.h"

@@ -14,13 +14,9 @@
 // prepares the item, and do not come back after a resume.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "rondo/runtime/data/batch_source.h"
@@ -66,31 +62,15 @@ class DataLoader : public BatchSource {
   int64_t size() const override { return batches_; }
 
  private:
-  // A batch that a worker prepares. Batches are numbered through all epochs: number = epoch * batches_ + batch.
-  struct Slot {
-    int64_t number = -1;
-    bool ready = false;
-    Batch batch;
-    std::exception_ptr error;
-  };
-
+  class Workers;  // the threads, and the batches that they have prepared
   Batch load(int64_t number) const;
-  void start();
-  void work();
 
   const std::shared_ptr<const Dataset> dataset_;
   const DataLoaderOptions options_;
   const int64_t items_;
   const int64_t batches_;
   Position position_;
-
-  std::mutex mutex_;
-  std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
-  std::vector<Slot> slots_;               // batch `number` lives in slot number % slots_.size()
-  int64_t taken_ = 0;                     // the next number for a worker
-  int64_t wanted_ = 0;                    // the next number for the consumer
-  bool stop_ = false;
-  std::vector<std::thread> workers_;
+  std::unique_ptr<Workers> workers_;  // null: not started
 };
 
 // Stacks tensors of equal shape and dtype: (...) to (B, ...). Copies bytes, outside autograd and any recording.
