@@ -63,6 +63,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError on every rank; the gradients
   // of this step must then not be used, but the next step may be tried.
   void finish();
+  // finish() on a rank that ran no backward in this step, because the batch has no part for it: its gradients count as
+  // zeros.
+  void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
   // finish() ended, by name.
@@ -106,6 +109,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   void deliver(size_t bucket);
   bool check_tag(size_t bucket);
   void check_no_stranger();
+  void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
 
   nn::ModuleBase& model_;
@@ -114,6 +118,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
+  std::vector<bool> claimed_;  // by parameter
   BucketPlan plan_;
   bool learned_ = false;                         // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;                  // by bucket

@@ -99,14 +99,15 @@ Batch DataLoader::load(int64_t number) const {
   return batch;
 }
 
-// Batches are numbered through all epochs: number = epoch * batches_ + batch. Batch `number` lies in slot number %
-// slots.
+// Batches are numbered through all epochs: number = epoch * batches_ + batch. The consumer takes every step-th of them.
 class DataLoader::Workers {
  public:
   // `first`: the number of the batch that take() will ask for.
   Workers(const DataLoader& loader, int64_t first)
       : loader_(loader),
         slots_(static_cast<size_t>(loader.options_.num_workers) * static_cast<size_t>(loader.options_.prefetch)),
+        step_(loader.step_),
+        first_(first),
         taken_(first),
         wanted_(first) {
     for (int i = 0; i < loader.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
@@ -126,14 +127,14 @@ class DataLoader::Workers {
   Batch take(int64_t number) {
     std::unique_lock lock(mutex_);
     if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
-      wanted_ = taken_ = number;
+      wanted_ = taken_ = first_ = number;
       for (Slot& slot : slots_) slot = {};
       room_.notify_all();
     }
     Slot& slot = slot_of(number);
     ready_.wait(lock, [&] { return slot.ready && slot.number == number; });
     Slot taken = std::exchange(slot, {});
-    ++wanted_;
+    wanted_ += step_;
     lock.unlock();
     room_.notify_all();
     if (taken.error) std::rethrow_exception(taken.error);
@@ -147,16 +148,20 @@ class DataLoader::Workers {
     Batch batch;
     std::exception_ptr error;
   };
-  Slot& slot_of(int64_t number) { return slots_[static_cast<size_t>(number) % slots_.size()]; }
-  bool is_ahead(int64_t number) const { return number < wanted_ + static_cast<int64_t>(slots_.size()); }
+  // REQUIRES for both: the lock is held.
+  Slot& slot_of(int64_t number) { return slots_[static_cast<size_t>((number - first_) / step_) % slots_.size()]; }
+  bool is_awaited(int64_t number) const {
+    const int64_t ahead = number - wanted_;
+    return ahead >= 0 && ahead % step_ == 0 && ahead / step_ < static_cast<int64_t>(slots_.size());
+  }
 
   void work() {
     const OneThread alone;  // workers run side by side, and beside the training
     std::unique_lock lock(mutex_);
     for (;;) {
-      room_.wait(lock, [&] { return stop_ || is_ahead(taken_); });
+      room_.wait(lock, [&] { return stop_ || is_awaited(taken_); });
       if (stop_) return;
-      const int64_t number = taken_++;
+      const int64_t number = std::exchange(taken_, taken_ + step_);
       lock.unlock();
       Slot filled{number, true, {}, nullptr};
       try {
@@ -166,8 +171,8 @@ class DataLoader::Workers {
       }
       lock.lock();
       // A seek may have moved on while this was loading, even to a range that holds the same number again.
-      Slot& slot = slot_of(number);
-      if (number >= wanted_ && is_ahead(number) && !slot.ready) {
+      if (!is_awaited(number)) continue;
+      if (Slot& slot = slot_of(number); !slot.ready) {
         slot = std::move(filled);
         ready_.notify_one();
       }
@@ -178,6 +183,8 @@ class DataLoader::Workers {
   std::mutex mutex_;                      // guards what follows, but for the threads
   std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
   std::vector<Slot> slots_;
+  const int64_t step_;
+  int64_t first_;   // the number that the consumer began with, after the last seek
   int64_t taken_;   // the next number for a worker
   int64_t wanted_;  // the next number for the consumer
   bool stop_ = false;
@@ -210,6 +217,12 @@ void DataLoader::seek(Position position) {
   if (position.epoch < 0 || position.epoch > last_epoch || position.batch < 0 || position.batch > batches_)
     throw Error(absl::StrCat("DataLoader::seek: epoch ", position.epoch, ", batch ", position.batch, " of ", batches_));
   position_ = position;
+}
+
+void DataLoader::read_every(int64_t n) {
+  if (n < 1) throw Error(absl::StrCat("DataLoader::read_every: ", n));
+  workers_.reset();  // the next next() starts others
+  step_ = n;
 }
 
 }  // namespace rondo::data

@@ -60,6 +60,7 @@ class DataLoader : public BatchSource {
   Position position() const override { return position_; }
   void seek(Position position) override;
   int64_t size() const override { return batches_; }
+  void read_every(int64_t n) override;
 
  private:
   class Workers;  // the threads, and the batches that they have prepared
@@ -70,6 +71,7 @@ class DataLoader : public BatchSource {
   const int64_t items_;
   const int64_t batches_;
   Position position_;
+  int64_t step_ = 1;  // the consumer takes every step_-th batch
   std::unique_ptr<Workers> workers_;  // null: not started
 };
 

@@ -57,6 +57,9 @@ class Call {
 #define FAKE_CHECK(expression) \
   if (const Result checked = expression; checked != Result::kSuccess) return checked
 
+// The number of the piece of hardware that a program sees as this device. Another one with CUDA_VISIBLE_DEVICES.
+int hardware_of(int device);
+
 Result require_stream(const Call& call, StreamPtr stream);
 Result require_event(EventPtr event);
 Result require_device(int device);
