@@ -71,7 +71,7 @@ class DataLoader : public BatchSource {
   const int64_t items_;
   const int64_t batches_;
   Position position_;
-  int64_t step_ = 1;  // the consumer takes every step_-th batch
+  int64_t step_ = 1;                  // the consumer takes every step_-th batch
   std::unique_ptr<Workers> workers_;  // null: not started
 };
 
