@@ -67,7 +67,6 @@ struct DistributedDataParallel::Arrivals {
   std::vector<size_t> order;      // parameters, as their gradients became final
   std::vector<bool> arrived;      // by parameter
   std::vector<bool> sent;         // by parameter: the first piece is on its way
-  std::vector<bool> delivered;    // by parameter: it has the average
   std::vector<Tensor> held;       // by parameter: gradients that wait for finish(), in a step that learns
   std::vector<Tensor> assembled;  // by parameter: averages of pieces
 
@@ -75,7 +74,6 @@ struct DistributedDataParallel::Arrivals {
     order.clear();
     arrived.assign(n, false);
     sent.assign(n, false);
-    delivered.assign(n, false);
     held.assign(n, Tensor());
     assembled.assign(n, Tensor());
   }
@@ -108,9 +106,8 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kChanges); other != nullptr)
       throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
   arrivals_->start_over(parameters_.size());
-  claimed_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    set_claim(i, true);
+    autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
     hooks_.push_back(
         autograd::on_accumulated(parameters_[i].tensor, [arrivals = std::weak_ptr<Arrivals>(arrivals_), i] {
           if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
@@ -128,7 +125,7 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
 DistributedDataParallel::~DistributedDataParallel() {
   for (size_t i = 0; i < hooks_.size(); ++i) {
     autograd::remove_on_accumulated(parameters_[i].tensor, hooks_[i]);
-    set_claim(i, false);
+    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
   }
 }
 
@@ -198,8 +195,9 @@ void DistributedDataParallel::arrive(size_t i) {
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
                              "backward of a step under no_sync()"));
+  for (const size_t k : std::exchange(let_go_, {}))
+    autograd::claim_gradient(parameters_[k].tensor, GradientClaim::kChanges, kWho);
   if (now.arrived[i]) return;  // several contributions before its bucket is full
-  set_claim(i, true);
   now.arrived[i] = true;
   now.order.push_back(i);
   if (!learned_) {
@@ -324,7 +322,6 @@ void DistributedDataParallel::deliver(size_t b) {
       average = std::exchange(all, Tensor());
     }
     parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
-    arrivals_->delivered[parcel.parameters[k]] = true;
     final_ones.push_back(parameter);
   }
   for (const auto& [id, listener] : listeners_) listener(final_ones);
@@ -373,7 +370,6 @@ void DistributedDataParallel::finish() {
   unused_ = std::exchange(unused_now_, {});
   next_bucket_ = next_delivered_ = 0;
   spoilt_ = false;
-  const std::vector<bool> delivered = arrivals_->delivered;
   arrivals_->start_over(parameters_.size());
   for (Parcel& parcel : parcels_) parcel.waiting = parcel.parameters.size();
   const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence,
@@ -382,16 +378,11 @@ void DistributedDataParallel::finish() {
     if (!troubles[r].empty())
       throw MismatchError(absl::StrCat("DistributedDataParallel, step ", step, ", rank ", r, ": ", troubles[r]));
   learned_ = true;  // every gradient arrived on every rank
-  for (size_t i = 0; i < parameters_.size() && options_.allow_unused; ++i) set_claim(i, delivered[i]);
-}
-
-// An optimizer takes a claimed parameter without a gradient for one whose finish() was forgotten. So a parameter that
-// no rank has used is not claimed until it gets a gradient again.
-void DistributedDataParallel::set_claim(size_t i, bool claims) {
-  if (claimed_[i] == claims) return;
-  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
-  else autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
-  claimed_[i] = claims;
+  for (size_t i = 0; options_.allow_unused && i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.grad().defined()) continue;
+    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
+    let_go_.push_back(i);
+  }
 }
 
 // With allow_unused, finish() itself sends zeros.

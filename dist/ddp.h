@@ -109,7 +109,6 @@ class DistributedDataParallel final : public optim::GradientSource {
   void deliver(size_t bucket);
   bool check_tag(size_t bucket);
   void check_no_stranger();
-  void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
 
   nn::ModuleBase& model_;
@@ -118,7 +117,6 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
-  std::vector<bool> claimed_;  // by parameter
   BucketPlan plan_;
   bool learned_ = false;                         // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;                  // by bucket
@@ -131,6 +129,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   int64_t step_ = 1;
   std::string trouble_;                           // of this rank, in this step
   std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
+  // Parameters that no rank used in the step before: until the next backward, an optimizer need not wait for a
+  // gradient.
+  std::vector<size_t> let_go_;
 };
 
 }  // namespace rondo::dist

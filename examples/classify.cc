@@ -46,6 +46,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/data/batch_share.h"
+#include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
 #include "rondo/runtime/io/json.h"
@@ -369,18 +370,19 @@ class Classifier : optim::Callback {
     double sum = 0, of = 0;
     data::BatchShare mine(*validation_, job_.group->rank(), job_.group->world_size());
     mine.seek({});
+    data::DeviceBatches batches(mine, o_.device);
     for (;;) {
-      const bool counts = mine.owns(mine.position());
-      auto batch = mine.next();
+      const bool counts = mine.owns(batches.position());
+      const auto batch = batches.next();
       if (!batch) break;
       if (!counts) continue;
-      for (Tensor& tensor : *batch) tensor = tensor.to(o_.device);
       const Tensor logits = (*model_)((*batch)[0], (*batch)[1], (*batch)[2]), &labels = (*batch)[3];
       Tensor each;
       if (problem_ == nn::ProblemType::kRegression) each = ops::square(logits.to(kF32) - labels);
       else if (problem_ == nn::ProblemType::kMultiLabel)
         each = ops::equal(ops::greater(logits, 0.0).to(kF32), labels).to(kF32);
       else each = ops::equal(ops::argmax(logits, -1), labels).to(kF32);
+      batches.read_ahead();
       sum += ops::sum(each).item();
       of += static_cast<double>(each.numel());
     }

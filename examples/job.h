@@ -35,7 +35,9 @@ class Job {
   // A line on stdout, of rank 0 only.
   void say(const std::string& line) const;
 
-  // True if a launcher has started this job again, and the job has said own() of this folder before.
+  // True if a launcher has started this job again, and the job has said own() of this folder before. False if the
+  // launcher gives its jobs no id (torchrun without --rdzv-id): --init_from=resume, or --resume_from_checkpoint=true,
+  // then says that each start goes on.
   bool goes_on(const std::string& folder) const;
   // Writes into the folder whose checkpoints it holds from now on. REQUIRES: no older ones are in it.
   void own(const std::string& folder) const;

@@ -33,9 +33,12 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/trainer/run_lock.h"
+#include "rondo/optim/trainer/trainer.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/device_batches.h"
+#include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
@@ -63,10 +66,18 @@ double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, co
   const int64_t all = corpus.val.eval_batches(o.batch_size);
   const int64_t n = o.eval_iters > 0 ? std::min(o.eval_iters, all) : all;
   double sum = 0, targets = 0;
-  for (int64_t i = group.rank(); i < n; i += group.world_size()) {
-    const data::TokenBatch batch = corpus.val.eval_batch(i * all / n, o.batch_size);
-    sum += loss_of(batch).item() * static_cast<double>(batch.targets);
-    targets += static_cast<double>(batch.targets);
+  const int64_t rank = group.rank(), world = group.world_size();
+  data::FunctionBatches share((n + world - 1 - rank) / world, [&](data::BatchSource::Position at) -> data::Batch {
+    const data::TokenBatch batch = corpus.val.eval_batch((rank + at.batch * world) * all / n, o.batch_size);
+    return {batch.x, batch.y};
+  });
+  data::DeviceBatches batches(share, o.device);
+  while (batches.peek()) {
+    const auto counted = static_cast<double>(optim::unmasked_targets(*batches.peek()));
+    const Tensor loss = loss_of(*batches.next());
+    batches.read_ahead();
+    sum += loss.item() * counted;
+    targets += counted;
   }
   model.train();
   const Tensor sums = Tensor::from<double>({sum, targets}, {2});
@@ -130,7 +141,9 @@ class Training {
   void compile_model();
   void distribute();
   void announce();
-  Tensor loss_of(const data::TokenBatch& batch);
+  // Batches of this rank's training windows, numbered through all steps.
+  data::Batch windows(int64_t number) const;
+  Tensor loss_of(const data::Batch& batch);
   // One optimizer step on this rank's share of the batch. The mean loss over all ranks.
   double train_step(int64_t step);
   void report(int64_t step, double loss);
@@ -155,7 +168,9 @@ class Training {
   std::optional<compile::Regions> regions_;
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
   std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams
-  std::optional<TrainingLog> log_;                    // of rank 0
+  data::FunctionBatches windows_;
+  data::DeviceBatches batches_;     // windows_, a batch ahead of the step
+  std::optional<TrainingLog> log_;  // of rank 0
 };
 
 Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGroup> group,
@@ -181,7 +196,10 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
               .dropout = o_.dropout,
               .bias = o_.bias},
              seed_),
-      optimizer_(make_optimizer(model_, o_)) {
+      optimizer_(make_optimizer(model_, o_)),
+      windows_(data::FunctionBatches::kEndless, [this](data::BatchSource::Position at) { return windows(at.batch); }),
+      batches_(windows_, o_.device) {
+  batches_.seek({0, first_step_ * o_.gradient_accumulation_steps});
   if (o_.dtype == "float64") model_.to(kF64);
   model_.to(o_.device);  // before the optimizer makes its states, which are where the parameters are
   if (resumed) restore(*resumed);
@@ -229,9 +247,14 @@ void Training::announce() {
       n > 1 ? absl::StrCat(", ", n, " processes") : ""));
 }
 
-Tensor Training::loss_of(const data::TokenBatch& batch) {
+data::Batch Training::windows(int64_t number) const {
+  const data::TokenBatch batch = corpus_.train.sample(o_.batch_size, seed_, number, group_->rank() * o_.batch_size);
+  return {batch.x, batch.y};
+}
+
+Tensor Training::loss_of(const data::Batch& batch) {
   const amp::Autocast scope(o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt);
-  return model_.loss(batch.x.to(o_.device), batch.y.to(o_.device));
+  return model_.loss(batch[0], batch[1]);
 }
 
 double Training::train_step(int64_t step) {
@@ -246,9 +269,7 @@ double Training::train_step(int64_t step) {
     std::optional<optim::UpdateAtSeams::NoUpdate> held;
     if (ddp_ && k + 1 < accumulate) local.emplace(*ddp_);
     else if (updates_ && k + 1 < accumulate) held.emplace(*updates_);
-    const data::TokenBatch batch = corpus_.train.sample(o_.batch_size, seed_, step * accumulate + k,
-                                                        static_cast<int64_t>(rank) * o_.batch_size);
-    const Tensor part = loss_of(batch) / static_cast<double>(accumulate);
+    const Tensor part = loss_of(*batches_.next()) / static_cast<double>(accumulate);
     part.backward();
     parts.push_back(part.detach());
   }
@@ -257,6 +278,7 @@ double Training::train_step(int64_t step) {
   if (updates_) updates_->finish();
   else update = optimizer_.step(step_options_);
   optimizer_.zero_grad();
+  batches_.read_ahead();
   // Only now are values read: reading waits until the device has done all that was enqueued.
   double loss = 0;
   for (const Tensor& part : parts) loss += part.item();
@@ -274,7 +296,7 @@ void Training::report(int64_t step, double loss) {
   const auto due = [&](int64_t interval) { return done % interval == 0 || done == o_.max_iters; };
   if (step == first_step_ && regions_) say(regions_->summary());
   optim::MetricsRecord record{.step = done, .loss = loss, .lr = optimizer_.lr()};
-  const auto batch_loss = [this](const data::TokenBatch& batch) { return loss_of(batch); };
+  const auto batch_loss = [this](const data::Batch& batch) { return loss_of(batch); };
   if (due(o_.eval_interval)) record.eval_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
   if (!lead_) return;
   if (due(o_.log_interval) || record.eval_loss || done == 1) log_->write(record);

@@ -204,9 +204,13 @@ class Trainer::Run::Session {
     run.compare_replicas();
     run.model_.train();
     run.optimizer_.zero_grad();  // what the caller may have left
+    run.batches_.emplace(run.train_data_, run.optimizer_.device(), data::DeviceBatchesOptions{.across_epochs = true});
     run.training_ = true;
   }
-  ~Session() { run_.training_ = run_.in_step_ = run_.cancelled_ = run_.agreed_to_stop_ = false; }
+  ~Session() {
+    run_.batches_.reset();  // takes train_data_ back to where the next step begins
+    run_.training_ = run_.in_step_ = run_.cancelled_ = run_.agreed_to_stop_ = false;
+  }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -249,12 +253,12 @@ TrainResult Trainer::Run::train() {
 
 // One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
 bool Trainer::Run::train_step() {
-  const data::BatchSource::Position begin = train_data_.position();
+  const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
   const auto undo = [&] {
     buffers.restore();
     optimizer_.zero_grad();
-    train_data_.seek(begin);
+    batches_->seek(begin);
     in_step_ = false;
     return false;
   };
@@ -284,6 +288,8 @@ bool Trainer::Run::train_step() {
     }
     optimizer_.zero_grad();
     if (replicas_ != nullptr) replicas_->end_step();
+    // While the device computes: the next step's batches, and the one whose copy that step's last one starts.
+    if (state_.step + 1 < max_steps_) batches_->read_ahead(options_.gradient_accumulation_steps + 1);
     double mean = 0;
     for (const auto& [share, loss] : losses) mean += share * loss.item();
     if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
@@ -302,27 +308,31 @@ bool Trainer::Run::train_step() {
   return true;
 }
 
-// The batches of the next step. They are read ahead because each one's share depends on all of them. An epoch's last
-// step has what is left. False: cancelled.
+// Looks at the batches of the next step: each one's share depends on all of them. An epoch's last step has what is
+// left. False: cancelled.
 bool Trainer::Run::fetch(Micro& step) {
   bool ended = false;
+  const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
   for (int64_t taken = 0; taken < options_.gradient_accumulation_steps;) {
     if (replicas_ == nullptr && cancelled_) return false;
-    const bool mine = !train_share_ || train_share_->owns(train_data_.position());
-    std::optional<data::Batch> batch = train_data_.next();
+    const std::optional<data::Batch>& batch = batches_->peek(taken);
     if (!batch) {
-      if (taken > 0) break;
+      step.ends_epoch = taken > 0;
+      if (step.ends_epoch) break;
       if (std::exchange(ended, true)) throw Error("Trainer: the training data holds no batch");
+      batches_->next();
       continue;
     }
+    data::BatchSource::Position at = batches_->position();
+    at.batch += taken * ranks;
     ++taken;
-    if (!mine) continue;
-    const int64_t targets = options_.count_targets(*batch);
+    const bool mine = !train_share_ || train_share_->owns(at);
+    const int64_t targets = mine ? options_.count_targets(*batch) : 0;
     if (targets < 0) throw Error(absl::StrCat("Trainer: count_targets returned ", targets));
+    step.targets.push_back(targets);
+    if (!mine) continue;
     step.rows += batch_rows(*batch);
     step.all_targets += targets;
-    step.targets.push_back(targets);
-    step.batches.push_back(std::move(*batch));
   }
   if (replicas_ == nullptr) return true;
   const std::vector<double> sums = replicas_->sum(
@@ -336,15 +346,15 @@ bool Trainer::Run::fetch(Micro& step) {
 
 // Forward and backward of each batch. Returns the losses with their shares: they are read later, when all of the step
 // is enqueued. nullopt: cancelled.
-std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backwards(Micro& step) {
+std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backwards(const Micro& step) {
   std::vector<std::pair<double, Tensor>> losses;
-  std::vector<size_t> counting;  // the mean of a batch without targets would be 0 / 0
-  for (size_t i = 0; i < step.batches.size(); ++i)
-    if (step.targets[i] > 0) counting.push_back(i);
-  for (const size_t i : counting) {
+  size_t last = step.targets.size();  // of those that count
+  while (last > 0 && step.targets[last - 1] == 0) --last;
+  for (size_t i = 0; i < step.targets.size(); ++i) {
+    const data::Batch batch = *batches_->next();
+    if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
     if (is_cancelled()) return std::nullopt;
     const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
-    const data::Batch batch = std::move(step.batches[i]);
     const Tensor loss = loss_of(batch);
     losses.emplace_back(share, loss.detach());
     // Gradients are averaged over the replicas, and their sum is wanted.
@@ -352,17 +362,16 @@ std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backward
     Tensor part = weight == 1 ? loss : loss * weight;
     if (scaler_) part = scaler_->scale(part);
     if (replicas_ == nullptr) part.backward();
-    else replicas_->backward(part, /*is_last=*/i == counting.back());
+    else replicas_->backward(part, /*is_last=*/i + 1 == last);
     tell([this](Callback& c) { c.on_micro_step(progress_); });
   }
+  if (step.ends_epoch) batches_->next();
   return losses;
 }
 
 Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
   const amp::Autocast lower(options_.autocast);
-  data::Batch here;
-  for (const Tensor& tensor : batch) here.push_back(tensor.to(optimizer_.device()));
-  Tensor loss = loss_(here);
+  Tensor loss = loss_(batch);
   if (!loss.defined() || loss.numel() != 1)
     throw Error(absl::StrCat(
         "Trainer: the loss function must return the mean loss of the batch, a tensor of one element; it returned ",
@@ -393,7 +402,7 @@ void Trainer::Run::finish_step(const Micro& step, double loss, const std::option
 
 // Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
 void Trainer::Run::show_state() {
-  const data::BatchSource::Position at = train_data_.position();
+  const data::BatchSource::Position at = position();
   progress_.step = state_.step;
   progress_.loss = state_.loss;
   progress_.lr = state_.lr;
@@ -476,16 +485,18 @@ std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   // The same numbers for each evaluation, and none that a step draws.
   default_generator().set_state(options_.seed, uint64_t{1} << 63);
   eval_data_->seek({});
+  data::DeviceBatches batches(*eval_data_, optimizer_.device());
   double sum = 0, all_targets = 0;
   for (;;) {
-    const bool mine = !eval_share_ || eval_share_->owns(eval_data_->position());
-    const std::optional<data::Batch> batch = eval_data_->next();
-    if (!batch) break;
-    if (!mine) continue;
+    const bool mine = !eval_share_ || eval_share_->owns(batches.position());
+    if (!batches.peek()) break;
     if (replicas_ == nullptr && until_cancelled && cancelled_) return std::nullopt;
-    const int64_t targets = options_.count_targets(*batch);
+    const int64_t targets = mine ? options_.count_targets(*batches.peek()) : 0;
+    const data::Batch batch = *batches.next();
     if (targets == 0) continue;
-    sum += static_cast<double>(targets) * loss_of(*batch).item();
+    const Tensor loss = loss_of(batch);
+    batches.read_ahead();
+    sum += static_cast<double>(targets) * loss.item();
     all_targets += static_cast<double>(targets);
   }
   if (replicas_ != nullptr) {

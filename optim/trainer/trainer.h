@@ -21,6 +21,9 @@
 // Random numbers of a step are a function of (seed, step): train() sets default_generator() for each step, and puts it
 // back when it returns.
 //
+// Data: on a device that is not the CPU, the next step's batches are read and copied while this step is computed
+// (runtime/data/device_batches.h). The source's own position is then ahead during train(), and exact when it returns.
+//
 // Checkpoints are io::Checkpoints (checkpoint.h) in output_dir: parameters, persistent buffers, optimizer, loss scale,
 // position in the data, early-stop state. If a LoRA adapter is active they hold only what is trained, and a checksum of
 // the frozen rest (`save_only_trainable`).
@@ -77,7 +80,8 @@ struct TrainerOptions {
   // one for each. Empty: the optimizer's own.
   std::vector<Optimizer::Schedule> lr_schedules = {};
   // The weight of a batch: over how many targets the loss function takes the mean. unmasked_targets for language
-  // models, else the rows count. A batch without targets is left out.
+  // models, else the rows count. A batch without targets is left out. It gets the batch as the source gave it, in host
+  // memory.
   std::function<int64_t(const data::Batch&)> count_targets = batch_rows;
 
   int64_t logging_steps = 10;

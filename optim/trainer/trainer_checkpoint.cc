@@ -148,7 +148,7 @@ void Trainer::Run::claim_output_dir() {
 std::string Trainer::Run::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
-  const data::BatchSource::Position at = train_data_.position();
+  const data::BatchSource::Position at = position();
   io::Checkpoint now{.step = state_.step, .optimizer = optimizer_.state_dict()};
   for (const nn::NamedTensor& t : saved_tensors()) now.model[t.name] = t.tensor;
   now.state["trainer"] = int64_t{1};  // the format

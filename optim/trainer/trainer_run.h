@@ -15,6 +15,7 @@
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/data/batch_share.h"
+#include "rondo/runtime/data/device_batches.h"
 
 namespace rondo::optim {
 
@@ -38,9 +39,9 @@ class Trainer::Run {
   class Session;
   // The batches of a step that this process has.
   struct Micro {
-    std::vector<data::Batch> batches;
-    std::vector<int64_t> targets;       // of each
+    std::vector<int64_t> targets;       // of each batch; 0 for one that is not this process's
     int64_t rows = 0, all_targets = 0;  // of all processes
+    bool ends_epoch = false;            // the epoch ended before there were enough batches
   };
   // The state of early stopping.
   struct Best {
@@ -70,7 +71,7 @@ class Trainer::Run {
   // ---- The loop (trainer.cc)
   bool train_step();
   bool fetch(Micro& step);
-  std::optional<std::vector<std::pair<double, Tensor>>> run_backwards(Micro& step);
+  std::optional<std::vector<std::pair<double, Tensor>>> run_backwards(const Micro& step);
   Tensor loss_of(const data::Batch& batch) const;
   void finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds);
   bool due(int64_t every) const;
@@ -89,6 +90,8 @@ class Trainer::Run {
   int64_t batches_per_step() const;
   int64_t epoch_steps_at(data::BatchSource::Position at) const;
   int64_t planned_step() const;
+  // Where the next step begins to read.
+  data::BatchSource::Position position() const { return batches_ ? batches_->position() : train_data_.position(); }
   template <class Fn> void tell(Fn fn) {
     for (Callback* callback : callbacks_) fn(*callback);
   }
@@ -113,7 +116,8 @@ class Trainer::Run {
   std::optional<data::BatchShare> train_share_, eval_share_;  // of this process, with replicas
   data::BatchSource& source_;                                 // of all processes
   data::BatchSource& train_data_;                             // of this one
-  data::BatchSource* const eval_data_;                        // may be null
+  std::optional<data::DeviceBatches> batches_;  // while train() runs: train_data_ on the device, a batch ahead
+  data::BatchSource* const eval_data_;          // may be null
   std::vector<Callback*> callbacks_;
   std::optional<amp::GradScaler> scaler_;  // with f16
 

@@ -4,6 +4,7 @@
 //   for (int epoch = 0; epoch < 10; ++epoch)
 //     while (auto batch = loader.next()) train((*batch)[0], (*batch)[1]);   // nothing: the epoch has ended
 //
+// Batches are in host memory. DeviceBatches (device_batches.h) puts them on a device, a batch ahead.
 // The order is a function of (seed, epoch): the same for any number of workers, and after seek(position()).
 // Batch b of item tensors of shape (...) is one tensor of shape (B, ...).
 // Each item gets a Generator of its own, seeded by (seed, epoch, index), from which a dataset draws its augmentations

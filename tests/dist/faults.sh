@@ -75,13 +75,14 @@ for attempt in $(seq "$attempts"); do
     for bad in $(printf '%s\n' 0 1 $((ranks - 1)) | sort -u); do
       for how in kill_forward kill_collective kill_optimizer; do ends $how $bad $step 10000 137 "$bad \(pid [0-9]+\) $killed" ""; done
     done
-    bad=$((ranks - 1))
-    ends throw $bad $step 10000 9 "$bad \(pid [0-9]+\) exited with code 9; the job ends" "rank $bad\] dist_faults: the data are gone"
-    ends exit $bad $step 10000 9 "$bad \(pid [0-9]+\) exited with code 0 while other ranks needed it; the job ends" ""
-    ends stop $bad $step 20000 9 "$bad \(pid [0-9]+\) is stopped \(SIGSTOP or SIGTSTP\); the job ends" ""
+    for bad in 0 $((ranks - 1)); do
+      ends throw $bad $step 10000 9 "$bad \(pid [0-9]+\) exited with code 9; the job ends" "rank $bad\] dist_faults: the data are gone"
+      ends exit $bad $step 10000 9 "$bad \(pid [0-9]+\) exited with code 0 while other ranks needed it; the job ends" ""
+      ends stop $bad $step 20000 9 "$bad \(pid [0-9]+\) is stopped \(SIGSTOP or SIGTSTP\); the job ends" ""
+    done
     ends late $bad $step 20000 9 "$bad \(pid [0-9]+\) does not take part any more; the job ends" ""
     ends other_collective $bad $step 10000 9 "[0-9]+ \(pid [0-9]+\) exited with code 9; the job ends" "rank $bad.*something else"
-    for how in kill_forward kill_collective kill_optimizer throw; do restarts $how $bad $step; done
+    for how in kill_forward kill_collective kill_optimizer throw stop; do restarts $how $bad $step; done
   done
   # Other models are found before the first step.
   for how in other_model other_order other_dtype other_trainable; do
