@@ -174,7 +174,8 @@ FAKE_EXPORT Result cuCtxSynchronize() {
   OpaqueContext& context = call.context();
   for (const auto& stream : fake().streams)
     if (stream->context == &context) {
-      fake().run_until([&] { return fake().idle(*stream); });
+      fake().wait_until([&] { return fake().idle(*stream); });
+      fake().note_time(TimedWork::Kind::kHostWait, *stream, 0);
       host_waited(stream->clock);
     }
   return context.dead;

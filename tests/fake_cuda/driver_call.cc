@@ -79,7 +79,7 @@ Call::Call(const char* name, Needs needs) : lock_(mutex_for(name)), outer_(std::
     result_ = context().dead;  // CUresult, ILLEGAL_ADDRESS: every later call returns the same error
 }
 
-std::recursive_mutex& Call::mutex_for([[maybe_unused]] const char* name) {
+MachineMutex& Call::mutex_for([[maybe_unused]] const char* name) {
 #if defined(__SANITIZE_THREAD__)  // a callback has a thread of its own then (tsan.h), which would wait for ever
   if (in_callback()) {
     std::fprintf(stderr, "fake CUDA: %s: a callback of the host calls the driver\n", name);

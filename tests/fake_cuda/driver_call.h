@@ -42,10 +42,10 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
-  static std::recursive_mutex& mutex_for(const char* name);
+  static MachineMutex& mutex_for(const char* name);
 
   const rondo::fake_cuda::Inside inside_;
-  std::lock_guard<std::recursive_mutex> lock_;
+  std::lock_guard<MachineMutex> lock_;
   const char* outer_;
   Result result_ = Result::kSuccess;
 };
