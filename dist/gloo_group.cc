@@ -241,24 +241,28 @@ class Communicator {
       throw;
     } catch (const std::exception& e) {
       const std::string what = absl::StrCat("rank ", members_.ranks[static_cast<size_t>(rank_)], ": ", text_of(job));
-      if (const std::string why = why_given_up(); !why.empty()) {
-        failure_ = why;
-        transport_->close();
-        throw ConnectionError(absl::StrCat(what, " was given up: ", why));
-      }
+      throw_if_given_up(what);
       const bool late = std::chrono::steady_clock::now() - began >= timeout_;
       const PeerStatus::Diagnosis diagnosis = peers_->diagnose(PeerStatus::Lane::kHost, job.call.number, what, late,
                                                                timeout_, counted_in_group(e.what()));
+      throw_if_given_up(what);  // by a device, whose diagnosis names the cause
       fail(diagnosis.sentence, diagnosis.causes);
       if (late) throw TimeoutError(diagnosis.sentence);
       throw ConnectionError(diagnosis.sentence);
     }
   }
 
-  // Not because of this collective; empty: it was not.
-  std::string why_given_up() {
-    const std::lock_guard lock(mutex_);
-    return !failed_with_.empty() ? failed_with_ : closing_ ? "the process group was closed" : "";
+  // The group was closed or given up while the collective that `what` describes was under way.
+  void throw_if_given_up(const std::string& what) {
+    std::string why;
+    {
+      const std::lock_guard lock(mutex_);
+      why = !failed_with_.empty() ? failed_with_ : closing_ ? "the process group was closed" : "";
+    }
+    if (why.empty()) return;
+    failure_ = why;
+    transport_->close();
+    throw ConnectionError(absl::StrCat(what, " was given up: ", why));
   }
 
   void fail(const std::string& sentence, const std::vector<int>& causes) {

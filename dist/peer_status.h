@@ -6,6 +6,7 @@
 // Thread safety: as Store.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -27,7 +28,8 @@ class PeerStatus {
 
   // The collective that this rank begins. Costs microseconds; never throws.
   void begin(Lane lane, uint64_t number, std::string_view description) noexcept;
-  // The sentence that other ranks will report; and the record for the launcher. Never throws.
+  // The sentence that other ranks will report; and the record for the launcher. Only a rank's first failure counts:
+  // later ones may name ranks that failed because of it, and then two ranks would name each other. Never throws.
   void fail(const std::string& sentence, const std::vector<int>& causes) noexcept;
   // Waits for no answer. Never throws.
   void leave(const char* how) noexcept;
@@ -62,6 +64,7 @@ class PeerStatus {
   const Environment environment_;
   const std::string prefix_;
   const std::vector<int> members_;
+  std::atomic<bool> has_failed_{false};
 };
 
 }  // namespace rondo::dist

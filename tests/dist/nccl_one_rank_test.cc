@@ -306,5 +306,21 @@ TEST(NcclLibrary, AbsentOrOffSaysWhyInOneLine) {
   forget_nccl();
 }
 
+// NCCL itself, where a toolkit or a wheel has it: all functions are there, and it says its version without a GPU.
+TEST(NcclLibrary, TheRealOne) {
+  forget_nccl();
+  std::string why_not;
+  const NcclLibrary* const library = find_nccl(&why_not);
+  if (library == nullptr) GTEST_SKIP() << why_not;
+  EXPECT_EQ(why_not, "");
+  int version = 0;
+  EXPECT_EQ(library->version(&version), NcclResult::kSuccess);
+  EXPECT_EQ(library->version_text, absl::StrCat(version / 10'000, ".", version % 10'000 / 100, ".", version % 100));
+  EXPECT_EQ(describe(*library, NcclResult::kSuccess, nullptr).find('\n'), std::string::npos);
+  EXPECT_NE(describe(*library, NcclResult::kRemoteError, nullptr),
+            describe(*library, NcclResult::kSystemError, nullptr));
+  forget_nccl();
+}
+
 }  // namespace
 }  // namespace rondo::dist

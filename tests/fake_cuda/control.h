@@ -67,6 +67,7 @@ struct TimedWork {
   Enqueued what = {};    // of kWork
   int64_t declared = 0;  // the bytes that the work says it touches; 0: not known
   uint64_t event = 0;    // the number of the record
+  int thread = 0;        // of the host, from 0
 };
 using Timeline = std::vector<TimedWork>;
 

@@ -140,6 +140,7 @@ void Machine::reset(const Options& chosen) {
   journal_.clear();
   keeps_timeline_ = false;
   timeline_.clear();
+  threads_.clear();
   noted_.reset();
   records_ = 0;
   counts_bytes_ = false;
@@ -217,9 +218,16 @@ Timeline Machine::take_timeline() {
   keeps_timeline_ = true;
   return std::exchange(timeline_, {});
 }
+int Machine::thread_number() {
+  return threads_.try_emplace(std::this_thread::get_id(), static_cast<int>(threads_.size())).first->second;
+}
 void Machine::note_time(TimedWork::Kind kind, const cuda::OpaqueStream& stream, uint64_t event) {
   if (keeps_timeline_)
-    timeline_.push_back({.kind = kind, .stream = stream.number, .device = stream.context->device, .event = event});
+    timeline_.push_back({.kind = kind,
+                         .stream = stream.number,
+                         .device = stream.context->device,
+                         .event = event,
+                         .thread = thread_number()});
 }
 
 void Machine::count_bytes() {
@@ -360,6 +368,7 @@ cuda::Result Machine::push(cuda::OpaqueStream& stream, const std::string& name, 
   if (noted_.has_value()) {
     TimedWork timed{.kind = TimedWork::Kind::kWork, .stream = stream.number, .device = stream.context->device};
     timed.what = std::move(*noted_);
+    timed.thread = thread_number();
     for (const Access& access : accesses) timed.declared += static_cast<int64_t>(access.bytes);
     timeline_.push_back(std::move(timed));
     noted_.reset();

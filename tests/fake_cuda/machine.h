@@ -15,6 +15,7 @@
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -240,6 +241,8 @@ class Machine final : public Control {
   Timeline timeline_;
   std::optional<Enqueued> noted_;  // of the next push()
   uint64_t records_ = 0;
+  std::map<std::thread::id, int> threads_;  // of the timeline
+  int thread_number();
 };
 
 // The contexts of this thread, the current one last. It has no destructor: objects of static lifetime call the driver

@@ -4,6 +4,7 @@
 #include <deque>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "rondo/runtime/error.h"
@@ -26,15 +27,29 @@ struct Queued {
 };
 struct Queue {
   std::deque<Queued> items;
-  double time = 0;  // when its last work has ended
+  double time = 0;            // when its last work has ended
+  std::vector<size_t> order;  // its entries in the timeline
+  size_t entered = 0;         // so many of them were enqueued
+};
+// A thread that enqueues and waits.
+struct Host {
+  std::vector<size_t> entries;
+  size_t next = 0;
+  double time = 0;
 };
 
 struct Process {
-  explicit Process(const Timeline* entries) : timeline(entries) {}
-  const Timeline* timeline;
-  size_t next = 0;  // what the host does next
-  double host = 0;
+  explicit Process(const Timeline& entries) : timeline(entries) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      hosts[entries[i].thread].entries.push_back(i);
+      if (entries[i].kind != TimedWork::Kind::kHostWait) streams[entries[i].stream].order.push_back(i);
+      if (entries[i].kind == TimedWork::Kind::kRecord) recorded.insert(entries[i].event);
+    }
+  }
+  const Timeline& timeline;
+  std::map<int, Host> hosts;
   std::map<size_t, Queue> streams;
+  std::set<uint64_t> recorded;
   std::map<uint64_t, double> events;  // by record: when it was reached
   std::map<std::pair<int, Engine>, double> busy_until, busy;
 };
@@ -48,25 +63,28 @@ struct Candidate {
 class Schedule {
  public:
   Schedule(const std::vector<Timeline>& timelines, const Rates& rates) : rates_(rates) {
-    for (const Timeline& timeline : timelines) processes_.emplace_back(&timeline);
+    for (const Timeline& timeline : timelines) processes_.emplace_back(timeline);
     for (Process& process : processes_)
-      for (const TimedWork& work : *process.timeline)
+      for (const TimedWork& work : process.timeline)
         if (is_collective(work)) ++ranks_[key_of(work)];
   }
 
   Makespan run() {
     for (;;) {
-      for (Process& process : processes_) advance_host(process);
-      if (pass_events()) continue;
+      bool some = false;
+      for (Process& process : processes_)
+        for (auto& [thread, host] : process.hosts) some |= advance(process, host);
+      if (pass_events() || some) continue;
       const Candidate next = best();
       if (next.parts.empty()) break;
       begin(next);
     }
     Makespan result;
     for (Process& process : processes_) {
-      if (process.next < process.timeline->size())
-        throw Error("makespan: the host waits for an event that never comes");
-      result.seconds = std::max(result.seconds, process.host);
+      for (const auto& [thread, host] : process.hosts) {
+        if (host.next < host.entries.size()) throw Error("makespan: a host waits for an event that never comes");
+        result.seconds = std::max(result.seconds, host.time);
+      }
       for (const auto& [number, queue] : process.streams) {
         if (!queue.items.empty()) throw Error("makespan: a stream waits for an event or a rank that never comes");
         result.seconds = std::max(result.seconds, queue.time);
@@ -86,30 +104,34 @@ class Schedule {
     return work.kind == TimedWork::Kind::kWork && work.what.kind == Enqueued::Kind::kCollective;
   }
 
-  // The host enqueues until it has to wait.
-  void advance_host(Process& process) {
-    for (; process.next < process.timeline->size(); ++process.next) {
-      const TimedWork& work = (*process.timeline)[process.next];
+  // The host enqueues until it has to wait. True if it did something.
+  bool advance(Process& process, Host& host) const {
+    const size_t began = host.next;
+    for (; host.next < host.entries.size(); ++host.next) {
+      const size_t entry = host.entries[host.next];
+      const TimedWork& work = process.timeline[entry];
+      Queue& queue = process.streams[work.stream];
       if (work.kind != TimedWork::Kind::kHostWait) {
-        process.host += rates_.enqueue;
-        process.streams[work.stream].items.push_back({&work, process.host});
+        if (queue.order[queue.entered] != entry) break;  // another thread's work comes before it
+        ++queue.entered;
+        host.time += rates_.enqueue;
+        queue.items.push_back({&work, host.time});
       } else if (work.event == 0) {
-        const Queue& queue = process.streams[work.stream];
-        if (!queue.items.empty()) return;
-        process.host = std::max(process.host, queue.time);
+        if (!queue.items.empty()) break;
+        host.time = std::max(host.time, queue.time);
+      } else if (const std::optional<double> reached = reached_at(process, work.event)) {
+        host.time = std::max(host.time, *reached);
       } else {
-        const auto reached = process.events.find(work.event);
-        if (reached != process.events.end()) process.host = std::max(process.host, reached->second);
-        else if (is_queued(process, work.event)) return;
-        // Recorded before the timeline began: reached.
+        break;
       }
     }
+    return host.next > began;
   }
-  static bool is_queued(const Process& process, uint64_t event) {
-    for (const auto& [number, queue] : process.streams)
-      for (const Queued& item : queue.items)
-        if (item.work->kind == TimedWork::Kind::kRecord && item.work->event == event) return true;
-    return false;
+  // Nothing: it is yet to come. What was recorded before the timeline began was reached then.
+  static std::optional<double> reached_at(const Process& process, uint64_t event) {
+    if (!process.recorded.contains(event)) return 0;
+    const auto found = process.events.find(event);
+    return found == process.events.end() ? std::nullopt : std::optional(found->second);
   }
 
   // Events at the heads of streams. True if there were some.
@@ -123,9 +145,9 @@ class Schedule {
             queue.time = std::max(queue.time, enqueued);
             process.events[work->event] = queue.time;
           } else if (work->kind == TimedWork::Kind::kWait) {
-            const auto reached = process.events.find(work->event);
-            if (reached != process.events.end()) queue.time = std::max(queue.time, reached->second);
-            else if (is_queued(process, work->event)) break;
+            const std::optional<double> reached = reached_at(process, work->event);
+            if (!reached) break;
+            queue.time = std::max(queue.time, *reached);
           } else {
             break;
           }

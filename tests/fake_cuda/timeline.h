@@ -6,9 +6,9 @@
 //   const Makespan step = makespan({cuda->take_timeline()}, rates);
 //
 // Every piece of work takes a time from one table (Rates). A stream works in its order, events order streams, and work
-// starts no earlier than the host has enqueued it. A device does one thing of a kind at a time: kernels and products,
-// collectives, copies from the host, copies to it. Among streams that want the same, the one that was ready first
-// begins. A collective begins when it is the next work of all ranks whose timelines are given.
+// starts no earlier than the host's thread has enqueued it. A device does one thing of a kind at a time: kernels and
+// products, collectives, copies from the host, copies to it. Among streams that want the same, the one that was ready
+// first begins. A collective begins when it is the next work of all ranks whose timelines are given.
 //
 // The times are predictions. A collective does not slow down the kernels beside it here, as it does on a device by some
 // multiprocessors and by the memory's bandwidth.

@@ -202,8 +202,7 @@ FAKE_EXPORT Status ncclCommInitRank(Communicator** communicator, int ranks, Uniq
   return ncclCommInitRankConfig(communicator, ranks, id, rank, nullptr);
 }
 
-// The new communicator has its parent's device. Whether the parent may be used before it is up, is not said: it may
-// not.
+// The new communicator has its parent's device. The parent is in progress until it is up.
 FAKE_EXPORT Status ncclCommSplit(Communicator* communicator, int color, int key, Communicator** made, Config* config) {
   NCCL_CALL(kInit);
   NCCL_CHECK(require_in_use(communicator));
@@ -289,7 +288,10 @@ FAKE_EXPORT Status ncclGroupStart() {
 }
 FAKE_EXPORT Status ncclGroupEnd() {
   NCCL_CALL(kNothing);
-  if (group().depth == 0) return misuse("there is no ncclGroupStart() to this end");
+  if (group().depth == 0) {
+    misuse("there is no ncclGroupStart() to this end");
+    return Status::kInvalidUsage;
+  }
   if (--group().depth > 0) return Status::kSuccess;
   Group ended = std::exchange(group(), {});
   Status result = Status::kSuccess;

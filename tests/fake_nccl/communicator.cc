@@ -40,7 +40,6 @@ Communicator::Communicator(cuda::OpaqueContext* context, int ranks, int rank, bo
   // The library works in the device's primary context, and keeps it.
   fake().counted.contexts += context_->retained++ == 0;
   ++fake().counted.communicators;
-  if (ranks > 1) fake().run_in_background();
 }
 
 void Communicator::fail(Status error, const std::string& what) {
@@ -66,6 +65,7 @@ bool Communicator::passes_fault(int64_t number, std::optional<Clock::time_point>
   const Fault* fault = Communicators::instance().behaviour().find(rank_, number);
   if (fault == nullptr) return true;
   switch (fault->what) {
+    case Fault::What::kOther: return true;
     case Fault::What::kStall: return false;
     case Fault::What::kDie: kill(getpid(), SIGKILL); return false;
     case Fault::What::kError: fail(static_cast<Status>(fault->value), "as RONDO_FAKE_NCCL says"); return false;
@@ -86,7 +86,21 @@ void Communicator::come_up() {
       if (std::strcmp(clique_->seat(a).bus, clique_->seat(b).bus) == 0)
         return fail(Status::kInvalidUsage, "Duplicate GPU detected : rank " + std::to_string(b) + " and rank " +
                                                std::to_string(a) + " both on CUDA device " + clique_->seat(a).bus);
-  if (comes_up_in_-- <= 0) up_ = true;
+  if (comes_up_in_-- > 0) return;
+  up_ = true;
+  for (int rank = 0; rank < ranks_; ++rank)
+    if (!clique_->is_of_this_process(rank)) fake().run_in_background();
+}
+
+Collective Communicator::as_issued(Collective collective, int64_t number) const {
+  const Fault* fault = Communicators::instance().behaviour().find(rank_, number);
+  if (fault == nullptr || fault->what != Fault::What::kOther) return collective;
+  switch (collective.kind) {
+    case Kind::kBroadcast: collective.root = (collective.root + 1) % ranks_; break;
+    case Kind::kAllGather: collective.kind = Kind::kAllReduce; break;
+    default: collective.reduction = Reduction::kMax;
+  }
+  return collective;
 }
 
 uint64_t Communicator::say_color(int color, int key) {
@@ -99,7 +113,10 @@ uint64_t Communicator::say_color(int color, int key) {
   return number;
 }
 
-void Communicator::join_split(Communicator& parent, uint64_t split, int color) { split_ = {&parent, split, color}; }
+void Communicator::join_split(Communicator& parent, uint64_t split, int color) {
+  split_ = {&parent, split, color};
+  parent.child_ = this;
+}
 
 // The ranks of one color, by key and then by their rank in the parent. The first of them makes the meeting place.
 void Communicator::advance_split() {
@@ -127,12 +144,16 @@ void Communicator::advance_split() {
 Status Communicator::state_now() const {
   if (error_ != Status::kSuccess) return error_;
   if (!up_ || !waiting_.empty()) return Status::kInProgress;
+  if (child_ != nullptr && child_->life_ == Life::kInUse && child_->state_now() == Status::kInProgress)
+    return Status::kInProgress;  // [manual] ncclCommSplit: the parent may not be used meanwhile
   if (life_ == Life::kFinalized && !is_quiet()) return Status::kInProgress;
   return Status::kSuccess;
 }
 
 Status Communicator::state() {
   come_up();
+  if (child_ != nullptr) child_->come_up();
+  if (child_ != nullptr && child_->up_) child_ = nullptr;
   if (!waiting_.empty() && calls_reach_in_-- <= 0)
     for (const Call& call : std::exchange(waiting_, {})) push(call);
   return state_now();
@@ -227,6 +248,8 @@ Status Communicator::push(const Call& call) {
   operation->call = call;
   operation->number = issued_++;
   operation->process_wide = Communicators::instance().next_collective();
+  operation->call.collective = as_issued(c, operation->process_wide);
+  if (!c.reads(rank_)) operation->call.send = call.receive;  // if it is another root
   // A root may end before others have begun: its data lies in buffers of the library then.
   operation->ends_early = c.kind == Kind::kBroadcast && rank_ == c.root && fake().random() % 2 == 0;
   const size_t received = c.receive_bytes(ranks_);

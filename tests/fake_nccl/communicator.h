@@ -85,6 +85,8 @@ class Communicator {
   // What a fault says about this moment. True: go on.
   bool passes_fault(int64_t number, std::optional<std::chrono::steady_clock::time_point>* late_until);
   Status push(const Call& call);
+  // What a rank calls where a fault lets it call something else.
+  Collective as_issued(Collective collective, int64_t number) const;
   bool may_send(Operation& operation);
   void send(Operation& operation);
   bool may_receive(const Operation& operation);
@@ -111,6 +113,7 @@ class Communicator {
     int color;
   };
   std::optional<Awaited> split_;
+  Communicator* child_ = nullptr;      // of a split that is not over
   std::optional<MeetingPlace> place_;  // where it has yet to go
 };
 

@@ -31,6 +31,7 @@ Fault fault_of(const std::string& part) {
   size_t wanted = 2;
   if (what == "stall") fault.what = Fault::What::kStall;
   else if (what == "die") fault.what = Fault::What::kDie;
+  else if (what == "other") fault.what = Fault::What::kOther;
   else if (what == "late") fault.what = Fault::What::kLate, wanted = 3;
   else if (what == "error") fault.what = Fault::What::kError, wanted = 3;
   else refuse(part);

@@ -8,6 +8,7 @@
 //   stall@R,N         rank R never begins its collective number N
 //   late@R,N,MS       it begins so many milliseconds late
 //   die@R,N           its process is killed instead
+//   other@R,N         it calls something else: a maximum in place of a sum, another root, a sum in place of all parts
 //   error@R,N,E       ncclCommGetAsyncError answers E from then on; the collective never ends
 // R is a rank of the collective's communicator, N counts the collectives that a process has issued, from 0. `init` in
 // place of N: the communicator's initialisation.
@@ -23,7 +24,7 @@
 namespace rondo::fake_nccl {
 
 struct Fault {
-  enum class What { kStall, kLate, kDie, kError } what{};
+  enum class What { kStall, kLate, kDie, kOther, kError } what{};
   int rank = 0;
   int64_t number = 0;  // kInit: of the initialisation
   int64_t value = 0;   // milliseconds, or the error

@@ -1,5 +1,6 @@
 // Our declarations of NCCL agree with its header: sizes, values and signatures. Where it is absent there is nothing to
 // compare with.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #if __has_include(<nccl.h>) && __has_include(<cuda_runtime.h>)
@@ -8,8 +9,10 @@
 #endif
 
 #include <cstddef>
+#include <cstring>
 #include <type_traits>
 
+#include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/fake_nccl/library.h"
 
 namespace rondo::test {
@@ -88,6 +91,37 @@ TEST(NcclHeader, TheConfigurationIsInitialisedAlike) {
 
 TEST(NcclHeader, TheConfigurationIsInitialisedAlike) { GTEST_SKIP() << "no nccl.h"; }
 
+#endif
+
+#ifdef RONDO_REAL_NCCL
+// What the real library says where there is no GPU.
+TEST(NcclHeader, TheRealLibraryAnswersAlike) {
+  void* const library = dlopen(RONDO_REAL_NCCL, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) GTEST_SKIP() << dlerror();
+  const Nccl theirs = {
+#define RONDO_NCCL_MEMBER(member, symbol, ...) \
+  reinterpret_cast<std::add_pointer_t<__VA_ARGS__>>(dlsym(library, #symbol)),
+      RONDO_NCCL_FUNCTIONS(RONDO_NCCL_MEMBER)
+#undef RONDO_NCCL_MEMBER
+  };
+  FakeCuda cuda({.aborts = false});
+  synchronize(cuda.device());  // the driver is up
+  for (int i = 0; i < 10; ++i)
+    EXPECT_STREQ(theirs.error_string(static_cast<Status>(i)), nccl().error_string(static_cast<Status>(i)));
+  for (const Nccl* library_of : {&theirs, &nccl()}) {
+    EXPECT_EQ(library_of->group_end(), Status::kInvalidUsage);
+    EXPECT_EQ(library_of->group_start(), Status::kSuccess);
+    EXPECT_EQ(library_of->group_end(), Status::kSuccess);
+    EXPECT_EQ(library_of->destroy(nullptr), Status::kSuccess);
+    EXPECT_EQ(library_of->abort(nullptr), Status::kSuccess);
+    EXPECT_EQ(library_of->all_reduce(nullptr, nullptr, 1, DataType::kFloat32, Reduction::kSum, nullptr, nullptr),
+              Status::kInvalidArgument);
+    UniqueId one{}, other{};
+    EXPECT_EQ(library_of->get_unique_id(&one), Status::kSuccess);
+    EXPECT_EQ(library_of->get_unique_id(&other), Status::kSuccess);
+    EXPECT_NE(std::memcmp(&one, &other, sizeof one), 0);
+  }
+}
 #endif
 
 }  // namespace

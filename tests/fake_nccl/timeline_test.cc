@@ -110,6 +110,19 @@ TEST(VirtualClock, Hosts) {
   EXPECT_EQ(seconds({{kernel(0, 5), record(0, 1), kernel(0, 1), host_wait(0, 1), collective(1, 4, 0)}}), 9);
 }
 
+// A wait keeps back its own thread only; the order of a stream is that of the timeline.
+TEST(VirtualClock, Threads) {
+  const auto by = [](TimedWork work) {
+    work.thread = 1;
+    return work;
+  };
+  EXPECT_EQ(seconds({{kernel(0, 5), host_wait(0), by(collective(1, 4, 0))}}), 5);
+  EXPECT_EQ(seconds({{kernel(0, 5), by(host_wait(0)), by(collective(1, 4, 0))}}), 9);
+  EXPECT_EQ(seconds({{kernel(0, 5), host_wait(0), kernel(1, 2), by(collective(1, 4, 0))}}), 11);
+  // A thread waits for an event that another one records later.
+  EXPECT_EQ(seconds({{kernel(0, 5), host_wait(0, 1), collective(2, 4, 0), by(kernel(3, 3, 1)), by(record(3, 1))}}), 7);
+}
+
 // A collective begins with its last rank.
 TEST(VirtualClock, Ranks) {
   const Timeline early = {kernel(0, 2), record(0, 1), wait(1, 1),  collective(1, 4, 0),
