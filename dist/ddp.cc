@@ -1,5 +1,6 @@
 #include "rondo/dist/ddp.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <unordered_map>
@@ -52,8 +53,12 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
 }  // namespace
 
 struct DistributedDataParallel::Parcel {
-  Tensor flat;                     // the bucket's elements, then the tag
-  std::vector<Tensor> views;       // of its slots: a whole parameter has its shape, a piece is a line
+  Tensor flat;                // rows of the bucket's elements, each with the tag at its end; one row without shards
+  int64_t row = 0;            // elements of a row, without the tag
+  Tensor averages;            // what comes back: `flat`, or one row
+  std::vector<Tensor> views;  // of its slots, without shards: a whole parameter has its shape, a piece is a line
+  std::optional<ShardLayout> layout;
+  std::vector<bool> there;         // with shards: slots that have an average
   std::vector<bool> filled;        // there was a gradient to send
   std::vector<size_t> parameters;  // of the slots
   size_t waiting = 0;              // slots whose gradient has not arrived in this step
@@ -142,6 +147,29 @@ void DistributedDataParallel::check_finished() const {
     throw Error(absl::StrCat(kWho, ": gradients of this step are not averaged yet; call finish() first"));
 }
 
+void DistributedDataParallel::add_shards(GradientShards& shards) {
+  if (step_ > 1 || !arrivals_->order.empty())
+    throw Error(absl::StrCat(kWho, ": gradients are under way; make a ShardedOptimizer before the first backward"));
+  shards_.push_back(&shards);
+}
+void DistributedDataParallel::remove_shards(GradientShards& shards) {
+  if (step_ == 1 && parcels_.empty()) std::erase(shards_, &shards);
+  else std::replace(shards_.begin(), shards_.end(), &shards, static_cast<GradientShards*>(nullptr));
+}
+
+GradientTaker DistributedDataParallel::taker_of(const Tensor& parameter) const {
+  for (size_t i = 0; i < shards_.size(); ++i)
+    if (shards_[i] != nullptr && shards_[i]->takes(parameter)) return {i + 1, shards_[i]->needs_whole(parameter)};
+  return {};
+}
+
+std::string DistributedDataParallel::describe_shards() const {
+  std::string text;
+  for (const GradientShards* shards : shards_)
+    if (shards != nullptr) absl::StrAppend(&text, "shards: ", shards->describe(), "\n");
+  return text;
+}
+
 void DistributedDataParallel::compare_plans(const std::string& text) {
   io::Checksum sum;
   sum.update(text);
@@ -223,12 +251,17 @@ void DistributedDataParallel::agree_on_order() {
     if (parts.empty() || parts.back().path != path) parts.push_back({path, {}, true});
     parts.back().parameters.push_back(parameters_[static_cast<size_t>(i)].tensor);
   }
-  plan_ = plan_buckets(model_, parts, options_);
-  compare_plans(plan_.text);
+  plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
+  compare_plans(plan_.text + describe_shards());
   make_parcels();
 }
 
+int64_t DistributedDataParallel::tag_elements(const Bucket& bucket) const {
+  return kTagElements + (options_.allow_unused ? static_cast<int64_t>(bucket.slots.size()) : 0);
+}
+
 void DistributedDataParallel::make_parcels() {
+  loads_.clear();
   std::unordered_map<const TensorImpl*, size_t> position;
   for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
   parcels_.clear();
@@ -236,19 +269,75 @@ void DistributedDataParallel::make_parcels() {
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     const Bucket& bucket = plan_.buckets[b];
     Parcel& parcel = parcels_.emplace_back();
-    const int64_t flags = options_.allow_unused ? static_cast<int64_t>(bucket.slots.size()) : 0;
-    parcel.flat = Tensor::zeros({bucket.numel + kTagElements + flags}, {bucket.dtype, kCPU});
     parcel.filled.resize(bucket.slots.size());
     parcel.waiting = bucket.slots.size();
     for (const BucketSlot& slot : bucket.slots) {
-      const Dims sizes = slot.whole() ? slot.parameter.sizes() : Dims{slot.numel};
       const size_t i = position.at(slot.parameter.impl());
       parcel.parameters.push_back(i);
       buckets_of_[i].push_back(b);
+    }
+    if (bucket.taker != 0) {
+      make_sharded(b);
+      continue;
+    }
+    parcel.row = bucket.numel;
+    parcel.averages = parcel.flat = Tensor::zeros({bucket.numel + tag_elements(bucket)}, {bucket.dtype, kCPU});
+    for (const BucketSlot& slot : bucket.slots) {
+      const Dims sizes = slot.whole() ? slot.parameter.sizes() : Dims{slot.numel};
       parcel.views.push_back(
           Tensor::from_storage(parcel.flat.storage(), slot.offset, sizes, contiguous_strides(sizes), bucket.dtype));
     }
   }
+}
+
+// See Note [Shards].
+void DistributedDataParallel::make_sharded(size_t b) {
+  const Bucket& bucket = plan_.buckets[b];
+  Parcel& parcel = parcels_[b];
+  loads_.resize(shards_.size());
+  std::vector<int64_t>& load = loads_[bucket.taker - 1];
+  load.resize(static_cast<size_t>(group_->world_size()));
+  parcel.layout = lay_out_shards(bucket, load);
+  parcel.row = parcel.layout->row;
+  const int64_t all = parcel.row + tag_elements(bucket);
+  parcel.flat = Tensor::zeros({group_->world_size(), all}, {bucket.dtype, kCPU});
+  parcel.averages = Tensor::zeros({all}, {bucket.dtype, kCPU});
+  for (const Tensor* made : {&parcel.flat, &parcel.averages}) made->storage().set_purpose(Purpose::kGradients);
+}
+
+// Each shards' buckets, once every rank has the order; then the averages of the step.
+void DistributedDataParallel::hand_to_shards() {
+  if (!learned_)
+    for (size_t i = 0; i < shards_.size(); ++i) {
+      std::vector<ShardedBucket> buckets;
+      for (size_t b = 0; b < parcels_.size(); ++b)
+        if (plan_.buckets[b].taker == i + 1)
+          buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout, parcels_[b].flat, parcels_[b].averages});
+      shards_[i]->begin(std::move(buckets));
+    }
+  learned_ = true;
+  for (size_t b = 0; b < parcels_.size(); ++b)
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+}
+
+// Copies the gradient of a slot, zeros if there is none, to where it leaves from.
+void DistributedDataParallel::fill(size_t b, size_t k, Tensor& grad) {
+  const BucketSlot& slot = plan_.buckets[b].slots[k];
+  Parcel& parcel = parcels_[b];
+  if (!parcel.layout && slot.whole()) {
+    Tensor& view = parcel.views[k];
+    if (!grad.defined()) view.zero_();
+    else if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
+    return;
+  }
+  if (grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
+  const auto copy = [&](Tensor to, int64_t begin) {
+    if (grad.defined()) to.copy_(grad.view({grad.numel()}).slice(0, {begin, begin + to.numel()}));
+    else to.zero_();
+  };
+  if (!parcel.layout) return copy(parcel.views[k], slot.begin);
+  for (const ShardSpan& span : parcel.layout->spans[k])
+    copy(parcel.flat.select(0, span.rank).slice(0, {span.offset, span.offset + span.numel}), slot.begin + span.begin);
 }
 
 // Every rank sends every bucket, even one that lacks a gradient: otherwise the others would wait for it. finish() tells
@@ -257,6 +346,7 @@ void DistributedDataParallel::send(size_t b) {
   const NoGrad off;
   const Bucket& bucket = plan_.buckets[b];
   Parcel& parcel = parcels_[b];
+  if (learned_ && bucket.taker != 0) shards_[bucket.taker - 1]->before_send(b);
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
     const BucketSlot& slot = bucket.slots[k];
     const size_t i = parcel.parameters[k];
@@ -270,27 +360,19 @@ void DistributedDataParallel::send(size_t b) {
     if (slot.begin == 0) parameter.set_grad(Tensor());
     arrivals_->sent[i] = true;
     Tensor& grad = arrivals_->held[i];
-    Tensor& view = parcel.views[k];
     parcel.filled[k] = grad.defined();
-    if (!grad.defined()) {
-      view.zero_();
-    } else if (slot.whole()) {
-      if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
-    } else {
-      if (!grad.is_contiguous()) grad = grad.contiguous();
-      view.copy_(grad.view({grad.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}));
-    }
+    fill(b, k, grad);
     if (slot.last_piece()) grad = Tensor();  // frees what backward made
   }
-  Tensor tag = parcel.flat.slice(0, {bucket.numel});
-  tag[0].fill_(tag_of(step_, b));
-  tag[1].fill_(group_->rank() + 1);
-  tag[2].fill_(trouble_.empty() ? 0 : 1);
-  if (options_.allow_unused) {
-    const std::vector<double> flags(parcel.filled.begin(), parcel.filled.end());
-    tag.slice(0, {kTagElements}).copy_(Tensor::from(flags, {static_cast<int64_t>(flags.size())}, kCPU));
-  }
-  parcel.work = group_->all_reduce(parcel.flat, ReduceOp::kAverage, absl::StrCat("bucket ", b, " of step ", step_));
+  std::vector<double> tag = {tag_of(step_, b), group_->rank() + 1.0, trouble_.empty() ? 0.0 : 1.0};
+  if (options_.allow_unused) tag.insert(tag.end(), parcel.filled.begin(), parcel.filled.end());
+  const auto n = static_cast<int64_t>(tag.size());
+  parcel.flat.view({parcel.flat.numel() / (parcel.row + n), parcel.row + n})
+      .slice(1, {parcel.row})
+      .copy_(Tensor::from(tag, {n}, kCPU));  // of each row
+  const std::string name = absl::StrCat("bucket ", b, " of step ", step_);
+  parcel.work = parcel.layout ? group_->reduce_scatter(parcel.averages, parcel.flat, ReduceOp::kAverage, name)
+                              : group_->all_reduce(parcel.flat, ReduceOp::kAverage, name);
 }
 
 // Ends a bucket: its averages become gradients, and listeners are told.
@@ -304,9 +386,13 @@ void DistributedDataParallel::deliver(size_t b) {
   std::vector<Tensor> final_ones;
   std::vector<bool> there = parcel.filled;
   if (options_.allow_unused) {
-    const std::vector<double> flags = parcel.flat.slice(0, {bucket.numel + kTagElements}).to_vector<double>();
+    const std::vector<double> flags = parcel.averages.slice(0, {parcel.row + kTagElements}).to_vector<double>();
     there.assign(flags.size(), false);
     for (size_t k = 0; k < flags.size(); ++k) there[k] = flags[k] > 0;
+  }
+  if (parcel.layout) {
+    parcels_[b].there = std::move(there);
+    return;
   }
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
     const BucketSlot& slot = bucket.slots[k];
@@ -327,12 +413,12 @@ void DistributedDataParallel::deliver(size_t b) {
 
 // See Note [Tags]. False if the average is of no use.
 bool DistributedDataParallel::check_tag(size_t b) {
-  const std::vector<double> tag = parcels_[b].flat.slice(0, {plan_.buckets[b].numel}).to_vector<double>();
+  const std::vector<double> tag = parcels_[b].averages.slice(0, {parcels_[b].row}).to_vector<double>();
   const double expected[] = {tag_of(step_, b), (group_->world_size() + 1) / 2.0};
   for (size_t i = 0; i < 2; ++i) {
     if (std::abs(tag[i] - expected[i]) <= 1e-5 * expected[i]) continue;
-    note(absl::StrCat("the all-reduce of bucket ", b, " (", plan_.buckets[b].slots[0].name,
-                      " and what follows) did not happen in this step"));
+    note(absl::StrCat("the ", parcels_[b].layout ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
+                      plan_.buckets[b].slots[0].name, " and what follows) did not happen in this step"));
     return false;
   }
   return tag[2] == 0;
@@ -358,6 +444,9 @@ void DistributedDataParallel::note(std::string trouble) {
 void DistributedDataParallel::finish() {
   if (arrivals_->local)
     throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
+  for (const GradientShards* shards : shards_)
+    if (shards == nullptr)
+      throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
   if (!learned_) agree_on_order();
   while (next_bucket_ < parcels_.size()) send(next_bucket_++);
@@ -375,7 +464,7 @@ void DistributedDataParallel::finish() {
   for (size_t r = 0; r < troubles.size(); ++r)
     if (!troubles[r].empty())
       throw MismatchError(absl::StrCat("DistributedDataParallel, step ", step, ", rank ", r, ": ", troubles[r]));
-  learned_ = true;  // every gradient arrived on every rank
+  hand_to_shards();  // every gradient arrived on every rank
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {

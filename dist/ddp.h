@@ -29,6 +29,9 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next step's gradients are sent.
 //
+// Optimizer states may be spread over the processes (sharded_optimizer.h):
+//   dist::ShardedOptimizer shards(ddp, optimizer);
+//
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once
 
@@ -39,6 +42,7 @@
 #include <vector>
 
 #include "rondo/dist/bucket.h"
+#include "rondo/dist/gradient_shards.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/update_at_seams.h"
@@ -73,6 +77,11 @@ class DistributedDataParallel final : public optim::GradientSource {
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
 
+  // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
+  // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
+  void add_shards(GradientShards& shards);
+  void remove_shards(GradientShards& shards);
+
   // While it lives, backward only adds to the gradients of this process.
   class [[nodiscard]] NoSync {
    public:
@@ -93,6 +102,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   // From model and options before the first step, then in the learned order.
   const BucketPlan& plan() const { return plan_; }
   ProcessGroup& group() const { return *group_; }
+  const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
 
  private:
   struct Parcel;    // a bucket under way
@@ -102,6 +112,12 @@ class DistributedDataParallel final : public optim::GradientSource {
   void arrive(size_t parameter);
   void agree_on_order();
   void make_parcels();
+  int64_t tag_elements(const Bucket& bucket) const;
+  void make_sharded(size_t bucket);
+  GradientTaker taker_of(const Tensor& parameter) const;
+  void fill(size_t bucket, size_t slot, Tensor& grad);
+  void hand_to_shards();
+  std::string describe_shards() const;
   void send(size_t bucket);
   void deliver(size_t bucket);
   bool check_tag(size_t bucket);
@@ -115,6 +131,8 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
   BucketPlan plan_;
+  std::vector<GradientShards*> shards_;          // by GradientTaker::index - 1; null: removed
+  std::vector<std::vector<int64_t>> loads_;      // of shards and ranks, while parcels are made
   bool learned_ = false;                         // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;                  // by bucket
   std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
