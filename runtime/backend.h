@@ -58,7 +58,8 @@ struct BackendTable {
   const char* name;  // "cuda"
   // Tensors of this backend can be read and written through host pointers at any time.
   bool host_memory;
-  // Whose kernels run here (OpDef::on), and code. The CPU's are host code, for enqueue(); others enqueue launches.
+  // The backend whose kernels (OpDef::on) and compiled code run here. The CPU's are host code, for enqueue(); others
+  // enqueue launches.
   Backend kernels;
   // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. That needs
   // a program that links compile/.

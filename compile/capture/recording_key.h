@@ -10,9 +10,9 @@ namespace rondo::compile {
 
 // The whole recording, packed: inputs' metadata, calls, attributes, gradient flags, live outputs, and the stages of the
 // compiler that are left out. Two recordings of one device and one region's options do the same if and only if these
-// are equal; regions and eager ops append the device. Without floats: they can run the same plans, unless rules or
-// passes made something else of other floats (Binding::make). What is left out of the key, and why: Note [What shapes a
-// plan] in recording_key.cc.
+// are equal; regions and eager ops append the device. Keys without floats are equal for recordings that can run the
+// same plans, unless rules or passes make another graph of other floats (Binding::make). What is left out of the key,
+// and why: Note [What shapes a plan] in recording_key.cc.
 using RecordingKey = std::vector<uint64_t>;
 enum class PackFloats : uint8_t { kYes, kNo };
 RecordingKey pack(const Graph& graph, PackFloats floats = PackFloats::kYes);

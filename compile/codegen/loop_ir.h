@@ -1,4 +1,4 @@
-// The loop IR: one fused kernel as plain data. Made by lower.cc, read by emit_llvm.cc (and later emit_cuda.cc).
+// The loop IR: one fused kernel as plain data. Made by lower.cc, read by the emitters of cpu/ and cuda/.
 //
 // A kernel walks a 2-D iteration space of `rows` x `cols`. For each row it runs its stages in order: first the stage's
 // row instructions (scalars), then one sweep over the columns (vectors), then the sweep's reductions, whose results are

@@ -55,8 +55,8 @@ struct Entry {
   // kept. Null: it may not be compiled (stance, limit), so go backward op by op. Throws Error with
   // Stance::kFailOnRecompile.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving) const;
-  // One that is not kept here, for floats with which a rule or a pass makes another graph: of `recorded` instead of
-  // forward_graph, and with its partition. Null and errors as above.
+  // With some floats a rule or a pass makes another graph. This compiles the backward of that graph, `recorded`, with
+  // its partition, and does not keep it here. Null and errors as above.
   std::shared_ptr<const CompiledBackward> compile_backward_of(const Graph& recorded, const Partition& partition,
                                                               const Arriving& arriving) const;
   // `backward` and what backward_for() added.

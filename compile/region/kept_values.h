@@ -16,7 +16,7 @@ namespace rondo::compile {
 // Note [Freed in parts]. The ops of the recording free what they saved as on the eager tape: those through which a
 // backward goes, and no others. So another output, or a part that grad() left out, may go backward later; an op that
 // has freed already throws, by its own name and line. An op that saves nothing, such as a view, never throws. The
-// memory goes when no output that somebody may still use leads to an op that has something to free. For that, each
+// memory is freed when every output that leads to an op with something left to free is out of use. For that, each
 // output has a port: its history owns the port, and the port owns the node.
 //
 // Thread safe: two threads may go backward through two outputs.

@@ -35,9 +35,9 @@ enum class CompilerStage : uint8_t {
   kReuse,
   kCache
 };
-inline constexpr int kStages = 11;
-// The first of them are the passes of transform/pipeline.cc, in order.
-inline constexpr int kPasses = 5;
+inline constexpr int kStages = static_cast<int>(CompilerStage::kCache) + 1;
+// The stages before kFuse are the passes of transform/pipeline.cc, in its order.
+inline constexpr int kPasses = static_cast<int>(CompilerStage::kFuse);
 
 std::string_view name_of(CompilerStage stage);
 std::vector<const char*> pass_names();

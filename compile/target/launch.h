@@ -49,8 +49,7 @@ struct TableCall {
 
 // How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
 // what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
-// `owner` is null where the device runs everything at once, where the caller waits, and for kernels without
-// keeps_owner.
+// `owner` is null if the device runs everything at once, if the caller waits, and if keeps_owner is false (kernels).
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
   bool keeps_owner = true;  // false: `kernel` and `combine` copy all that they need, and code is unloaded in its turn

@@ -7,11 +7,11 @@
 // is an input. Saving an input of the region costs nothing: the caller holds its parameters anyway, and one activation
 // per block has to be saved.
 //
-// In-place writes between forward and backward raise StaleTensorError as in eager mode, because of inputs and outputs
-// only parameters and what the ops' rules save are saved. Recomputed values relax this: they are not saved, so a write
-// to them is no error. One write more is an error: one to a parameter from which a value is recomputed (with kFull, and
-// with kBudget where it recomputes more than kAuto: to any input, as with activation checkpointing). No gradient is
-// ever wrong.
+// In-place writes between forward and backward raise StaleTensorError as in eager mode: the only inputs and outputs
+// that are saved are parameters and what the ops' rules save. Recomputed values relax this: they are not saved, so a
+// write to them is no error. One write more is an error: one to a parameter from which a value is recomputed (with
+// kFull, and with kBudget where it recomputes more than kAuto: to any input, as with activation checkpointing). No
+// gradient is ever wrong.
 #pragma once
 
 #include <span>

@@ -12,7 +12,9 @@
 
 namespace rondo::compile {
 
-// The passes of the pipeline. None: there was nothing to change.
+// The passes of the pipeline, and widen_reductions (plan/make_plan.cc runs it in default mode). Each returns nullopt if
+// there is nothing to change.
+
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
 // One node for equal calls of equal operands.

@@ -169,7 +169,7 @@ TEST(Rondorun, GivesUpAfterTheLastRestart) {
   // Every attempt is of one job, and another job has another name.
   const std::string ids = test::text_of(folder / "ids"), first = ids.substr(0, ids.find('\n'));
   EXPECT_NE(first, "none");
-  for (const std::string_view id : absl::StrSplit(ids, '\n', absl::SkipEmpty())) EXPECT_EQ(id, first);
+  for (const absl::string_view id : absl::StrSplit(ids, '\n', absl::SkipEmpty())) EXPECT_EQ(std::string(id), first);
   EXPECT_FALSE(has(rondorun("--nproc-per-node 1 sh -c 'echo $TORCHELASTIC_RUN_ID'"), first));
 }
 
