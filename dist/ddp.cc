@@ -346,7 +346,7 @@ void DistributedDataParallel::send(size_t b) {
   const NoGrad off;
   const Bucket& bucket = plan_.buckets[b];
   Parcel& parcel = parcels_[b];
-  if (learned_ && bucket.taker != 0) shards_[bucket.taker - 1]->before_send(b);
+  if (learned_ && bucket.taker != 0 && shards_[bucket.taker - 1] != nullptr) shards_[bucket.taker - 1]->before_send(b);
   for (size_t k = 0; k < bucket.slots.size(); ++k) {
     const BucketSlot& slot = bucket.slots[k];
     const size_t i = parcel.parameters[k];

@@ -27,10 +27,16 @@ bool is_elementwise(const optim::ParamSlot& slot) {
                      [](const optim::StateSpec& s) { return s.layout == optim::Layout::kFull; });
 }
 
-// Elements of a parameter as a line: a leaf that shares its memory.
+// Elements of a parameter as a line, which shares its memory.
 Tensor line_of(const Tensor& parameter, int64_t begin, int64_t numel) {
-  Tensor line = Tensor::over(parameter.storage(), parameter.storage_offset() + begin, {numel}, {1}, parameter.dtype());
-  return line;
+  return Tensor::over(parameter.storage(), parameter.storage_offset() + begin, {numel}, {1}, parameter.dtype());
+}
+
+// What the optimizer updates: a leaf in the parameter's memory, with a gradient of its own. The parameter's .grad is
+// that of this rank's next backward.
+Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
+  Tensor leaf = piece.is_cut ? piece.home.detach() : parameter.detach();
+  return leaf.requires_grad_();
 }
 
 // What a step asks after the ShardedOptimizer is gone: the optimizer's slots are pieces for good.
@@ -246,12 +252,11 @@ size_t ShardedOptimizer::State::add_slot(size_t i, const Taken* taken, size_t k)
     return pieces_.size() - 1;
   }
   piece.has_master = options_.master_weights && is_low_precision(parameter.dtype());
-  if (piece.is_cut) slot.param = piece.home;
+  slot.param = leaf_of(parameter, piece);
   if (piece.has_master) {
-    slot.param = slot.param.detach().to(kF32);
+    slot.param = slot.param.detach().to(kF32).requires_grad_();
     slot.param.storage().set_purpose(Purpose::kStates);
   }
-  if (piece.is_cut || piece.has_master) slot.param = slot.param.detach().requires_grad_();
   return pieces_.size() - 1;
 }
 
@@ -345,9 +350,9 @@ void ShardedOptimizer::State::follow(size_t slot) {
   if (!(parameter.storage() == piece.home.storage()) ||
       parameter.storage_offset() + piece.begin != piece.home.storage_offset()) {
     piece.home = line_of(parameter, piece.begin, piece.numel);
-    if (piece.is_cut && !piece.has_master) {
+    if (!piece.has_master && (piece.is_cut || piece.is_mine)) {
       const Tensor grad = param.grad();
-      param = piece.home.detach().requires_grad_();
+      param = leaf_of(parameter, piece);
       param.set_grad(grad);
     }
     const Taken& taken = taken_[*piece.bucket];
