@@ -11,13 +11,24 @@
 namespace rondo::dist {
 namespace {
 
+// Slots start where a block of memory may (kAlignment), so that a kernel writes a gradient there as anywhere else. In
+// elements.
+constexpr int64_t alignment_of(DType dtype) { return std::max<int64_t>(16, kAlignment / size_of(dtype)); }
+
+DType travels_as(DType parameter, const BucketOptions& options) {
+  const DType wire = wire_dtype(parameter);
+  return options.dtype && wire == kF32 ? *options.dtype : wire;
+}
+
 std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }
 
 }  // namespace
 
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options, TakerOf taker_of) {
-  constexpr int64_t kAlign = kBucketAlign;
+  if (options.dtype && (!is_floating(*options.dtype) || *options.dtype == kF64))
+    throw Error(absl::StrCat("BucketOptions::dtype: gradients travel in f32, bf16 or f16, not in ",
+                             std::string(name_of(*options.dtype))));
   std::unordered_map<const TensorImpl*, std::string> names;
   for (const nn::NamedTensor& p : model.named_parameters()) names[p.tensor.impl()] = p.name;
 
@@ -31,15 +42,15 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
   };
   for (size_t s = 0; s < seams.size(); ++s) {
     for (const Tensor& p : seams[s].parameters) {
-      const DType wire = wire_dtype(p.dtype());
-      const int64_t width = static_cast<int64_t>(size_of(wire));
-      const int64_t room = std::max(options.max_bytes / width / kAlign * kAlign, kAlign);
+      const DType wire = travels_as(p.dtype(), options);
+      const int64_t width = static_cast<int64_t>(size_of(wire)), align = alignment_of(wire);
+      const int64_t room = std::max(options.max_bytes / width / align * align, align);
       const GradientTaker taker = taker_of(p);
       Bucket& bucket = open[{taker.index, wire}];
       int64_t begin = 0;
       do {
         const int64_t numel = taker.needs_whole ? p.numel() : std::min(p.numel() - begin, room);
-        const int64_t taken = (numel + kAlign - 1) / kAlign * kAlign;
+        const int64_t taken = (numel + align - 1) / align * align;
         if (bucket.numel + taken > room) close(bucket, s);
         bucket.dtype = wire;
         bucket.taker = taker.index;
@@ -47,6 +58,8 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
         bucket.numel += taken;
         begin += numel;
       } while (begin < p.numel());
+      // Nothing follows the last piece: on a device, what is alone in its bucket is reduced where it is.
+      if (!bucket.slots.back().whole() && bucket.numel * width >= options.min_bytes) close(bucket, s);
     }
     for (auto& [key, bucket] : open)
       if (bucket.numel * static_cast<int64_t>(size_of(key.second)) >= options.min_bytes || s + 1 == seams.size())
@@ -62,6 +75,8 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
                       describe(slot.parameter), " at ", slot.offset);
       if (plan.buckets[b].taker != 0) absl::StrAppend(&plan.text, ", taker ", plan.buckets[b].taker);
       if (!slot.whole()) absl::StrAppend(&plan.text, ", elements ", slot.begin, " to ", slot.begin + slot.numel);
+      if (plan.buckets[b].dtype != wire_dtype(slot.parameter.dtype()))
+        absl::StrAppend(&plan.text, ", as ", std::string(name_of(plan.buckets[b].dtype)));
       plan.text += "\n";
     }
   return plan;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,15 +21,17 @@ namespace rondo::dist {
 struct BucketOptions {
   int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
   int64_t max_bytes = 64 << 20;   // larger parts and larger parameters are split, so that the first piece leaves early
+  // The dtype in which gradients travel. Unset: f32, and f64 for f64 parameters. kBF16 or kF16: half the bytes; f64
+  // parameters keep f64. Averages are then rounded to it: once in host memory, where sums are made in f32; NCCL rounds
+  // after each addition, at most (ranks - 1) times. On a device, a bf16 parameter whose gradients travel in bf16 needs
+  // no conversion. Must be equal on all ranks.
+  std::optional<DType> dtype = {};
   // What a step does about a parameter that got no gradient on this rank (a branch that was not taken). false: an error
   // on every rank, as it usually means a mistake. true: zeros are sent for it, and it is in unused_parameters(). It
   // gets the average if some rank has a gradient for it, and none otherwise. Its bucket, and those after it, leave in
   // finish(). Must be equal on all ranks.
   bool allow_unused = false;
 };
-
-// Slots start where a cache line does.
-inline constexpr int64_t kBucketAlign = 16;  // elements
 
 // Who takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
 struct GradientTaker {
@@ -52,7 +55,7 @@ struct BucketSlot {
 
 struct Bucket {
   size_t seam;   // of the parts that the plan was made of: the one that ends it
-  DType dtype;   // of its elements: f32, also for bf16 and f16 parameters, or f64
+  DType dtype;   // of its elements: f32, also for bf16 and f16 parameters, or f64; or BucketOptions::dtype
   size_t taker;  // GradientTaker::index
   int64_t numel;
   std::vector<BucketSlot> slots;

@@ -1,16 +1,19 @@
 #include "rondo/dist/ddp.h"
 
 #include <algorithm>
-#include <cmath>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/dist/parcel.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/io/checksum.h"
 
 namespace rondo::dist {
@@ -18,22 +21,7 @@ namespace {
 
 constexpr const char* kWho = "DistributedDataParallel";
 
-// Note [Tags]. Two elements at the end of a bucket prove that it was reduced, in this step, with the same bucket of
-// every rank: `tag`, the same number on all ranks, and rank + 1. Their averages are known beforehand, and differ from
-// what a rank itself wrote: a collective that silently did nothing, or met another one, is seen. Both sums are whole
-// numbers below 2^24. A third one is 1 on a rank that cannot send what it should: by its average every rank leaves the
-// same buckets alone.
-// With allow_unused, one more for each slot follows: 1 on a rank that has its gradient. Its average is above 0 if some
-// rank has.
-constexpr int64_t kTagElements = 3;
 constexpr int64_t kMaxSentence = 512;
-
-double tag_of(int64_t step, size_t bucket) {
-  io::Checksum sum;
-  sum.update(&step, sizeof step);
-  sum.update(&bucket, sizeof bucket);
-  return static_cast<double>(1 + sum.digest() % 1023);
-}
 
 uint64_t hash_of(const Tensor& tensor) {
   const Tensor dense = tensor.detach().contiguous().to(kCPU);
@@ -52,19 +40,6 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
 
 }  // namespace
 
-struct DistributedDataParallel::Parcel {
-  Tensor flat;                // rows of the bucket's elements, each with the tag at its end; one row without shards
-  int64_t row = 0;            // elements of a row, without the tag
-  Tensor averages;            // what comes back: `flat`, or one row
-  std::vector<Tensor> views;  // of its slots, without shards: a whole parameter has its shape, a piece is a line
-  std::optional<ShardLayout> layout;
-  std::vector<bool> there;         // with shards: slots that have an average
-  std::vector<bool> filled;        // there was a gradient to send
-  std::vector<size_t> parameters;  // of the slots
-  size_t waiting = 0;              // slots whose gradient has not arrived in this step
-  Work work;
-};
-
 struct DistributedDataParallel::Arrivals {
   explicit Arrivals(DistributedDataParallel& ddp) : ddp(ddp) {}
   DistributedDataParallel& ddp;
@@ -72,6 +47,7 @@ struct DistributedDataParallel::Arrivals {
   std::vector<size_t> order;      // parameters, as their gradients became final
   std::vector<bool> arrived;      // by parameter
   std::vector<bool> sent;         // by parameter: the first piece is on its way
+  std::vector<bool> alone;        // by parameter: nobody else sees the memory of the gradient that is sent
   std::vector<Tensor> held;       // by parameter: gradients that wait for finish(), in a step that learns
   std::vector<Tensor> assembled;  // by parameter: averages of pieces
 
@@ -79,6 +55,7 @@ struct DistributedDataParallel::Arrivals {
     order.clear();
     arrived.assign(n, false);
     sent.assign(n, false);
+    alone.assign(n, false);
     held.assign(n, Tensor());
     assembled.assign(n, Tensor());
   }
@@ -89,7 +66,11 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
   for (nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
-  for (const nn::NamedTensor& p : state_of(model)) check_device(p.tensor.device(), p.name);
+  // Where the first parameter is; all others must be there, too.
+  if (const auto device = group_->device();
+      device && !parameters_.empty() && parameters_[0].tensor.device() == *device && !has_host_memory(*device))
+    device_ = *device, late_ = true;
+  for (const nn::NamedTensor& p : state_of(model)) check_place(p.tensor.device(), p.name);
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kWho, ": ", other,
@@ -113,6 +94,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
   arrivals_->start_over(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
+    homes_.push_back(std::make_unique<autograd::GradientHome>(parameters_[i].tensor));
     hooks_.push_back(
         autograd::on_accumulated(parameters_[i].tensor, [arrivals = std::weak_ptr<Arrivals>(arrivals_), i] {
           if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
@@ -121,10 +103,20 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
 }
 
 void DistributedDataParallel::check_device(Device device, std::string_view what) {
-  if (has_host_memory(device)) return;
+  if (has_host_memory(device) || backend_of(device).call_library != nullptr) return;
   throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device),
-                           ", and processes average gradients in host memory only; train on the CPU, or in one "
+                           ", for which there is no library of collectives; train on the CPU or on CUDA, or in one "
                            "process"));
+}
+
+void DistributedDataParallel::check_place(Device device, std::string_view what) const {
+  if (late_ ? device == device_ : has_host_memory(device)) return;
+  const std::optional<Device> served = group_->device();
+  throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device), ", and ",
+                           late_    ? absl::StrCat("other parameters are on ", to_string(device_))
+                           : served ? absl::StrCat("the process group serves ", to_string(*served))
+                                    : "the process group exchanges host memory only; connect it with "
+                                      "GroupOptions::device, or train on the CPU"));
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -170,6 +162,19 @@ std::string DistributedDataParallel::describe_shards() const {
   return text;
 }
 
+// The buckets of each GradientShards, once every rank has the order; then the averages of the step.
+void DistributedDataParallel::hand_to_shards(bool first) {
+  for (size_t i = 0; first && i < shards_.size(); ++i) {
+    std::vector<ShardedBucket> buckets;
+    for (size_t b = 0; b < parcels_.size(); ++b)
+      if (plan_.buckets[b].taker == i + 1)
+        buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
+    shards_[i]->begin(std::move(buckets));
+  }
+  for (size_t b = 0; b < parcels_.size(); ++b)
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+}
+
 void DistributedDataParallel::compare_plans(const std::string& text) {
   io::Checksum sum;
   sum.update(text);
@@ -207,6 +212,7 @@ void DistributedDataParallel::broadcast_state() {
     const Tensor dense = t.tensor.is_contiguous() ? t.tensor : t.tensor.contiguous();
     sent.push_back({t.tensor, dense, group_->broadcast(dense, 0, t.name)});
   }
+  if (late_) group_->check_sequence("", "parameters of rank 0");
   for (Sent& s : sent) {
     s.work.wait();
     if (!s.dense.is_same(s.target)) s.target.copy_(s.dense);
@@ -218,7 +224,7 @@ void DistributedDataParallel::arrive(size_t i) {
   Arrivals& now = *arrivals_;
   if (now.local) return;
   Tensor parameter = parameters_[i].tensor;
-  check_device(parameter.device(), parameters_[i].name);  // the model may have been moved
+  check_place(parameter.device(), parameters_[i].name);  // the model may have been moved
   if (now.sent[i] || now.held[i].defined())
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
@@ -234,7 +240,7 @@ void DistributedDataParallel::arrive(size_t i) {
   for (size_t b : buckets_of_[i]) --parcels_[b].waiting;
   while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
   // Delivers what has come back by now. When that happens differs from run to run, the result does not.
-  while (!listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
+  while (!late_ && !listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
     deliver(next_delivered_++);
 }
 
@@ -256,152 +262,97 @@ void DistributedDataParallel::agree_on_order() {
   make_parcels();
 }
 
-int64_t DistributedDataParallel::tag_elements(const Bucket& bucket) const {
-  return kTagElements + (options_.allow_unused ? static_cast<int64_t>(bucket.slots.size()) : 0);
-}
-
 void DistributedDataParallel::make_parcels() {
-  loads_.clear();
   std::unordered_map<const TensorImpl*, size_t> position;
   for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
   parcels_.clear();
   buckets_of_.assign(parameters_.size(), {});
+  // How much each rank has got, for each GradientShards.
+  std::vector<std::vector<int64_t>> loads(shards_.size(),
+                                          std::vector<int64_t>(static_cast<size_t>(group_->world_size())));
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-    const Bucket& bucket = plan_.buckets[b];
-    Parcel& parcel = parcels_.emplace_back();
-    parcel.filled.resize(bucket.slots.size());
-    parcel.waiting = bucket.slots.size();
-    for (const BucketSlot& slot : bucket.slots) {
-      const size_t i = position.at(slot.parameter.impl());
-      parcel.parameters.push_back(i);
-      buckets_of_[i].push_back(b);
+    std::vector<size_t> parameters;
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      parameters.push_back(position.at(slot.parameter.impl()));
+      buckets_of_[parameters.back()].push_back(b);
     }
-    if (bucket.taker != 0) {
-      make_sharded(b);
-      continue;
-    }
-    parcel.row = bucket.numel;
-    parcel.averages = parcel.flat = Tensor::zeros({bucket.numel + tag_elements(bucket)}, {bucket.dtype, kCPU});
-    for (const BucketSlot& slot : bucket.slots) {
-      const Dims sizes = slot.whole() ? slot.parameter.sizes() : Dims{slot.numel};
-      parcel.views.push_back(
-          Tensor::from_storage(parcel.flat.storage(), slot.offset, sizes, contiguous_strides(sizes), bucket.dtype));
-    }
+    std::optional<ShardLayout> layout;
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0)
+      layout = lay_out_shards(plan_.buckets[b], loads[taker - 1]);
+    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), device_, options_.allow_unused, std::move(layout),
+                          group_->world_size());
   }
-}
-
-// See Note [Shards].
-void DistributedDataParallel::make_sharded(size_t b) {
-  const Bucket& bucket = plan_.buckets[b];
-  Parcel& parcel = parcels_[b];
-  loads_.resize(shards_.size());
-  std::vector<int64_t>& load = loads_[bucket.taker - 1];
-  load.resize(static_cast<size_t>(group_->world_size()));
-  parcel.layout = lay_out_shards(bucket, load);
-  parcel.row = parcel.layout->row;
-  const int64_t all = parcel.row + tag_elements(bucket);
-  parcel.flat = Tensor::zeros({group_->world_size(), all}, {bucket.dtype, kCPU});
-  parcel.averages = Tensor::zeros({all}, {bucket.dtype, kCPU});
-  for (const Tensor* made : {&parcel.flat, &parcel.averages}) made->storage().set_purpose(Purpose::kGradients);
-}
-
-// Each shards' buckets, once every rank has the order; then the averages of the step.
-void DistributedDataParallel::hand_to_shards() {
-  if (!learned_)
-    for (size_t i = 0; i < shards_.size(); ++i) {
-      std::vector<ShardedBucket> buckets;
-      for (size_t b = 0; b < parcels_.size(); ++b)
-        if (plan_.buckets[b].taker == i + 1)
-          buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout, parcels_[b].flat, parcels_[b].averages});
-      shards_[i]->begin(std::move(buckets));
-    }
-  learned_ = true;
-  for (size_t b = 0; b < parcels_.size(); ++b)
-    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
-}
-
-// Copies the gradient of a slot, zeros if there is none, to where it leaves from.
-void DistributedDataParallel::fill(size_t b, size_t k, Tensor& grad) {
-  const BucketSlot& slot = plan_.buckets[b].slots[k];
-  Parcel& parcel = parcels_[b];
-  if (!parcel.layout && slot.whole()) {
-    Tensor& view = parcel.views[k];
-    if (!grad.defined()) view.zero_();
-    else if (!(grad.storage() == view.storage() && grad.storage_offset() == view.storage_offset())) view.copy_(grad);
-    return;
-  }
-  if (grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
-  const auto copy = [&](Tensor to, int64_t begin) {
-    if (grad.defined()) to.copy_(grad.view({grad.numel()}).slice(0, {begin, begin + to.numel()}));
-    else to.zero_();
-  };
-  if (!parcel.layout) return copy(parcel.views[k], slot.begin);
-  for (const ShardSpan& span : parcel.layout->spans[k])
-    copy(parcel.flat.select(0, span.rank).slice(0, {span.offset, span.offset + span.numel}), slot.begin + span.begin);
 }
 
 // Every rank sends every bucket, even one that lacks a gradient: otherwise the others would wait for it. finish() tells
 // them all.
 void DistributedDataParallel::send(size_t b) {
   const NoGrad off;
-  const Bucket& bucket = plan_.buckets[b];
   Parcel& parcel = parcels_[b];
-  if (learned_ && bucket.taker != 0 && shards_[bucket.taker - 1] != nullptr) shards_[bucket.taker - 1]->before_send(b);
-  for (size_t k = 0; k < bucket.slots.size(); ++k) {
-    const BucketSlot& slot = bucket.slots[k];
-    const size_t i = parcel.parameters[k];
-    Tensor parameter = slot.parameter;
-    if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
-      if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
-      else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
-    }
-    // Taken with its first piece, so that no further backward before finish() can change what is sent.
-    if (slot.begin == 0 && !arrivals_->held[i].defined()) arrivals_->held[i] = parameter.grad();
-    if (slot.begin == 0) parameter.set_grad(Tensor());
-    arrivals_->sent[i] = true;
-    Tensor& grad = arrivals_->held[i];
-    parcel.filled[k] = grad.defined();
-    fill(b, k, grad);
-    if (slot.last_piece()) grad = Tensor();  // frees what backward made
+  const size_t taker = parcel.bucket().taker;
+  if (learned_ && taker != 0 && shards_[taker - 1] != nullptr) shards_[taker - 1]->before_send(b);
+  for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
+  if (!late_) parcel.write_tag({.step = step_, .bucket = b, .rank = group_->rank(), .troubled = !trouble_.empty()});
+  parcel.reduce(*group_, absl::StrCat("bucket ", b, " of step ", step_));
+}
+
+void DistributedDataParallel::put(Parcel& parcel, size_t k) {
+  const BucketSlot& slot = parcel.bucket().slots[k];
+  const size_t i = parcel.parameters()[k];
+  Tensor parameter = slot.parameter;
+  Tensor& grad = arrivals_->held[i];
+  if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
+    if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
+    else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
   }
-  std::vector<double> tag = {tag_of(step_, b), group_->rank() + 1.0, trouble_.empty() ? 0.0 : 1.0};
-  if (options_.allow_unused) tag.insert(tag.end(), parcel.filled.begin(), parcel.filled.end());
-  const auto n = static_cast<int64_t>(tag.size());
-  parcel.flat.view({parcel.flat.numel() / (parcel.row + n), parcel.row + n})
-      .slice(1, {parcel.row})
-      .copy_(Tensor::from(tag, {n}, kCPU));  // of each row
-  const std::string name = absl::StrCat("bucket ", b, " of step ", step_);
-  parcel.work = parcel.layout ? group_->reduce_scatter(parcel.averages, parcel.flat, ReduceOp::kAverage, name)
-                              : group_->all_reduce(parcel.flat, ReduceOp::kAverage, name);
+  // Taken with its first piece, so that no further backward before finish() can change what is sent.
+  if (slot.begin == 0) {
+    if (!grad.defined()) grad = parameter.grad();
+    parameter.set_grad(Tensor());
+    homes_[i]->set(Tensor());
+    if (!slot.whole() && grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
+    arrivals_->alone[i] = grad.defined() && autograd::is_only_holder(grad);
+  }
+  arrivals_->sent[i] = true;
+  parcel.put(k, grad, arrivals_->alone[i]);
+  if (parcel.is_adopted() && !slot.whole()) arrivals_->assembled[i] = grad;
+  if (slot.last_piece()) grad = Tensor();  // frees what backward made
+}
+
+// Host memory: see Note [Tags]. False if the average is of no use.
+bool DistributedDataParallel::is_usable(size_t b) {
+  const Parcel::Arrived arrived = parcels_[b].read_tag(step_, b, group_->world_size());
+  if (arrived == Parcel::Arrived::kNotReduced)
+    note(absl::StrCat("the ", parcels_[b].layout() ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
+                      plan_.buckets[b].slots[0].name, " and what follows) did not happen in this step"));
+  return arrived == Parcel::Arrived::kWell;
 }
 
 // Ends a bucket: its averages become gradients, and listeners are told.
 void DistributedDataParallel::deliver(size_t b) {
   const NoGrad off;
-  const Bucket& bucket = plan_.buckets[b];
-  const Parcel& parcel = parcels_[b];
-  parcels_[b].work.wait();
-  if (!check_tag(b)) spoilt_ = true;
+  Parcel& parcel = parcels_[b];
+  std::exchange(parcel.work, Work()).wait();
+  if (!late_ && !is_usable(b)) spoilt_ = true;
   if (spoilt_) return;
-  std::vector<Tensor> final_ones;
-  std::vector<bool> there = parcel.filled;
-  if (options_.allow_unused) {
-    const std::vector<double> flags = parcel.averages.slice(0, {parcel.row + kTagElements}).to_vector<double>();
-    there.assign(flags.size(), false);
-    for (size_t k = 0; k < flags.size(); ++k) there[k] = flags[k] > 0;
-  }
-  if (parcel.layout) {
-    parcels_[b].there = std::move(there);
+  const std::vector<bool> flags = !options_.allow_unused ? std::vector<bool>()
+                                  : late_                ? somewhere_[b]
+                                                         : parcel.read_flags();
+  if (parcel.layout()) {
+    parcel.there = flags;
+    for (size_t k = 0; flags.empty() && k < parcel.parameters().size(); ++k)
+      parcel.there.push_back(parcel.has_gradient(k));
     return;
   }
-  for (size_t k = 0; k < bucket.slots.size(); ++k) {
-    const BucketSlot& slot = bucket.slots[k];
-    if (!there[k]) continue;
-    Tensor parameter = slot.parameter, average = parcel.views[k];
+  std::vector<Tensor> final_ones;
+  for (size_t k = 0; k < parcel.parameters().size(); ++k) {
+    const BucketSlot& slot = parcel.bucket().slots[k];
+    if (!(flags.empty() ? parcel.has_gradient(k) : flags[k])) continue;
+    Tensor parameter = slot.parameter, average = parcel.take_average(k);
     if (!slot.whole()) {
-      Tensor& all = arrivals_->assembled[parcel.parameters[k]];
-      if (slot.begin == 0) all = Tensor::empty(parameter.sizes(), {parameter.dtype(), kCPU});
-      all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
+      Tensor& all = arrivals_->assembled[parcel.parameters()[k]];
+      if (!all.defined()) all = Tensor::empty(parameter.sizes(), {parameter.dtype(), device_});
+      if (!parcel.is_adopted()) all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
       if (!slot.last_piece()) continue;
       average = std::exchange(all, Tensor());
     }
@@ -409,19 +360,6 @@ void DistributedDataParallel::deliver(size_t b) {
     final_ones.push_back(parameter);
   }
   for (const auto& [id, listener] : listeners_) listener(final_ones);
-}
-
-// See Note [Tags]. False if the average is of no use.
-bool DistributedDataParallel::check_tag(size_t b) {
-  const std::vector<double> tag = parcels_[b].averages.slice(0, {parcels_[b].row}).to_vector<double>();
-  const double expected[] = {tag_of(step_, b), (group_->world_size() + 1) / 2.0};
-  for (size_t i = 0; i < 2; ++i) {
-    if (std::abs(tag[i] - expected[i]) <= 1e-5 * expected[i]) continue;
-    note(absl::StrCat("the ", parcels_[b].layout ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
-                      plan_.buckets[b].slots[0].name, " and what follows) did not happen in this step"));
-    return false;
-  }
-  return tag[2] == 0;
 }
 
 void DistributedDataParallel::check_no_stranger() {
@@ -450,21 +388,76 @@ void DistributedDataParallel::finish() {
   const NoGrad off;
   if (!learned_) agree_on_order();
   while (next_bucket_ < parcels_.size()) send(next_bucket_++);
-  while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
+  const auto deliver_all = [this] {
+    while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
+  };
+  if (!late_) deliver_all();
   check_no_stranger();
   const int64_t step = step_++;
-  const std::string mine = std::exchange(trouble_, "");
+  const absl::Cleanup over = [this] { start_over(); };
+  const std::vector<std::string> troubles = exchange_end_of_step(step);
+  for (size_t r = 0; r < troubles.size(); ++r) {
+    if (troubles[r].empty()) continue;
+    // The next step writes into the buckets: after the all-reduces of this one.
+    for (; next_delivered_ < parcels_.size(); ++next_delivered_) parcels_[next_delivered_].work.wait();
+    throw MismatchError(absl::StrCat(kWho, ", step ", step, ", rank ", r, ": ", troubles[r]));
+  }
+  const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
+  deliver_all();
+  hand_to_shards(first);
+}
+
+// What is wrong on each rank. On a device, the ranks compare what they have issued, too. With allow_unused they also
+// say, slot by slot, what they have a gradient for: four slots in a character.
+std::vector<std::string> DistributedDataParallel::exchange_end_of_step(int64_t step) {
+  const std::string name = absl::StrCat("end of step ", step);
+  const std::string mine = std::exchange(trouble_, "").substr(0, kMaxSentence);
+  if (!late_) return gather_texts(*group_, mine, kMaxSentence, name);
+  std::vector<int> flags;  // 0 to 15
+  size_t slots = 0;
+  const auto for_each_slot = [&](const auto& visit) {
+    slots = 0;
+    for (size_t b = 0; options_.allow_unused && b < parcels_.size(); ++b)
+      for (size_t k = 0; k < parcels_[b].parameters().size(); ++k, ++slots) visit(b, k);
+  };
+  for_each_slot([&](size_t b, size_t k) {
+    if (slots % 4 == 0) flags.push_back(0);
+    if (parcels_[b].has_gradient(k)) flags.back() |= 1 << slots % 4;
+  });
+  std::string text;
+  for (const int f : flags) text += static_cast<char>('A' + f);
+  text += mine;
+  std::vector<std::string> texts = group_->check_sequence(text, name, static_cast<int64_t>(flags.size()));
+  for (const std::string& other : texts)
+    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(i) - 'A';
+  somewhere_.assign(parcels_.size(), {});
+  for_each_slot([&](size_t b, size_t) { somewhere_[b].push_back((flags[slots / 4] >> slots % 4 & 1) != 0); });
+  for (std::string& other : texts) other.erase(0, flags.size());
+  return texts;
+}
+
+void DistributedDataParallel::start_over() {
   unused_ = std::exchange(unused_now_, {});
   next_bucket_ = next_delivered_ = 0;
   spoilt_ = false;
   arrivals_->start_over(parameters_.size());
-  for (Parcel& parcel : parcels_) parcel.waiting = parcel.parameters.size();
-  const std::vector<std::string> troubles = gather_texts(*group_, mine, kMaxSentence,
-                                                         absl::StrCat("end of step ", step));
-  for (size_t r = 0; r < troubles.size(); ++r)
-    if (!troubles[r].empty())
-      throw MismatchError(absl::StrCat("DistributedDataParallel, step ", step, ", rank ", r, ": ", troubles[r]));
-  hand_to_shards();  // every gradient arrived on every rank
+  for (Parcel& parcel : parcels_) {
+    parcel.waiting = parcel.parameters().size();
+    for (size_t k = 0; k < parcel.parameters().size(); ++k) homes_[parcel.parameters()[k]]->set(parcel.home(k));
+  }
+}
+
+// With allow_unused, finish() itself sends zeros.
+void DistributedDataParallel::finish_with_zeros() {
+  if (!arrivals_->order.empty())
+    throw Error(absl::StrCat(kWho, "::finish_with_zeros: there was a backward in this step; call finish()"));
+  const NoGrad off;
+  for (size_t i = parameters_.size(); i-- > 0 && !options_.allow_unused;) {  // from the last: as a backward would
+    Tensor parameter = parameters_[i].tensor;
+    parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
+    arrive(i);
+  }
+  finish();
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {

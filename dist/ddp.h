@@ -22,12 +22,18 @@
 // The first step learns the order in which gradients become final (Note [Bucket order] in bucket.h). Its buckets leave
 // in finish(); those of later steps leave during backward.
 //
+// On a device (a CUDA GPU, whose group is connected with GroupOptions::device) all of this is enqueued: one all-reduce
+// for each bucket on the communication stream while backward goes on, and the optimizer's work comes after it, by
+// events. The host waits only in finish(), and only for the other hosts: one small exchange, in which the ranks compare
+// what they have issued, made while the devices compute. A step whose sequences differ gives no gradients. finish()
+// also calls the listeners: an update in the middle of backward would make backward wait for an average.
+//
 // Invariants. The plan is equal on every rank. A gradient is sent once per step. These are errors on every rank, which
 // name the rank and the parameter: a gradient that changes after it was sent, a gradient that does not come (unless
 // BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen. Once its gradient was
 // taken for sending, a parameter has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
-// the next step's gradients are sent.
+// the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
 // Optimizer states may be spread over the processes (sharded_optimizer.h):
 //   dist::ShardedOptimizer shards(ddp, optimizer);
@@ -48,25 +54,34 @@
 #include "rondo/optim/update_at_seams.h"
 
 #pragma GCC visibility push(default)
+namespace rondo::autograd {
+class GradientHome;
+}
 namespace rondo::dist {
+
+class Parcel;
 
 class DistributedDataParallel final : public optim::GradientSource {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
-  // rank if the plans differ. Throws Error if no parameter requires a gradient, if a parameter or buffer is not in host
-  // memory, if the model has a DistributedDataParallel already, or if an UpdateAtSeams would use the gradients before
-  // they are averaged.
+  // rank if the plans differ. Throws Error if no parameter requires a gradient, if a parameter or buffer is not on the
+  // group's device, or in host memory where it has none, if the model has a DistributedDataParallel already, or if an
+  // UpdateAtSeams would use the gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
-  // Throws Error unless models on this device can be wrapped: for programs that know the device before they make the
-  // model. `what`: for the message.
+  // Throws Error unless models on this device can be wrapped with a group: for programs that know the device before
+  // they make the group or the model. `what`: for the message.
   static void check_device(Device device, std::string_view what = "the model");
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // Ends a step: waits until every bucket is averaged. A collective. Throws MismatchError on every rank; the gradients
-  // of this step must then not be used, but the next step may be tried.
+  // Ends a step: waits until every bucket is averaged; on a device, later work does. A collective. Throws MismatchError
+  // on every rank; the gradients of this step must then not be used, but the next step may be tried, unless the ranks
+  // had issued different collectives on a device.
   void finish();
+  // finish() on a rank that ran no backward in this step, because the batch has no part for it: its gradients count as
+  // zeros.
+  void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
   // finish() ended, by name.
@@ -105,41 +120,44 @@ class DistributedDataParallel final : public optim::GradientSource {
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
 
  private:
-  struct Parcel;    // a bucket under way
   struct Arrivals;  // what backward's callbacks have seen in this step
   void compare_plans(const std::string& text);
   void broadcast_state();
   void arrive(size_t parameter);
   void agree_on_order();
   void make_parcels();
-  int64_t tag_elements(const Bucket& bucket) const;
-  void make_sharded(size_t bucket);
   GradientTaker taker_of(const Tensor& parameter) const;
-  void fill(size_t bucket, size_t slot, Tensor& grad);
-  void hand_to_shards();
+  void hand_to_shards(bool first);
   std::string describe_shards() const;
+  void check_place(Device device, std::string_view what) const;
   void send(size_t bucket);
+  void put(Parcel& parcel, size_t slot);
+  bool is_usable(size_t bucket);
   void deliver(size_t bucket);
-  bool check_tag(size_t bucket);
+  void start_over();
+  std::vector<std::string> exchange_end_of_step(int64_t step);
   void check_no_stranger();
   void note(std::string trouble);
 
   nn::ModuleBase& model_;
   const std::shared_ptr<ProcessGroup> group_;
   const BucketOptions options_;
+  Device device_;                            // of the parameters
+  bool late_ = false;                        // the device runs late: nothing of it is read, and finish() delivers
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
   BucketPlan plan_;
-  std::vector<GradientShards*> shards_;          // by GradientTaker::index - 1; null: removed
-  std::vector<std::vector<int64_t>> loads_;      // of shards and ranks, while parcels are made
-  bool learned_ = false;                         // plan_ is in the order in which gradients become final
-  std::vector<Parcel> parcels_;                  // by bucket
-  std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
-  std::shared_ptr<Arrivals> arrivals_;           // shared with hooks that a tape may keep alive
-  size_t next_bucket_ = 0;                       // buckets before it are sent
-  size_t next_delivered_ = 0;                    // buckets before it are averages, and their parameters have them
-  bool spoilt_ = false;                          // no further average of this step may be used
+  std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
+  bool learned_ = false;                      // plan_ is in the order in which gradients become final
+  std::vector<Parcel> parcels_;               // by bucket
+  std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
+  std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter
+  std::vector<std::vector<size_t>> buckets_of_;                 // by parameter: one for each piece
+  std::shared_ptr<Arrivals> arrivals_;                          // shared with hooks that a tape may keep alive
+  size_t next_bucket_ = 0;                                      // buckets before it are sent
+  size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
+  bool spoilt_ = false;        // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
   std::string trouble_;                           // of this rank, in this step

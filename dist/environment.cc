@@ -59,6 +59,13 @@ const std::vector<Launcher>& launchers() {
   return *all;
 }
 
+// The same number in all processes of a job. Below the ports that systems hand out by themselves (32768 on Linux).
+int port_of(std::string_view job) {
+  io::Checksum sum;
+  sum.update(job);
+  return static_cast<int>(20'000 + sum.digest() % 12'000);
+}
+
 void read_launcher(const Launcher& launcher, Environment& e, int most) {
   e.world_size = number_of(launcher.world_size, 1, 1, most);
   e.rank = number_of(launcher.rank, 0, 0, e.world_size - 1);
@@ -76,10 +83,7 @@ void read_launcher(const Launcher& launcher, Environment& e, int most) {
     if (const std::string text = text_of(name); !text.empty()) absl::StrAppend(&job, job.empty() ? "" : ".", text);
   if (job.empty()) return;
   e.run_id = job;
-  // Below the ports that systems hand out by themselves (32768 on Linux).
-  io::Checksum sum;
-  sum.update(job);
-  e.master_port = static_cast<int>(20'000 + sum.digest() % 12'000);
+  e.master_port = port_of(job);
 }
 
 }  // namespace
@@ -117,6 +121,9 @@ Environment Environment::from_process() {
   e.store_token = text_of("RONDO_STORE_TOKEN");
   if (const std::string id = text_of("TORCHELASTIC_RUN_ID"); !id.empty()) e.run_id = id;
   e.restart_count = number_of("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
+  // Newer versions of torchrun keep a store of PyTorch's own at this port: rank 0 cannot open one there.
+  if (text_of("TORCHELASTIC_USE_AGENT_STORE") == "True" && e.master_port > 0)
+    e.master_port = port_of(absl::StrCat(e.master_port, ".", e.run_id, ".", e.restart_count));
   if (e.world_size > 1 && e.master_port == 0 && e.store.empty())
     throw Error("the variable MASTER_PORT is not set: start the program with rondorun");
   return e;

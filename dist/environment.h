@@ -29,7 +29,8 @@ struct Environment {
   // TORCHELASTIC_RESTART_COUNT, RONDO_STORE and RONDO_STORE_TOKEN, which rondorun and torchrun set. If neither RANK nor
   // WORLD_SIZE is set: the ranks that Open MPI's mpirun (OMPI_COMM_WORLD_*), MPICH's (PMI_*, MPI_LOCAL*) or a step of
   // srun (SLURM_*) give, of jobs on one machine. These name no port: it follows from the job's id, and MASTER_PORT
-  // names another. If none of these is set: a job of one process. No other place of the library reads variables not
+  // names another. Where torchrun's agent uses MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True), the port follows
+  // from it. If none of these is set: a job of one process. No other place of the library reads variables not
   // named RONDO_*, and this one only when a program calls it. Throws Error, which names the variable, if a value makes
   // no sense.
   static Environment from_process();

@@ -5,7 +5,7 @@
 namespace rondo::dist {
 
 bool gloo_available() { return false; }
-std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
+std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
   throw DistError(
       "this Rondo was built without Gloo, so a job has one process; install libgloo-dev and configure again");
 }
@@ -14,6 +14,7 @@ std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
 
 #else
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -24,6 +25,7 @@ std::shared_ptr<ProcessGroup> connect_gloo(const Environment&, GroupOptions) {
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/dist/agreement.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/gloo_transport.h"
@@ -54,6 +56,23 @@ struct Job {
   std::string text() const { return describe(call, name); }
 };
 
+// The ranks of a group. A subgroup has some of those of the job.
+struct Members {
+  std::vector<int> ranks;  // in the job
+  std::string prefix;      // of the subgroup's keys in the store; empty: all ranks of the job, which meet
+  std::string label;       // " of subgroup NAME (ranks 1, 3)", for messages
+
+  int position_of(int rank) const {
+    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  }
+};
+
+Members all_ranks(int world_size) {
+  Members all;
+  for (int r = 0; r < world_size; ++r) all.ranks.push_back(r);
+  return all;
+}
+
 std::unique_ptr<Store> open_store(const Environment& environment, Milliseconds timeout) {
   const HostPort at = environment.store_address();
   try {
@@ -81,22 +100,35 @@ std::unique_ptr<StoreServer> keep_store(const Environment& e) {
 // The communication thread's side of a group: takes jobs in order, and runs each one to its end.
 class Communicator {
  public:
-  Communicator(const Environment& environment, Milliseconds timeout)
-      : rank_(environment.rank), world_size_(environment.world_size), timeout_(timeout) {
-    store_ = open_store(environment, timeout);
+  Communicator(const Environment& job, Milliseconds timeout, Members members)
+      : members_(std::move(members)),
+        rank_(members_.position_of(job.rank)),
+        world_size_(static_cast<int>(members_.ranks.size())),
+        timeout_(timeout) {
+    store_ = open_store(job, timeout);
     try {
-      const std::string prefix = meet(*store_, environment, timeout);
-      peers_ = std::make_unique<PeerStatus>(*store_, environment, prefix);
-      transport_ = std::make_unique<GlooTransport>(*store_, prefix, environment, timeout);
+      prefix_ = members_.prefix.empty() ? meet(*store_, job, timeout) : members_.prefix;
+      peers_ = std::make_unique<PeerStatus>(*store_, job, prefix_, members_.ranks);
+      Environment group = job;
+      group.rank = rank_;
+      group.world_size = world_size_;
+      transport_ = std::make_unique<GlooTransport>(*store_, prefix_, group, timeout);
     } catch (const MissingRanksError& e) {
-      if (peers_) peers_->fail(e.what(), e.ranks);
-      else write_failure(*store_, environment, FailureRecord::now(e.ranks, e.what()));
-      throw;
+      std::vector<int> missing;
+      for (const int r : e.ranks) missing.push_back(members_.ranks[static_cast<size_t>(r)]);
+      const MissingRanksError error(counted_in_group(e.what()), std::move(missing));
+      if (peers_) peers_->fail(error.what(), error.ranks);
+      else write_failure(*store_, job, FailureRecord::now(error.ranks, error.what()));
+      throw error;
     } catch (const DistError& e) {
       if (peers_) peers_->fail(e.what(), {});
       throw;
     }
   }
+
+  const Members& members() const { return members_; }
+  const std::string& prefix() const { return prefix_; }
+  PeerStatus& peers() { return *peers_; }
 
   Work issue(Job job, std::string_view name) {
     job.name = name.substr(0, kLongestName);
@@ -118,7 +150,13 @@ class Communicator {
       Job job;
       {
         std::unique_lock lock(mutex_);
-        changed_.wait(lock, [this] { return closing_ || !jobs_.empty(); });
+        changed_.wait(lock, [this] { return closing_ || !jobs_.empty() || was_given_up(); });
+        if (was_given_up()) {
+          failure_ = failed_with_;
+          lock.unlock();
+          transport_->close();  // the others see at once that this rank is of no more use
+          continue;
+        }
         if (jobs_.empty()) break;
         job = std::move(jobs_.front());
         jobs_.pop_front();
@@ -140,7 +178,7 @@ class Communicator {
     {
       const std::lock_guard lock(mutex_);
       closing_ = true;
-      first = !has_failed_;
+      first = failed_with_.empty();
     }
     if (failed && first) peers_->fail(how, {});
     peers_->leave(how);
@@ -150,12 +188,33 @@ class Communicator {
     return changed_.wait_for(lock, patience, [this] { return ended_; });
   }
 
+  std::string failure() {
+    const std::lock_guard lock(mutex_);
+    return failed_with_;
+  }
+  void give_up(const std::string& sentence) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!failed_with_.empty()) return;
+      failed_with_ = sentence;
+    }
+    transport_->interrupt();
+    changed_.notify_all();
+  }
+  // What the transport says counts the ranks of the group.
+  std::string counted_in_group(std::string text) const {
+    return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
+  }
+
  private:
+  // By give_up(), since the communication thread last looked. REQUIRES: mutex_ is held.
+  bool was_given_up() const { return failure_.empty() && !failed_with_.empty(); }
+
   void finish(Job job) {
     auto outcome = Work::Outcome::kDone;
     std::string error;
     try {
-      if (!failure_.empty()) throw ConnectionError(absl::StrCat(job.text(), " cannot run: ", failure_));
+      if (!failure_.empty()) throw ConnectionError(absl::StrCat(text_of(job), " cannot run: ", failure_));
       execute(job);
     } catch (const std::exception& e) {
       error = e.what();
@@ -170,7 +229,7 @@ class Communicator {
 
   void execute(Job& job) {
     const auto began = std::chrono::steady_clock::now();
-    peers_->begin(job.call.number, job.text());
+    peers_->begin(PeerStatus::Lane::kHost, job.call.number, text_of(job));
     try {
       const std::vector<CallMessage> calls = agree(job);
       const size_t bytes = job.call.bytes();
@@ -181,30 +240,38 @@ class Communicator {
       fail(e.what(), {});
       throw;
     } catch (const std::exception& e) {
-      const std::string what = absl::StrCat("rank ", rank_, ": ", job.text());
-      if (is_closing()) throw ConnectionError(what + " was given up: the process group was closed");
+      const std::string what = absl::StrCat("rank ", members_.ranks[static_cast<size_t>(rank_)], ": ", text_of(job));
+      if (const std::string why = why_given_up(); !why.empty()) {
+        failure_ = why;
+        transport_->close();
+        throw ConnectionError(absl::StrCat(what, " was given up: ", why));
+      }
       const bool late = std::chrono::steady_clock::now() - began >= timeout_;
-      const PeerStatus::Diagnosis diagnosis = peers_->diagnose(job.call.number, what, late, timeout_, e.what());
+      const PeerStatus::Diagnosis diagnosis = peers_->diagnose(PeerStatus::Lane::kHost, job.call.number, what, late,
+                                                               timeout_, counted_in_group(e.what()));
       fail(diagnosis.sentence, diagnosis.causes);
       if (late) throw TimeoutError(diagnosis.sentence);
       throw ConnectionError(diagnosis.sentence);
     }
   }
 
-  bool is_closing() {
+  // Not because of this collective; empty: it was not.
+  std::string why_given_up() {
     const std::lock_guard lock(mutex_);
-    return closing_;
+    return !failed_with_.empty() ? failed_with_ : closing_ ? "the process group was closed" : "";
   }
 
   void fail(const std::string& sentence, const std::vector<int>& causes) {
     failure_ = sentence;
     {
       const std::lock_guard lock(mutex_);
-      has_failed_ = true;
+      if (failed_with_.empty()) failed_with_ = sentence;
     }
     peers_->fail(sentence, causes);
     transport_->close();  // the others need not wait until they run out of patience
   }
+
+  std::string text_of(const Job& job) const { return job.text() + members_.label; }
 
   // ---- Agreement
   // Throws MismatchError, the same sentence on every rank, unless all ranks are about to do the same.
@@ -216,10 +283,10 @@ class Communicator {
     transport_->exchange(&mine, sizeof mine, all.data());
     const size_t other = first_that_differs(all, world_size_);
     if (other == 0) return all;
-    peers_->publish_call(job.text());
-    throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank 0 is at ",
-                                     call_of(0, all[0].call), ", rank ", other, " at ",
-                                     call_of(static_cast<int>(other), all[other].call)));
+    peers_->publish_call(text_of(job));
+    throw MismatchError(absl::StrCat("the ranks do not call the same collectives: rank ", members_.ranks[0], " is at ",
+                                     call_of(members_.ranks[0], all[0].call), ", rank ", members_.ranks[other], " at ",
+                                     call_of(members_.ranks[other], all[other].call)));
   }
   std::string call_of(int rank, const Call& call) {
     try {
@@ -275,8 +342,10 @@ class Communicator {
     }
   }
 
-  const int rank_, world_size_;
+  const Members members_;
+  const int rank_, world_size_;  // in the group
   const Milliseconds timeout_;
+  std::string prefix_;  // of the group's keys
   std::unique_ptr<Store> store_;
   std::unique_ptr<PeerStatus> peers_;
   std::unique_ptr<GlooTransport> transport_;
@@ -285,18 +354,26 @@ class Communicator {
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   uint64_t issued_ = 0;
-  bool closing_ = false, ended_ = false, has_failed_ = false;
+  bool closing_ = false, ended_ = false;
+  std::string failed_with_;  // why it has failed, if it has
 
   std::string failure_;  // the communication thread's own: why no job can run any more
 };
 
-class GlooGroup final : public ProcessGroup {
+class GlooGroup final : public HostGroup, public std::enable_shared_from_this<GlooGroup> {
  public:
-  GlooGroup(const Environment& environment, GroupOptions options)
-      : rank_(environment.rank), world_size_(environment.world_size), exceptions_(std::uncaught_exceptions()) {
+  // `parent`: the group that this is a subgroup of. It keeps the store.
+  GlooGroup(const Environment& environment, GroupOptions options, Members members,
+            std::shared_ptr<HostGroup> parent = nullptr)
+      : environment_(environment),
+        options_(options),
+        rank_(members.position_of(environment.rank)),
+        world_size_(static_cast<int>(members.ranks.size())),
+        exceptions_(std::uncaught_exceptions()),
+        parent_(std::move(parent)) {
     if (options.timeout.count() <= 0) throw Error("ProcessGroup: the timeout must be positive");
-    if (environment.store.empty() && rank_ == 0) server_ = keep_store(environment);
-    communicator_ = std::make_shared<Communicator>(environment, options.timeout);
+    if (environment.store.empty() && environment.rank == 0 && parent_ == nullptr) server_ = keep_store(environment);
+    communicator_ = std::make_shared<Communicator>(environment, options.timeout, std::move(members));
     thread_ = std::thread([communicator = communicator_] { communicator->run(); });
     if (server_) lookout_ = std::make_unique<Lookout>(environment);
   }
@@ -313,6 +390,23 @@ class GlooGroup final : public ProcessGroup {
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
+  int rank_in_job(int rank) const override { return communicator_->members().ranks.at(static_cast<size_t>(rank)); }
+  std::string failure() override { return communicator_->failure(); }
+  void give_up(const std::string& sentence) override { communicator_->give_up(sentence); }
+  PeerStatus* peers() override { return &communicator_->peers(); }
+
+  std::shared_ptr<HostGroup> host_subgroup(const std::vector<int>& ranks, std::string_view name) override {
+    agree_on_members(*this, ranks, name);
+    const int64_t number = ++subgroups_;
+    Members members;
+    for (const int r : ranks) members.ranks.push_back(rank_in_job(r));
+    members.prefix = absl::StrCat(communicator_->prefix(), "subgroup/", number, "/");
+    members.label = absl::StrCat(" of subgroup ", std::string(name), " (ranks ", absl::StrJoin(members.ranks, ", "),
+                                 ")");
+    if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) return nullptr;
+    if (ranks.size() == 1) return make_solo_group(options_, members.ranks[0]);
+    return std::make_shared<GlooGroup>(environment_, options_, std::move(members), shared_from_this());
+  }
 
   Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) override {
     check_reducible(tensor, op, name);
@@ -324,8 +418,7 @@ class GlooGroup final : public ProcessGroup {
   }
   Work broadcast(const Tensor& tensor, int root, std::string_view name) override {
     check_dense(tensor, "broadcast", name);
-    if (root < 0 || root >= world_size_)
-      throw Error(absl::StrCat("broadcast (", std::string(name), "): there is no rank ", root));
+    check_root(root, world_size_, name);
     Job job;
     job.call = {.numel = tensor.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
@@ -379,8 +472,12 @@ class GlooGroup final : public ProcessGroup {
     const Environment environment_;
   };
 
-  const int rank_, world_size_;
+  const Environment environment_;  // of this process in its job
+  const GroupOptions options_;
+  const int rank_, world_size_;  // in the group
   const int exceptions_;
+  const std::shared_ptr<HostGroup> parent_;
+  int64_t subgroups_ = 0;
   std::unique_ptr<StoreServer> server_;
   std::unique_ptr<Lookout> lookout_;
   std::shared_ptr<Communicator> communicator_;
@@ -391,8 +488,8 @@ class GlooGroup final : public ProcessGroup {
 
 bool gloo_available() { return true; }
 
-std::shared_ptr<ProcessGroup> connect_gloo(const Environment& environment, GroupOptions options) {
-  return std::make_shared<GlooGroup>(environment, options);
+std::shared_ptr<HostGroup> connect_gloo(const Environment& environment, GroupOptions options) {
+  return std::make_shared<GlooGroup>(environment, options, all_ranks(environment.world_size));
 }
 
 }  // namespace rondo::dist

@@ -3,11 +3,11 @@
 
 #include <memory>
 
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/host_group.h"
 
 namespace rondo::dist {
 
 // REQUIRES: environment.world_size > 1.
-std::shared_ptr<ProcessGroup> connect_gloo(const Environment& environment, GroupOptions options);
+std::shared_ptr<HostGroup> connect_gloo(const Environment& environment, GroupOptions options);
 
 }  // namespace rondo::dist

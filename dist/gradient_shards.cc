@@ -5,7 +5,7 @@
 namespace rondo::dist {
 namespace {
 
-int64_t aligned(int64_t numel) { return (numel + kBucketAlign - 1) / kBucketAlign * kBucketAlign; }
+int64_t aligned(int64_t numel) { return (numel + kShardAlign - 1) / kShardAlign * kShardAlign; }
 
 }  // namespace
 

@@ -18,6 +18,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
+inline constexpr int64_t kShardAlign = 32;  // elements: pieces start where a cache line does
+
 // Elements of a slot that lie side by side in one row. Every slot has at least one span, which may be empty.
 struct ShardSpan {
   int rank;

@@ -483,8 +483,10 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& args) {
     else if (name == "--grace-period") options.grace_period = Milliseconds(1000) * number(0, 3600);
     else if (name == "--no-prefix") options.prefix = false;
     else if (name == "--standalone") continue;  // torchrun's: one machine
-    else if (name == "--nnodes") number(1, 1);
-    else throw Error(absl::StrCat("unknown option ", args[i], " (--help lists all)"));
+    else if (name == "--nnodes") {
+      if (const std::string n = value_text(); n != "1")
+        throw Error(absl::StrCat("--nnodes=", n, ": rondorun starts the processes of one machine only (--nnodes=1)"));
+    } else throw Error(absl::StrCat("unknown option ", args[i], " (--help lists all)"));
   }
   options.command.assign(args.begin() + static_cast<std::ptrdiff_t>(i), args.end());
   if (options.command.empty()) throw Error("no program to run (--help tells more)");

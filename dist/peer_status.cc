@@ -25,18 +25,23 @@ std::string printable(std::string text) {
   return text;
 }
 
+const char* progress_key(PeerStatus::Lane lane) {
+  return lane == PeerStatus::Lane::kHost ? "progress" : "device_progress";
+}
+const char* late_key(PeerStatus::Lane lane) { return lane == PeerStatus::Lane::kHost ? "late" : "device_late"; }
+
 }  // namespace
 
-PeerStatus::PeerStatus(Store& store, const Environment& environment, std::string prefix)
-    : store_(store), environment_(environment), prefix_(std::move(prefix)) {
+PeerStatus::PeerStatus(Store& store, const Environment& environment, std::string prefix, std::vector<int> members)
+    : store_(store), environment_(environment), prefix_(std::move(prefix)), members_(std::move(members)) {
   store_.set_last_message(key("gone", environment_.rank), "its process ended");
 }
 
 std::string PeerStatus::key(const char* what, int rank) const { return absl::StrCat(prefix_, what, "/", rank); }
 
-void PeerStatus::begin(uint64_t number, std::string_view description) noexcept {
+void PeerStatus::begin(Lane lane, uint64_t number, std::string_view description) noexcept {
   try {
-    store_.post(key("progress", environment_.rank), absl::StrCat(number, " ", std::string(description)));
+    store_.post(key(progress_key(lane), environment_.rank), absl::StrCat(number, " ", std::string(description)));
   } catch (const std::exception&) {  // only messages are the poorer for it
   }
 }
@@ -57,12 +62,12 @@ void PeerStatus::leave(const char* how) noexcept {
   }
 }
 
-PeerStatus::Peer PeerStatus::look_at(int rank, uint64_t number) {
+PeerStatus::Peer PeerStatus::look_at(Lane lane, int rank, uint64_t number) {
   Peer peer;
   const std::optional<std::string> gone = store_.get_if_there(key("gone", rank));
   const std::optional<std::string> failed = store_.get_if_there(key("failed", rank));
-  peer.is_silent = store_.get_if_there(key("late", rank)) != absl::StrCat(number);
-  const std::string progress = store_.get_if_there(key("progress", rank)).value_or("0 ");
+  peer.is_silent = store_.get_if_there(key(late_key(lane), rank)) != absl::StrCat(number);
+  const std::string progress = store_.get_if_there(key(progress_key(lane), rank)).value_or("0 ");
   const std::pair<std::string, std::string> seen = absl::StrSplit(progress, absl::MaxSplits(' ', 1));
   uint64_t at = 0;
   if (failed) {
@@ -73,25 +78,39 @@ PeerStatus::Peer PeerStatus::look_at(int rank, uint64_t number) {
     peer = {State::kBehind, peer.is_silent,
             absl::StrCat("rank ", rank, " has not come to it, ",
                          at == 0 ? "nor to any before" : absl::StrCat("and was last at ", seen.second))};
+  } else if (at == number) {
+    peer = {State::kThere, peer.is_silent, seen.second};
   }
   return peer;
 }
 
-PeerStatus::Diagnosis PeerStatus::diagnose(uint64_t number, std::string_view what, bool late, Milliseconds timeout,
-                                           std::string_view error) {
+bool PeerStatus::has_lost_one(Lane lane, uint64_t number) noexcept {
+  try {
+    for (const int r : members_) {
+      if (r == environment_.rank) continue;
+      const State state = look_at(lane, r, number).state;
+      if (state == State::kGone || state == State::kFailed) return true;
+    }
+  } catch (const std::exception&) {  // the store is gone: the timeout decides
+  }
+  return false;
+}
+
+PeerStatus::Diagnosis PeerStatus::diagnose(Lane lane, uint64_t number, std::string_view what, bool late,
+                                           Milliseconds timeout, std::string_view error) {
   const std::string lost = absl::StrCat(
       std::string(what),
       late ? absl::StrCat(" did not complete within ", timeout.count(), " ms") : std::string(" failed"));
   std::vector<int> silent;
   try {
-    if (late) store_.set(key("late", environment_.rank), absl::StrCat(number));
+    if (late) store_.set(key(late_key(lane), environment_.rank), absl::StrCat(number));
     for (const Deadline until = after(kLook); std::chrono::steady_clock::now() < until;
          std::this_thread::sleep_for(kLookPause)) {
       std::vector<std::pair<int, Peer>> peers;
       silent.clear();
-      for (int r = 0; r < environment_.world_size; ++r) {
+      for (const int r : members_) {
         if (r == environment_.rank) continue;
-        peers.emplace_back(r, look_at(r, number));
+        peers.emplace_back(r, look_at(lane, r, number));
         if (peers.back().second.is_silent) silent.push_back(r);
       }
       const auto named = [&](State state, size_t most) {
@@ -109,6 +128,10 @@ PeerStatus::Diagnosis PeerStatus::diagnose(uint64_t number, std::string_view wha
            {std::tuple(State::kGone, peers.size(), true), std::tuple(State::kFailed, size_t{1}, true),
             std::tuple(State::kBehind, peers.size(), late)})
         if (Diagnosis diagnosis = named(state, most); applies && !diagnosis.causes.empty()) return diagnosis;
+      // Ranks compare collectives of host tensors before they run, so only those of devices can differ.
+      for (const auto& [r, peer] : peers)
+        if (late && peer.state == State::kThere && !what.ends_with(peer.text))
+          return {absl::StrCat(lost, ": rank ", r, " is at ", peer.text, " instead"), {r}};
       if (late && silent.empty()) return {lost + ": every rank has come to it, but not all its bytes", {}};
     }
   } catch (const DistError& e) {

@@ -1,19 +1,40 @@
 // ProcessGroup: the processes of a job, and what they compute together.
 //
-//   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process());
+//   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process(), {.device = device});
 //   dist::Work sum = group->all_reduce(gradients, dist::ReduceOp::kAverage, "gradients of step 3");
-//   ...                                     // runs meanwhile, on the communication thread
+//   ...                                     // runs meanwhile, beside the computation
 //   sum.wait();                             // gradients is now the average, with the same bits on every rank
+//   group->check_sequence("", "end of step 3");
 //
-// Every rank calls the same collectives in the same order; they run in that order. Before a byte of a tensor moves, the
-// ranks compare what they are about to do. If they do not agree, that collective throws MismatchError on every rank: it
-// names the first rank that differs and what that rank calls. TimeoutError names a rank that does not come in time,
-// ConnectionError a rank that has ended. After an error the group cannot be used any more: every later collective fails
-// at once and repeats the first error's message.
+// Every rank calls the same collectives in the same order; those of host tensors run in that order, and those of a
+// device's tensors in theirs, on its communication stream.
 //
-// Destruction is bounded. Collectives that have not begun fail. The destructor waits up to 2 s for a collective that
-// moves data already, not at all while an exception unwinds, and up to 5 s in the rank that keeps the store (no
-// launcher), so that the others can ask the store what went wrong.
+// Note [Two kinds of collectives]
+// - Host tensors: a communication thread runs them (Gloo). Before a byte of a tensor moves, the ranks compare what they
+//   are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first rank
+//   that differs and what that rank calls.
+// - Tensors of GroupOptions::device: they are only enqueued (NCCL), and no message goes between the hosts. Each rank
+//   keeps a record of what it has called. check_sequence() compares the records in one small exchange on the host, at
+//   best while the device computes: call it once per step, before anything uses the step's results. It throws
+//   MismatchError on every rank, and names the rank and the first collective that differs. Until then a collective that
+//   differs may hang, or leave wrong numbers: that is how NCCL is. GroupOptions::compare_each compares each one before
+//   it is enqueued.
+//
+// Note [Where an error surfaces]
+// TimeoutError names a rank that does not come in time, ConnectionError a rank that has ended. After an error the group
+// cannot be used any more: every later collective, of host and device, fails at once and repeats the first error's
+// message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
+// returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
+// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
+// [Late errors] in backend.h). Before such a call returns, the communicator is aborted, so that no kernel of NCCL waits
+// for ever; what its collectives wrote is of no use, and optimizers change nothing from then on. A collective of a
+// device is late when `timeout` has passed since the device came to it. A rank that has died is noticed within a
+// second.
+//
+// Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
+// collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
+// unwinds it waits for none of them, but up to 1 s for the abort. In the rank that keeps the store (no launcher) it
+// waits up to 5 s more, so that the others can ask the store what went wrong.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
 // collective, which keeps it alive: neither read nor write it before wait().
@@ -22,6 +43,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -40,18 +62,30 @@ enum class ReduceOp : uint8_t { kSum, kAverage };
 class Work {
  public:
   enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
+  // Of host tensors; a group of device tensors has its own.
   struct State {
+    virtual ~State() = default;
+    virtual void wait() { synchronize(); }
+    virtual void synchronize();
+    virtual bool is_done();
+    void finish(Outcome with, std::string error);
+    // Throws the error that is known. REQUIRES: `lock` holds `mutex`.
+    void throw_error(std::unique_lock<std::mutex>& lock) const;
+
     std::mutex mutex;
     std::condition_variable done_changed;
     Outcome outcome = Outcome::kPending;
     std::string error;
-    void finish(Outcome with, std::string error);
   };
   Work() = default;  // refers to no collective: is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // Returns when the collective is done. Throws its error: TimeoutError, ConnectionError or MismatchError.
+  // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.
+  // Tensors of a device: its compute stream waits, by an event, and this thread does not. Throws an error that is known
+  // by now, TimeoutError, ConnectionError or MismatchError: Note [Where an error surfaces].
   void wait() const;
-  bool is_done() const;
+  // This thread waits until the collective is done. Throws its error.
+  void synchronize() const;
+  bool is_done() const;  // or has failed
 
  private:
   std::shared_ptr<State> state_;
@@ -60,14 +94,42 @@ class Work {
 struct GroupOptions {
   // How long a rank may be behind the others, in connecting and in every collective.
   Milliseconds timeout{300'000};
+  // Whose tensors the group takes beside host tensors. Other ranks may have another one. A device of host memory is as
+  // none.
+  std::optional<Device> device = {};
+  // Collectives of device tensors: compares each one on the host, and waits for that, before it is enqueued. For
+  // finding a mistake: much slower. The same on all ranks.
+  bool compare_each = false;
 };
 
 // True if this Rondo was built with Gloo: without it a group has one process.
 bool gloo_available();
 
+class ProcessGroup;
+class SequenceRecord;
+
+// An exchange that check_sequence() began.
+class SequenceCheck {
+ public:
+  // The texts of all ranks, in the order of the ranks. Throws MismatchError on every rank if their collectives differ.
+  // Where texts did not fit into the first exchange, or the sequences differ, this is a collective: all ranks call it
+  // at the same place among their collectives of host tensors.
+  std::vector<std::string> wait();
+
+ private:
+  friend class ProcessGroup;
+  ProcessGroup* group_ = nullptr;
+  std::string text_, name_;
+  int64_t reserved_ = 0;
+  uint64_t count_ = 0;
+  Tensor mine_, all_;
+  Work work_;
+};
+
 class ProcessGroup {
  public:
-  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come.
+  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. With a
+  // device, and more than one process: Error on every rank if one has no NCCL (at least 2.18).
   static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
@@ -75,37 +137,67 @@ class ProcessGroup {
 
   virtual int rank() const = 0;
   virtual int world_size() const = 0;
+  // The device whose tensors the group takes beside host tensors.
+  virtual std::optional<Device> device() const { return std::nullopt; }
 
-  // Collectives. Tensors are dense, on the CPU, and have the same shape and dtype on every rank. `name` is for
-  // messages, and the ranks compare it (its first 80 bytes). A tensor that does not fit throws Error here.
+  // Collectives. Tensors are dense, in host memory or on the group's device, and have the same shape and dtype on every
+  // rank. `name` is for messages, and the ranks compare it (its first 80 bytes). A tensor that does not fit throws
+  // Error here.
 
-  // In place. dtypes: f64, f32, bf16, f16; i64 and i32 for kSum only. bf16 and f16 are added and divided in f32, and
-  // rounded once.
+  // In place. dtypes: f64, f32, bf16, f16; i64 and i32 for kSum only. In host memory bf16 and f16 are added and divided
+  // in f32, and rounded once; on a device they are added as NCCL does it, which may round after every addition.
   virtual Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) = 0;
   // Overwrites `tensor` with the tensor of rank `root`. Any dtype.
   virtual Work broadcast(const Tensor& tensor, int root, std::string_view name) = 0;
-  // out (world_size, ...) receives `in` (...) of every rank. Any dtype.
+  // out (world_size, ...) receives `in` (...) of every rank. Any dtype. `in` may be row `rank` of `out`.
   virtual Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) = 0;
   // out (...) receives the sum or average over the ranks of row `rank` of `in` (world_size, ...). dtypes and rounding
   // as all_reduce. Sums are made in an order of their own: bits may differ from all_reduce's, not from run to run.
   virtual Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op, std::string_view name) = 0;
-  // Done when every rank has called it.
+  // Done when every rank has called it. A collective of the hosts: it says nothing of what devices have done by then.
   virtual Work barrier(std::string_view name) = 0;
+
+  // Compares the device collectives of all ranks so far, in one exchange of 32 bytes between the hosts, and returns the
+  // `text` of every rank (at most 4 KB). `reserved`, the same on all ranks: texts of up to so many bytes (at least 8)
+  // travel with that exchange; two more follow if one is longer. Throws as SequenceCheck::wait(), and names `name` if a
+  // rank does not come.
+  std::vector<std::string> check_sequence(std::string_view text, std::string_view name, int64_t reserved = 0);
+  // The same in two parts: the hosts exchange while this rank goes on. The group has to outlive the check.
+  SequenceCheck begin_check(std::string_view text, std::string_view name, int64_t reserved = 0);
+
+  // A group of these ranks, in this order: rank i of it is ranks[i]. A collective of all ranks of this group, of hosts;
+  // null on a rank that is not among them. It has the same device and timeout, and fails on its own. Its messages count
+  // ranks as the job does. Throws Error if a rank is named twice or is not there, MismatchError if ranks name others.
+  virtual std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks, std::string_view name);
 
  protected:
   ProcessGroup() = default;
+
+ private:
+  friend class SequenceCheck;
+  // What check_sequence() compares; null: there are no device collectives.
+  virtual SequenceRecord* sequence() { return nullptr; }
+  // The sequences differ: no collective can run any more.
+  virtual void fail_mismatched(const std::string& /*sentence*/) {}
+  // The rank in the job of rank `rank`, for messages.
+  virtual int rank_in_job(int rank) const { return rank; }
 };
 
 // Returns the `text` of every rank, in the order of the ranks. Waits. Each text is cut to `max_bytes`.
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name);
 
-// The checks that every group makes before it takes a tensor. They throw Error.
-void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name,
+// The checks that every group makes before it takes a tensor. They throw Error. `device`: the group's, if it has one.
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, std::optional<Device> device = {},
                      std::string_view collective = "all_reduce");
-void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name);
-void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name);
-void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name);
+void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name,
+                 std::optional<Device> device = {});
+void check_root(int root, int world_size, std::string_view name);
+void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name,
+                  std::optional<Device> device = {}, int rank = 0);
+void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name,
+                   std::optional<Device> device = {});
+void check_members(const std::vector<int>& ranks, int world_size, std::string_view name);
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop

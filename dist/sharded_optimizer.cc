@@ -195,7 +195,7 @@ void ShardedOptimizer::State::begin(std::vector<ShardedBucket> buckets) {
     // One dtype: that of all its parameters, or the one that holds each of them.
     DType dtype = taken.bucket.bucket.slots[0].parameter.dtype();
     for (const BucketSlot& slot : taken.bucket.bucket.slots)
-      if (slot.parameter.dtype() != dtype) dtype = taken.bucket.bucket.dtype;
+      if (slot.parameter.dtype() != dtype) dtype = kF32;  // f64 parameters have buckets of their own
     add_to_gather(taken, dtype);
   }
   load(whole);
@@ -281,7 +281,12 @@ void ShardedOptimizer::State::add_to_gather(Taken& taken, DType dtype) {
       list.push_back({i, slot.begin + span.begin, span.numel, span.rank, span.offset, source});
     }
   }
-  taken.in_gather = gather_.add_bucket(std::move(list), taken.bucket.sent, taken.bucket.layout.row, dtype);
+  // The gradients' memory, unless they travel in fewer bits.
+  const int64_t row = taken.bucket.layout.row;
+  const Tensor& sent = taken.bucket.sent;
+  const bool fits = size_of(dtype) <= size_of(sent.dtype());
+  const Tensor memory = fits ? sent : Tensor::empty({group_->world_size(), row}, {dtype, sent.device()});
+  taken.in_gather = gather_.add_bucket(std::move(list), memory, row, dtype);
 }
 
 // ---- Gradients

@@ -109,7 +109,7 @@ nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& param
     const std::vector<std::string> texts = gather_texts(group, text, kMostText, what);
     const Tensor size = Tensor::from<int64_t>({bytes}, {1}, kCPU);
     Tensor sizes = Tensor::zeros({group.world_size(), 1}, {kI64, kCPU});
-    group.all_gather(sizes, size, what).wait();
+    group.all_gather(sizes, size, what).synchronize();
     const std::vector<int64_t> list = sizes.to_vector<int64_t>();
     const int64_t row = *std::max_element(list.begin(), list.end());
     if (row == 0) continue;
@@ -119,7 +119,7 @@ nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& param
       if (value.nbytes() > 0) std::memcpy(to, value.raw_data(), static_cast<size_t>(value.nbytes()));
       to += value.nbytes();
     }
-    group.all_gather(all, mine, what).wait();
+    group.all_gather(all, mine, what).synchronize();
     if (!keeps) continue;
     const auto* from = static_cast<const std::byte*>(all.raw_data());
     for (size_t r = 0; r < texts.size(); ++r) place(texts[r], from + static_cast<int64_t>(r) * row, parameters, out);

@@ -3,6 +3,7 @@
 //   classify --model_name_or_path=models/minilm --train_file=train.tsv --validation_file=val.tsv --output_dir=sorter
 //   classify ... --resume_from_checkpoint=true       # after Ctrl-C or a kill: the same losses, bit for bit
 //   classify --model_name_or_path=sorter --do_predict --test_file=texts.txt        # label, probability, text
+//   rondorun --nproc-per-node 2 classify ...         # two processes share the batches; the same files
 //   classify --help                                                               # Hugging Face's names
 //
 // --problem_type=regression learns numbers instead, and multi_label_classification any number of classes for each text;
@@ -31,7 +32,11 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/dist/failure_record.h"
+#include "rondo/dist/trainer_replicas.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/pretrained/auto_model.h"
@@ -40,6 +45,7 @@
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/data/batch_share.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
 #include "rondo/runtime/io/json.h"
@@ -55,10 +61,13 @@ struct ClassifyOptions {
   std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
   std::string problem_type, resume_from_checkpoint;
   bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
+  bool check_ranks = false, pin_threads = true;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
+  int64_t gradient_accumulation_steps = 1;
   int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
   Device device;
-  double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0;
+  double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0,
+         ddp_timeout = 300;
 };
 
 Flags flags_of(ClassifyOptions& o) {
@@ -76,7 +85,8 @@ Flags flags_of(ClassifyOptions& o) {
             "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("max_seq_length", &o.max_seq_length, "tokens; longer texts are cut");
   flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training file");
-  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a step");
+  flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a batch");
+  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "texts of a batch without training");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a straight line to 0");
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
@@ -87,9 +97,13 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
   flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
   flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains and predicts");
+  flags.add("device", &o.device,
+            "cpu, cuda or cuda:1: where it trains and predicts; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("compile", &o.compile, "compile the repeated block");
+  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
+  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
+  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
   return flags;
 }
 
@@ -147,8 +161,8 @@ std::optional<nn::ProblemType> problem_named(const std::string& name) {
 
 class Classifier : optim::Callback {
  public:
-  explicit Classifier(const ClassifyOptions& o)
-      : o_(o), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
+  Classifier(const ClassifyOptions& o, const Job& job)
+      : o_(o), job_(job), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
 
   // False: cancelled.
   bool train() {
@@ -157,9 +171,9 @@ class Classifier : optim::Callback {
     say_cut(*train, o_.train_file);
     const bool numbers = problem_ == nn::ProblemType::kRegression;
     load(train->label_names(), numbers ? std::optional(train->label_width()) : std::nullopt);
-    std::printf("%lld texts of %lld %s, the longest has %lld tokens\n", as_long(train->size()),
-                as_long(numbers ? train->label_width() : static_cast<int64_t>(train->label_names().size())),
-                numbers ? "numbers" : "classes", as_long(train->report().longest));
+    job_.say(absl::StrFormat("%d texts of %d %s, the longest has %d tokens", train->size(),
+                             numbers ? train->label_width() : std::ssize(train->label_names()),
+                             numbers ? "numbers" : "classes", train->report().longest));
     data::ExampleBatches batches(train,
                                  {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
     if (!o_.validation_file.empty()) {
@@ -171,36 +185,51 @@ class Classifier : optim::Callback {
     }
     optim::AdamW optimizer(parameter_groups());
     const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], b[2], b[3]); };
-    const auto steps = static_cast<int64_t>(std::ceil(o_.num_train_epochs * static_cast<double>(batches.size())));
+    std::optional<dist::DistributedDataParallel> ddp;
+    if (job_.several()) {
+      ddp.emplace(**model_, job_.group);
+      replicas_.emplace(*ddp, dist::TrainerReplicasOptions{.check_parameters = o_.check_ranks});
+      job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
+    }
+    optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
+                                  .gradient_accumulation_steps = o_.gradient_accumulation_steps,
+                                  .max_grad_norm = o_.max_grad_norm,
+                                  .autocast = lower(),
+                                  .logging_steps = o_.logging_steps,
+                                  .load_best_model_at_end = o_.load_best_model_at_end,
+                                  .output_dir = o_.output_dir,
+                                  .save_steps = o_.save_steps,
+                                  .save_total_limit = static_cast<int>(o_.save_total_limit),
+                                  .overwrite_output_dir = o_.overwrite_output_dir,
+                                  .seed = seed(),
+                                  .replicas = replicas_ ? &*replicas_ : nullptr};
+    const int64_t steps = optim::planned_steps(options, batches.size());
     const auto warmup = static_cast<int64_t>(std::ceil(o_.warmup_ratio * static_cast<double>(steps)));
-    const optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
-                                        .max_grad_norm = o_.max_grad_norm,
-                                        .autocast = lower(),
-                                        .lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)},
-                                        .logging_steps = o_.logging_steps,
-                                        .load_best_model_at_end = o_.load_best_model_at_end,
-                                        .output_dir = o_.output_dir,
-                                        .save_steps = o_.save_steps,
-                                        .save_total_limit = static_cast<int>(o_.save_total_limit),
-                                        .overwrite_output_dir = o_.overwrite_output_dir,
-                                        .seed = seed()};
+    options.lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)};
     std::optional<optim::Trainer> trainer;
     if (validation_) trainer.emplace(**model_, optimizer, loss, batches, *validation_, options);
     else trainer.emplace(**model_, optimizer, loss, batches, options);
+    OwnsFolder owner(job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
-    trainer->add_callback(*this);
-    trainer->add_callback(metrics);
-    if (!o_.resume_from_checkpoint.empty()) resume(*trainer, o_.resume_from_checkpoint, o_.output_dir);
+    trainer->add_callback(*this);  // on all ranks: they measure together
+    if (job_.lead()) {
+      trainer->add_callback(owner);
+      trainer->add_callback(metrics);
+    }
+    resume(*trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     optim::TrainResult result;
     {
       const CancelOnSignals signals(*trainer);
       result = trainer->train();
     }
     if (result.reason == optim::StopReason::kCancelled) {
-      std::printf("stopped after step %lld; --resume_from_checkpoint=true goes on\n", as_long(result.last.step));
+      job_.say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
-    if (o_.load_best_model_at_end && validation_) std::printf("%s of the best epoch %.4f\n", measure(), measured());
+    if (o_.load_best_model_at_end && validation_)
+      job_.say(absl::StrFormat("%s of the best epoch %.4f", measure(), measured()));
+    replicas_.reset();
+    if (!job_.lead()) return true;
     model_->save_pretrained(o_.output_dir);
     text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     std::printf("The model is in %s\n", o_.output_dir.c_str());
@@ -231,7 +260,6 @@ class Classifier : optim::Callback {
   }
 
  private:
-  static long long as_long(int64_t n) { return n; }
   uint64_t seed() const { return static_cast<uint64_t>(o_.seed); }
   size_t batch_rows() const { return static_cast<size_t>(o_.per_device_eval_batch_size); }
   std::optional<DType> lower() const { return o_.bf16 ? std::optional(kBF16) : std::nullopt; }
@@ -261,9 +289,9 @@ class Classifier : optim::Callback {
     const auto said = problem_named(!o_.problem_type.empty() ? o_.problem_type
                                                              : config_word(o_.model_name_or_path, "problem_type"));
     if (said || config_labels(o_.model_name_or_path).size() != 1) return said.value_or(nn::ProblemType::kSingleLabel);
-    std::printf(
+    job_.say(
         "config.json has one label and no problem_type: this is a regression. For classes give "
-        "--problem_type=single_label_classification\n");
+        "--problem_type=single_label_classification");
     return nn::ProblemType::kRegression;
   }
 
@@ -281,8 +309,8 @@ class Classifier : optim::Callback {
   }
   void say_cut(const data::ExampleSet& set, const std::string& path) const {
     if (set.report().truncated > 0)
-      std::printf("%s: %lld of %lld texts were cut to --max_seq_length=%lld\n", path.c_str(),
-                  as_long(set.report().truncated), as_long(set.size()), as_long(o_.max_seq_length));
+      job_.say(absl::StrFormat("%s: %d of %d texts were cut to --max_seq_length=%d", path, set.report().truncated,
+                               set.size(), o_.max_seq_length));
   }
 
   data::LabelKind kind_of_labels() const {
@@ -333,14 +361,19 @@ class Classifier : optim::Callback {
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
   // Over the validation texts: the share sorted right, the share of their labels that are right, or the mean squared
-  // error.
+  // error. All ranks call this: each measures a part.
   double measured() {
     const NoGrad off;
     const amp::Autocast autocast(lower());
     (*model_)->eval();
     double sum = 0, of = 0;
-    validation_->seek({});
-    while (auto batch = validation_->next()) {
+    data::BatchShare mine(*validation_, job_.group->rank(), job_.group->world_size());
+    mine.seek({});
+    for (;;) {
+      const bool counts = mine.owns(mine.position());
+      auto batch = mine.next();
+      if (!batch) break;
+      if (!counts) continue;
       for (Tensor& tensor : *batch) tensor = tensor.to(o_.device);
       const Tensor logits = (*model_)((*batch)[0], (*batch)[1], (*batch)[2]), &labels = (*batch)[3];
       Tensor each;
@@ -352,7 +385,9 @@ class Classifier : optim::Callback {
       of += static_cast<double>(each.numel());
     }
     (*model_)->train();
-    return sum / of;
+    if (!replicas_) return sum / of;
+    const std::vector<double> all = replicas_->sum({sum, of}, measure());
+    return all[0] / all[1];
   }
 
   Tensor logits_of(std::span<const std::string_view> texts) {
@@ -371,15 +406,17 @@ class Classifier : optim::Callback {
   }
 
   void on_log(const optim::Progress& now) override {
-    std::printf("step %lld/%lld  epoch %.2f  loss %.4f  lr %.2e\n", as_long(now.step), as_long(now.max_steps),
-                now.epoch, now.loss, now.lr);
+    job_.say(absl::StrFormat("step %d/%d  epoch %.2f  loss %.4f  lr %.2e", now.step, now.max_steps, now.epoch, now.loss,
+                             now.lr));
   }
   void on_evaluate(const optim::Progress& now) override {
-    std::printf("epoch %.2f  validation loss %.4f  %s %.4f\n", now.epoch, *now.eval_loss, measure(), measured());
-    std::fflush(stdout);
+    job_.say(
+        absl::StrFormat("epoch %.2f  validation loss %.4f  %s %.4f", now.epoch, *now.eval_loss, measure(), measured()));
   }
 
   const ClassifyOptions& o_;
+  const Job& job_;
+  std::optional<dist::TrainerReplicas> replicas_;  // while several processes train
   const text::PreTrainedTokenizer tokenizer_;
   std::optional<nn::AutoModelForSequenceClassification> model_;
   std::optional<data::ExampleBatches> validation_;
@@ -405,12 +442,17 @@ int main(int argc, char** argv) {
           "--model_name_or_path, and --train_file or --do_predict are needed; --help says what they are");
     if (options.do_predict && options.test_file.empty()) throw rondo::Error("--do_predict needs --test_file");
     if (options.per_device_eval_batch_size < 1) throw rondo::Error("--per_device_eval_batch_size must be positive");
-    Classifier classifier(options);
-    if (!options.train_file.empty() && !classifier.train()) return 130;
-    if (options.do_predict) classifier.predict();
+    if (!(options.ddp_timeout > 0 && options.ddp_timeout <= 1e6))
+      throw rondo::Error("--ddp_timeout must be above 0 and at most 1e6");
+    return rondo::dist::record_errors([&] {
+      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      Classifier classifier(options, job);
+      if (!options.train_file.empty() && !classifier.train()) return 130;
+      if (options.do_predict && job.lead()) classifier.predict();
+      return 0;
+    });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "classify: %s\n", e.what());
     return 1;
   }
-  return 0;
 }

@@ -5,6 +5,7 @@
 //   finetune ... --resume_from_checkpoint=true               # after Ctrl-C or a kill: the same losses, bit for bit
 //   finetune ... --merge                                     # a whole model too, in tuned/merged
 //   finetune ... --device=cuda                               # on the first GPU; cuda:1 is the second
+//   rondorun --nproc-per-node 2 finetune ...                 # two processes share the batches; the same files
 //   finetune --help                                          # Hugging Face's names
 //
 // The folder of the model is as Hugging Face publishes it: config.json, model.safetensors, tokenizer.json. A line of a
@@ -14,6 +15,7 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,8 +23,12 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/dist/failure_record.h"
+#include "rondo/dist/trainer_replicas.h"
 #include "rondo/examples/finetune_data.h"
 #include "rondo/examples/finetune_options.h"
+#include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/lora.h"
@@ -66,12 +72,13 @@ struct Console : optim::Callback {
 
 class Finetuning {
  public:
-  explicit Finetuning(const FinetuneOptions& o)
+  Finetuning(const FinetuneOptions& o, const Job& job)
       : o_(o),
+        job_(job),
         tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)),
         model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
         data_(o, tokenizer_, vocab_size()) {
-    for (const std::string& notice : data_.notices) Console::say(notice);
+    for (const std::string& notice : data_.notices) job.say(notice);
     manual_seed(static_cast<uint64_t>(o.seed));
     model_->to(o.device);
     if (!o.full) {
@@ -80,10 +87,15 @@ class Finetuning {
                                                            .dropout = o.lora_dropout,
                                                            .targets = absl::StrSplit(o.lora_target_modules, ','),
                                                            .mergeable = o.merge});
-      std::printf("%zu modules adapted: %lld of %lld parameters are trained\n", report.targets.size(),
-                  static_cast<long long>(report.trainable), static_cast<long long>(report.total));
+      job.say(absl::StrFormat("%d modules adapted: %d of %d parameters are trained", report.targets.size(),
+                              report.trainable, report.total));
     }
-    if (o.device != kCPU) std::printf("The model is on %s\n", to_string(o.device).c_str());
+    if (o.device != kCPU) job.say(absl::StrCat("The model is on ", to_string(o.device)));
+    if (job.several()) {
+      job.say(absl::StrCat(job.group->world_size(), " processes share the batches"));
+      ddp_.emplace(*model_, job.group);
+      replicas_.emplace(*ddp_, dist::TrainerReplicasOptions{.check_parameters = o.check_ranks});
+    }
     if (o.compile) compile::compile_regions(*model_);
   }
 
@@ -101,14 +113,18 @@ class Finetuning {
         data_.validation, {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false});
     optim::Trainer trainer(
         *model_, optimizer, [this](const data::Batch& batch) { return loss_of(batch); }, train, validation,
-        trainer_options(o_, train.size()));
+        trainer_options(o_, train.size(), replicas_ ? &*replicas_ : nullptr));
+    OwnsFolder owner(job_, o_.output_dir);
     Console console;
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     optim::TensorBoardLog board(o_.output_dir + "/runs");
-    trainer.add_callback(console);
-    trainer.add_callback(metrics);
-    trainer.add_callback(board);
-    if (!o_.resume_from_checkpoint.empty()) resume(trainer, o_.resume_from_checkpoint, o_.output_dir);
+    if (job_.lead()) {
+      trainer.add_callback(owner);
+      trainer.add_callback(console);
+      trainer.add_callback(metrics);
+      trainer.add_callback(board);
+    }
+    resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     show("before");
     optim::TrainResult result;
     {
@@ -116,12 +132,19 @@ class Finetuning {
       result = trainer.train();
     }
     if (result.reason == optim::StopReason::kCancelled) {
-      Console::say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
+      job_.say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
     if (result.reason == optim::StopReason::kEarlyStopped)
-      Console::say(
-          absl::StrFormat("stopped early: the validation loss was lowest after step %d", result.last.best_step));
+      job_.say(absl::StrFormat("stopped early: the validation loss was lowest after step %d", result.last.best_step));
+    if (job_.lead()) write_results();
+    return true;
+  }
+
+ private:
+  void write_results() {
+    replicas_.reset();
+    ddp_.reset();  // the model is this process's own again
     show("after");
     if (o_.full) {
       model_.save_pretrained(o_.output_dir);
@@ -129,10 +152,8 @@ class Finetuning {
     } else nn::save_adapter(*model_, o_.output_dir, {.base_model_name_or_path = o_.model_name_or_path});
     std::printf("%s is in %s\n", o_.full ? "The model" : "The adapter", o_.output_dir.c_str());
     if (o_.merge) save_merged(o_.output_dir + "/merged");
-    return true;
   }
 
- private:
   // Throws Error if an example would be longer than the model.
   int64_t vocab_size() const {
     if (o_.block_size > model_.max_length())
@@ -155,7 +176,7 @@ class Finetuning {
   }
 
   void show(const char* when) {
-    if (o_.max_new_tokens == 0) return;
+    if (o_.max_new_tokens == 0 || !job_.lead()) return;
     Generator generator(static_cast<uint64_t>(o_.seed));
     const nn::Generation made = nn::generate(model_.causal_lm(),
                                              std::vector<int64_t>(data_.prompt.begin(), data_.prompt.end()),
@@ -170,9 +191,12 @@ class Finetuning {
   }
 
   const FinetuneOptions& o_;
+  const Job& job_;
   const text::PreTrainedTokenizer tokenizer_;
   nn::AutoModelForCausalLM model_;
   const FinetuneData data_;
+  std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
+  std::optional<dist::TrainerReplicas> replicas_;
 };
 
 }  // namespace
@@ -190,7 +214,10 @@ int main(int argc, char** argv) {
       return 0;
     }
     check(options);
-    return Finetuning(options).run() ? 0 : 130;
+    return rondo::dist::record_errors([&] {
+      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      return Finetuning(options, job).run() ? 0 : 130;
+    });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "finetune: %s\n", e.what());
     return 1;

@@ -46,7 +46,7 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("max_steps", &o.max_steps, "optimizer steps; above 0, num_train_epochs is not used");
   flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "rows of a batch");
   flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "rows of a batch of validation");
-  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step");
+  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "the highest one");
   flags.add("lr_scheduler_type", &o.lr_scheduler_type, "how it moves",
             {"linear", "cosine", "constant", "constant_with_warmup"});
@@ -66,10 +66,13 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("early_stopping_threshold", &o.early_stopping_threshold, "what counts as a gain");
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "end with the parameters of the best validation");
   flags.add("seed", &o.seed, "of batches, adapters, dropout and samples");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains");
+  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("fp16", &o.fp16, "products in float16, with a loss scale");
   flags.add("compile", &o.compile, "compile the repeated block and the optimizer");
+  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
+  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
+  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
 
   flags.add("full", &o.full, "train all weights instead of an adapter");
   flags.add("lora_r", &o.lora_r, "rank of the adapter");
@@ -93,9 +96,11 @@ void check(const FinetuneOptions& o) {
   if (o.block_size < 1) throw Error(absl::StrCat("--block_size=", o.block_size, " must be positive"));
   if (!(o.warmup_ratio >= 0 && o.warmup_ratio <= 1) || o.warmup_steps < 0)
     throw Error("--warmup_steps must not be negative, and --warmup_ratio lies in [0, 1]");
+  if (!(o.ddp_timeout > 0 && o.ddp_timeout <= 1e6))
+    throw Error(absl::StrCat("--ddp_timeout=", o.ddp_timeout, " must be above 0 and at most 1e6"));
 }
 
-optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_per_epoch) {
+optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_per_epoch, optim::Replicas* replicas) {
   optim::TrainerOptions options{.max_steps = o.max_steps,
                                 .num_train_epochs = o.num_train_epochs,
                                 .gradient_accumulation_steps = o.gradient_accumulation_steps,
@@ -111,7 +116,8 @@ optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_
                                 .save_steps = o.save_steps,
                                 .save_total_limit = static_cast<int>(o.save_total_limit),
                                 .overwrite_output_dir = o.overwrite_output_dir,
-                                .seed = static_cast<uint64_t>(o.seed)};
+                                .seed = static_cast<uint64_t>(o.seed),
+                                .replicas = replicas};
   if (o.bf16) options.autocast = kBF16;
   if (o.fp16) options.autocast = kF16;
   options.lr_schedules = {schedule_of(o, optim::planned_steps(options, batches_per_epoch))};

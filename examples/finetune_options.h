@@ -33,6 +33,8 @@ struct FinetuneOptions {
   int64_t seed = 42;
   Device device;
   bool bf16 = false, fp16 = false, compile = true;
+  bool check_ranks = false, pin_threads = true;
+  double ddp_timeout = 300;
 
   bool full = false, merge = false;
   int64_t lora_r = 8;
@@ -46,7 +48,8 @@ struct FinetuneOptions {
 Flags flags_of(FinetuneOptions& options);
 // Throws Error, which names the flags, if they do not go together.
 void check(const FinetuneOptions& options);
-// The same as options of a trainer whose training data has so many batches an epoch.
-optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
+// The same as options of a trainer whose training data has so many batches an epoch. `replicas`: null for one process.
+optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch,
+                                      optim::Replicas* replicas = nullptr);
 
 }  // namespace rondo::examples

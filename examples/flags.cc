@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "rondo/dist/placement.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 
@@ -48,7 +49,7 @@ bool assign(const Flags::Target& target, const std::string& text) {
     bool operator()(bool* v) const { return absl::SimpleAtob(text, v); }
     bool operator()(std::string* v) const { return *v = text, true; }
     bool operator()(Device* v) const {
-      const Device device = parse_device(text);
+      const Device device = dist::device_of_rank(text, dist::Environment::from_process());
       std::string why_not;
       if (device_count(device.backend, &why_not) == 0) throw Error(why_not);
       require_device(device);

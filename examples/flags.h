@@ -38,7 +38,8 @@ class Flags {
   // `choices`, if any, are the only values of a string.
   void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
   // Throws Error on an unknown flag, a missing value or one that is not of the flag's type, and for a device that this
-  // process does not have: the error says why there is none.
+  // process does not have: the error says why there is none. Under a launcher "cuda" is the device of the process's
+  // LOCAL_RANK (dist/placement.h).
   void parse(const std::vector<std::string>& args);
   void set(const std::string& name, const std::string& value);
 

@@ -2,9 +2,9 @@
 
 #include <atomic>
 #include <csignal>
-#include <cstdio>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/io/checkpoint.h"
 
 namespace rondo::examples {
 namespace {
@@ -13,11 +13,6 @@ std::atomic<optim::Trainer*> running = nullptr;
 
 void cancel_running(int) {
   if (optim::Trainer* trainer = running.load()) trainer->cancel();
-}
-
-void say(const std::string& line) {
-  std::printf("%s\n", line.c_str());
-  std::fflush(stdout);
 }
 
 }  // namespace
@@ -35,7 +30,9 @@ CancelOnSignals::~CancelOnSignals() {
   running = nullptr;
 }
 
-void resume(optim::Trainer& trainer, const std::string& from, const std::string& output_dir) {
+void resume(optim::Trainer& trainer, std::string from, const std::string& output_dir, const Job& job) {
+  if (job.goes_on(output_dir) && !io::list_checkpoints(output_dir).empty()) from = "true";
+  if (from.empty()) return;
   if (from.ends_with(".safetensors")) {
     trainer.resume_from_file(from);
     return;
@@ -43,10 +40,10 @@ void resume(optim::Trainer& trainer, const std::string& from, const std::string&
   const auto resumed = trainer.resume_from_checkpoint(from == "true" ? output_dir : from);
   if (!resumed) {
     if (from != "true") throw Error(absl::StrCat("--resume_from_checkpoint: there is no checkpoint in ", from));
-    return say(absl::StrCat("no checkpoint in ", output_dir, " yet: starting anew"));
+    return job.say(absl::StrCat("no checkpoint in ", output_dir, " yet: starting anew"));
   }
-  for (const auto& [path, reason] : resumed->skipped) say(absl::StrCat("skipping ", reason));
-  say(absl::StrCat("resuming from ", resumed->path));
+  for (const auto& [path, reason] : resumed->skipped) job.say(absl::StrCat("skipping ", reason));
+  job.say(absl::StrCat("resuming from ", resumed->path));
 }
 
 }  // namespace rondo::examples

@@ -26,6 +26,7 @@
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/sharded_optimizer.h"
 #include "rondo/examples/corpus.h"
+#include "rondo/examples/job.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
 #include "rondo/modules/gpt2.h"
@@ -37,7 +38,6 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
-#include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
@@ -92,21 +92,10 @@ double average(double value, dist::ProcessGroup& group, const char* name) {
   return mean.item();
 }
 
-// Beside the checkpoints: the job that they belong to.
-std::string run_id_path(const TrainOptions& o) { return o.out_dir + "/run_id"; }
-
-// True if a launcher has started this job again and the checkpoints in the folder, if any, are its own: a first attempt
-// may have ended before it cleared the folder of an earlier run's.
-bool goes_on(const TrainOptions& o, const dist::Environment& job) {
-  if (job.restart_count == 0 || job.run_id == "none") return false;
-  std::string owner;
-  std::ifstream(run_id_path(o)) >> owner;
-  return owner == job.run_id;
-}
-
 // The checkpoint to go on from, if there is one and it is wanted. A new run clears the folder of old ones.
-std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const dist::Environment& job) {
-  const bool lead = job.rank == 0, starts_anew = o.init_from == "scratch" && !goes_on(o, job);
+std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const Job& job) {
+  // A first attempt of this job may have ended before it cleared the folder of an earlier run's checkpoints.
+  const bool lead = job.lead(), starts_anew = o.init_from == "scratch" && !job.goes_on(o.out_dir);
   if (starts_anew && !lead) return std::nullopt;
   if (starts_anew) {
     const size_t old = io::list_checkpoints(o.out_dir).size();
@@ -114,9 +103,7 @@ std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const dist:
       std::printf("Removing %zu checkpoints of an earlier run from %s (--init_from=resume goes on).\n", old,
                   o.out_dir.c_str());
     io::remove_checkpoints(o.out_dir);
-    io::AtomicFile owner(run_id_path(o));
-    owner.write(job.run_id + "\n");
-    owner.commit();
+    job.own(o.out_dir);
     return std::nullopt;
   }
   io::LatestCheckpoint latest = io::load_latest_checkpoint(o.out_dir);
@@ -277,14 +264,15 @@ double Training::train_step(int64_t step) {
     return ddp_ ? average(loss, *group_, "loss") : loss;
   };
   double loss = 0;
-  // Collectives end in order: an average that is asked for later would wait for all parameters.
-  if (shards_ && has_host_memory(o_.device)) loss = mean_loss();
+  // Collectives of host tensors end in order: an average that is asked for later would wait for all parameters.
+  const bool early = shards_ && has_host_memory(o_.device);
+  if (early) loss = mean_loss();
   optim::StepReport update;
   if (updates_) updates_->finish();
   else update = optimizer_.step(step_options_);
   optimizer_.zero_grad();
   // Only now are values read: reading waits until the device has done all that was enqueued.
-  if (!(shards_ && has_host_memory(o_.device))) loss = mean_loss();
+  if (!early) loss = mean_loss();
   if (update.skipped())
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
@@ -341,11 +329,10 @@ void Training::run() {
 }
 
 void train(OptionParser& parser) {
-  const dist::Environment job = dist::Environment::from_process();
-  const std::shared_ptr<dist::ProcessGroup> group = dist::ProcessGroup::connect(
-      job, {.timeout = dist::Milliseconds(std::llround(1e3 * parser.options().dist_timeout))});
-  const bool lead = group->rank() == 0;
-  if (group->world_size() > 1) dist::DistributedDataParallel::check_device(parser.options().device);
+  const Job job({.device = parser.options().device,
+                 .pin_threads = parser.options().pin_threads,
+                 .timeout_seconds = parser.options().dist_timeout});
+  const bool lead = job.lead();
   if (parser.options().data.empty() && parser.options().init_from == "scratch")
     throw Error("--data is missing: the text file to learn");
   std::optional<optim::RunLock> lock;
@@ -354,7 +341,7 @@ void train(OptionParser& parser) {
   if (resumed) parser.merge(*resumed);
   if (lead && !parser.note().empty()) std::printf("%s\n", parser.note().c_str());
   if (parser.options().threads > 0) set_num_threads(static_cast<int>(parser.options().threads));
-  Training(parser, group, resumed).run();
+  Training(parser, job.group, resumed).run();
 }
 
 }  // namespace

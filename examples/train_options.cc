@@ -18,8 +18,8 @@ constexpr const char* kPrefix = "option.";
 // Fixed by a checkpoint: its tensors, or the meaning of its token ids, depend on these.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // These belong to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from",     "out_dir", "check_ranks",    "dist_timeout",
-                                           "memory_report", "device",  "shard_optimizer"};
+const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks", "pin_threads",
+                                           "dist_timeout", "memory_report", "device",      "shard_optimizer"};
 
 }  // namespace
 
@@ -56,7 +56,9 @@ OptionParser::OptionParser(int argc, char** argv)
              "under rondorun: each process keeps its share of the optimizer's states");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
-  flags_.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; a resumed run does not remember it");
+  flags_.add("device", &o.device,
+             "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own; a resumed run does not "
+             "remember it");
   flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
   flags_.add("dtype", &o.dtype, "bfloat16: autocast; float64: of all, to compare with",
              {"float32", "bfloat16", "float64"});
@@ -64,6 +66,7 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags_.add("memory_report", &o.memory_report, "where the memory went, at the end");
   flags_.add("dist_timeout", &o.dist_timeout, "under rondorun: seconds that a rank may be late");
+  flags_.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
 
   flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");
   flags_.add("eval_iters", &o.eval_iters, "validation batches; 0: the whole validation split");

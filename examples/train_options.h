@@ -45,6 +45,7 @@ struct TrainOptions {
   bool check_ranks = false;
   bool memory_report = false;
   double dist_timeout = 300;
+  bool pin_threads = true;
 
   int64_t eval_interval = 250;
   int64_t eval_iters = 0;

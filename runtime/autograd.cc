@@ -141,7 +141,11 @@ class AccumulateNode final : public Node {
     const Tensor& total = slot_->grad;
     return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
+  Tensor home_for_all() const { return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() ? Tensor() : home; }
+
+  Tensor home;
   void leaf_grad_added() override {
+    if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
     if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
     for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
   }
@@ -431,6 +435,19 @@ void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
   meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
   meta->slot = std::move(next);
   meta->accumulator.reset();
+}
+
+GradientHome::GradientHome(const Tensor& leaf) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error("GradientHome: the tensor is not a leaf that requires a gradient");
+  accumulator_ = gradient_edge(leaf).node;
+}
+GradientHome::~GradientHome() { set(Tensor()); }
+void GradientHome::set(Tensor home) { static_cast<AccumulateNode&>(*accumulator_).home = std::move(home); }
+
+Tensor gradient_home(const Node& leaf) {
+  const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
+  return node == nullptr ? Tensor() : node->home_for_all();
 }
 
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {

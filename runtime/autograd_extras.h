@@ -23,6 +23,26 @@ void retain(GradSlot& slot, const Tensor& grad);
 // of it arrives at the leaf. Its hooks and .grad serve the graphs that come.
 void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 
+// Where the gradient of a leaf is made: memory that its owner, an averager, has chosen. Nodes that write into memory of
+// the caller's choice (compiled regions) use it while the leaf has no .grad, and the home then is the .grad. All other
+// nodes make the gradient elsewhere; the averager copies it. One home for each leaf. Thread safety: as the leaf's
+// .grad.
+class GradientHome {
+ public:
+  // Throws Error unless `leaf` is a leaf that requires grad. No home is set yet.
+  explicit GradientHome(const Tensor& leaf);
+  ~GradientHome();  // takes the home away
+  GradientHome(const GradientHome&) = delete;
+  GradientHome& operator=(const GradientHome&) = delete;
+  // `home`: dense, with the shape, dtype and device of the leaf. Undefined: none, until the next call.
+  void set(Tensor home);
+
+ private:
+  std::shared_ptr<Node> accumulator_;  // kept, so that graphs find this one
+};
+// The home of a leaf, by its node, if this backward may make the whole .grad there; else undefined.
+Tensor gradient_home(const Node& leaf);
+
 // While in scope: what grad() asks of the running node.
 class Asked {
  public:

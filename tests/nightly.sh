@@ -2,6 +2,7 @@
 # What is too long for every run, one part after the other:  tests/nightly.sh [part ...]     (without a part: all)
 #   repeats   tests of every run once more: other seeds of the fake device's order of work
 #   fuzz      20,000 random programs compiled against eager, damaged tokenizers and chat templates, broken model folders
+#   faults    a rank of a job fails in every way, at several steps, of 2 and of 4 ranks; 2 x 40 jobs with random kills
 #   attacks   200 jobs beside strangers on their ports, 200 races for the plug-in
 #   includes  a build without precompiled headers: does each file include what it uses?
 #   mutants   do tests fail for small planted bugs? (tests/mutants/README.md)
@@ -10,11 +11,17 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 . ./cmake/install_packages.sh test
 parts=("$@")
-[ $# -gt 0 ] || parts=(repeats fuzz attacks includes mutants)
+[ $# -gt 0 ] || parts=(repeats fuzz faults attacks includes mutants)
 bin=build/release/bin
 
 repeats() { ctest --preset release -C nightly -L '^nightly$' --no-tests=error -j"$(nproc)"; }
 fuzz() { tests/fuzz/run.sh 20000 && $bin/fuzz_tokenizer --count 20000 && $bin/fuzz_chat_template --count 20000 && $bin/fuzz_config 600; }
+faults() {
+  local ranks
+  for ranks in 2 4; do
+    tests/dist/faults.sh $bin/rondorun $bin/dist_faults $ranks "1 2 5 8 11" && tests/dist/restarts.sh $bin/rondorun $bin/train_gpt 40 $ranks || return 1
+  done
+}
 attacks() { tests/dist/strangers.sh && tests/compile/plugin_races.sh; }
 includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADERS=OFF -DRONDO_UNITY_BUILD=OFF && cmake --build build/includes; }
 mutants() { tests/mutants/run.sh; }

@@ -10,6 +10,7 @@ extern const char* const kRondorun;      // the launcher, or "" where it is not 
 extern const char* const kRankProgram;   // dist_rank
 extern const char* const kForeignCode;   // tests/compile/foreign_code.cc
 extern const char* const kReplay;        // rondo_replay
+extern const char* const kNcclRank;      // nccl_rank
 extern const char* const kFakeCudaDir;   // the folder of the fake libcuda.so.1
 extern const char* const kTrainGpt;      // examples/train_gpt.cc
 extern const char* const kFinetune;      // examples/finetune.cc

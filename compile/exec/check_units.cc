@@ -50,20 +50,22 @@ bool checks_units() { return chosen().load(std::memory_order_relaxed); }
 void set_check_units(bool on) { chosen().store(on, std::memory_order_relaxed); }
 
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
-                                const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished) {
+                                const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished,
+                                std::span<const Tensor> homes) {
   if (!checks_units()) [[likely]]
-    return program.run(inputs, floats, finished);
+    return program.run(inputs, floats, finished, homes);
   const auto eager = eager_results(program, inputs, *floats);
-  std::vector<Tensor> outputs = program.run(inputs, floats, finished);
+  std::vector<Tensor> outputs = program.run(inputs, floats, finished, homes);
   eager->check(outputs);
   return outputs;
 }
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
-                                            const std::shared_ptr<const Floats>& floats) {
+                                            const std::shared_ptr<const Floats>& floats,
+                                            std::span<const Tensor> homes) {
   if (!checks_units()) [[likely]]
-    return program.run_and_release(std::move(inputs), floats);
+    return program.run_and_release(std::move(inputs), floats, homes);
   const auto eager = eager_results(program, inputs, *floats);
-  std::vector<Tensor> outputs = program.run_and_release(std::move(inputs), floats);
+  std::vector<Tensor> outputs = program.run_and_release(std::move(inputs), floats, homes);
   eager->check(outputs);
   return outputs;
 }

@@ -22,9 +22,11 @@ bool parse_checks(const char* list);
 
 // Program::run() and run_and_release(), followed by the check if it is on. Throw InternalError if numbers differ.
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
-                                const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished = nullptr);
+                                const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished = nullptr,
+                                std::span<const Tensor> homes = {});
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
-                                            const std::shared_ptr<const Floats>& floats);
+                                            const std::shared_ptr<const Floats>& floats,
+                                            std::span<const Tensor> homes = {});
 
 inline constexpr double kRelaxed = 1e-5;              // f64 and f32
 inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16

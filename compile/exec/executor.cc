@@ -14,7 +14,30 @@
 
 namespace rondo::compile {
 
-Frame Executor::make_frame(std::span<const Tensor> inputs, bool release) const {
+std::vector<const Tensor*> Executor::homes_of_fresh(std::span<const Tensor> homes) const {
+  const auto first = static_cast<int32_t>(plan_.graph.inputs.size() + plan_.copies.size());
+  std::vector<const Tensor*> found(plan_.fresh.size(), nullptr);
+  std::vector<int> outputs_in(plan_.fresh.size(), 0);
+  for (size_t i = 0; i < plan_.outputs.size(); ++i) {
+    const Address& address = plan_.outputs[i];
+    if (address.slot < first || address.slot >= plan_.arena_slot()) continue;
+    const auto at = static_cast<size_t>(address.slot - first);
+    ++outputs_in[at];
+    if (i >= homes.size() || !homes[i].defined()) continue;
+    const Tensor& home = homes[i];
+    const Value& value = plan_.graph.value(plan_.graph.outputs[i]);
+    const bool fits = home.dtype() == value.dtype && home.sizes() == value.sizes && home.is_contiguous() &&
+                      is_contiguous(value.sizes, value.strides) && address.offset == 0 &&
+                      plan_.fresh[at].bytes == home.nbytes() && home.device() == code_.device() &&
+                      reinterpret_cast<uintptr_t>(home.impl()->data()) % kAlignment == 0;
+    if (fits) found[at] = &home;
+  }
+  for (size_t at = 0; at < found.size(); ++at)
+    if (outputs_in[at] > 1) found[at] = nullptr;
+  return found;
+}
+
+Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
   // Asked before the frame holds them, too.
@@ -40,8 +63,13 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release) const {
   };
   for (const Plan::ParameterCopy& copy : plan_.copies)
     fill(amp::lowered(inputs[static_cast<size_t>(copy.input)], copy.dtype).storage());
-  for (const Plan::FreshBuffer& buffer : plan_.fresh) {
-    if (release && buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
+  const std::vector<const Tensor*> chosen = homes.empty() ? std::vector<const Tensor*>() : homes_of_fresh(homes);
+  for (size_t i = 0; i < plan_.fresh.size(); ++i) {
+    const Plan::FreshBuffer& buffer = plan_.fresh[i];
+    if (!chosen.empty() && chosen[i] != nullptr)
+      *slot++ = {chosen[i]->impl()->data(), chosen[i]->storage(),
+                 chosen[i]->storage_offset() * static_cast<int64_t>(size_of(chosen[i]->dtype()))};
+    else if (release && buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
       *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
     else fill(Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device()));
   }
@@ -162,11 +190,12 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
   return results;
 }
 
-std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished) const {
+std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished,
+                                  std::span<const Tensor> homes) const {
   enter_stage("run");
   NoGrad off;
   RecorderScope eager(nullptr);
-  Frame frame = make_frame(inputs, release);
+  Frame frame = make_frame(inputs, release, homes);
   size_t done = 0;
   try {
     for (; done < plan_.launches.size(); ++done) run_launch(done, frame);

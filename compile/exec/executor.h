@@ -52,7 +52,10 @@ class Executor {
   // Inputs as graph.inputs: same dtypes, sizes and strides; undefined where nothing reads one. Returns one tensor per
   // graph.outputs, without history. `release`: donated inputs that nobody but `inputs` holds are written over.
   // If a launch throws, `finished` (not null) gets the outputs that were complete by then, the others undefined.
-  std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr) const;
+  // `homes`: by output, the memory that the caller wants it in; undefined, or missing at the end: the run's own. An
+  // output whose layout or alignment does not fit its home, or whose memory is not its alone, goes elsewhere.
+  std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr,
+                          std::span<const Tensor> homes = {}) const;
 
   // A plan of table launches (make_table_plan).
   void run_tables(std::span<const TableArgument> tables) const;
@@ -60,10 +63,12 @@ class Executor {
   absl::AnyInvocable<void()> ready_table(size_t launch, const TableArgument& argument) const;
 
   // The parts of run(), for timing single launches.
-  Frame make_frame(std::span<const Tensor> inputs, bool release) const;
+  Frame make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes = {}) const;
   void run_launch(size_t launch, const Frame& frame) const;
 
  private:
+  // By fresh buffer: the home of the output that is all of it; null: none.
+  std::vector<const Tensor*> homes_of_fresh(std::span<const Tensor> homes) const;
   void run_kernel(const Launch& launch, const Frame& frame) const;
   void run_library_call(size_t index, const Frame& frame) const;
   void run_copy(const Launch& launch, const Frame& frame) const;

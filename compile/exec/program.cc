@@ -90,12 +90,12 @@ std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& f
 }
 
 std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
-                                 std::vector<Tensor>* finished) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished);
+                                 std::vector<Tensor>* finished, std::span<const Tensor> homes) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished, homes);
 }
-std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs,
-                                             const std::shared_ptr<const Floats>& floats) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true);
+std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
+                                             std::span<const Tensor> homes) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true, nullptr, homes);
 }
 
 }  // namespace rondo::compile

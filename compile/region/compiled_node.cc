@@ -121,9 +121,11 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     std::vector<Tensor> inputs = inputs_of(backward, grads_out, grads_in, leaves, arriving, *pass.saved);
     if (backward.program->reuses_inputs() && autograd::LastRead::now() && pass.is_last) kept_.release(pass);
     count(Outcome::kCompiled);
+    const std::vector<Tensor> homes = homes_of(backward, grads_in, leaf_grads, arriving);
     const std::vector<Tensor> grads = pass.released
-                                          ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats)
-                                          : run_checked(*backward.program, inputs, bound.floats);
+                                          ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
+                                                                    homes)
+                                          : run_checked(*backward.program, inputs, bound.floats, nullptr, homes);
     for (size_t i = 0; i < grads.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
@@ -133,8 +135,28 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
         leaf_grads[at].added = true;
         continue;
       }
+      if (i < homes.size() && homes[i].defined() && grads[i].storage() == homes[i].storage()) {
+        homes[i].storage().bump_version();
+        leaf_grads[at].added = true;
+        continue;
+      }
       grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
     }
+  }
+
+  // By gradient that the program computes: where it becomes the .grad of a leaf (autograd::GradientHome). Empty:
+  // nowhere.
+  static std::vector<Tensor> homes_of(const CompiledBackward& backward, std::span<const Tensor> grads_in,
+                                      std::span<const LeafGrad> leaf_grads, const Arriving& arriving) {
+    std::vector<Tensor> homes(backward.grad_inputs.size());
+    bool any = false;
+    for (size_t i = 0; i < homes.size(); ++i) {
+      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      if (leaf_grads[at].leaf == nullptr || arriving.owned[at] || grads_in[at].defined()) continue;
+      homes[i] = autograd::gradient_home(*leaf_grads[at].leaf);
+      any = any || homes[i].defined();
+    }
+    return any ? homes : std::vector<Tensor>();
   }
 
   // By input: the .grad of the leaf that it is, if this backward goes there; else undefined.

@@ -57,9 +57,13 @@ class ModesOf {
   std::vector<std::pair<nn::ModuleBase*, bool>> training_;
 };
 
-// The last step has the batches that are left.
+// Of all processes. The last step of an epoch has the batches that are left.
+int64_t batches_of_step(const TrainerOptions& options) {
+  return std::max<int64_t>(options.gradient_accumulation_steps, 1) *
+         (options.replicas != nullptr ? options.replicas->size() : 1);
+}
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
-  const int64_t of_a_step = std::max<int64_t>(options.gradient_accumulation_steps, 1);
+  const int64_t of_a_step = batches_of_step(options);
   return batches / of_a_step + (batches % of_a_step != 0);
 }
 
@@ -140,14 +144,22 @@ Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data
     : model_(model),
       optimizer_(optimizer),
       loss_(std::move(loss)),
-      train_data_(train_data),
-      eval_data_(eval_data),
-      options_(std::move(options)) {
+      options_(std::move(options)),
+      replicas_(options_.replicas),
+      source_(train_data),
+      train_data_(share_of(train_share_, train_data)),
+      eval_data_(eval_data == nullptr ? nullptr : &share_of(eval_share_, *eval_data)) {
   check_options();
   if (options_.autocast == kF16) scaler_.emplace();
   steps_per_epoch_ = steps_of_epoch(options_, train_data.size());
   max_steps_ = planned_steps(options_, train_data.size());
   progress_.max_steps = max_steps_;
+}
+
+// The source itself, or with replicas this process's share of it.
+data::BatchSource& Trainer::Run::share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const {
+  if (replicas_ == nullptr) return source;
+  return share.emplace(source, replicas_->rank(), replicas_->size());
 }
 
 void Trainer::Run::check_options() const {
@@ -186,14 +198,15 @@ static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in 
 class Trainer::Run::Session {
  public:
   explicit Session(Run& run) : run_(run), modes_(run.model_) {
-    if (!run.options_.output_dir.empty()) lock_.emplace(run.options_.output_dir);
+    if (run.writes()) lock_.emplace(run.options_.output_dir);
     run.claim_output_dir();
-    if (!run.options_.output_dir.empty()) run.data_checksum();  // now, not in the middle of the run
+    if (run.writes()) run.data_checksum();  // now, not in the middle of the run
+    run.compare_replicas();
     run.model_.train();
     run.optimizer_.zero_grad();  // what the caller may have left
     run.training_ = true;
   }
-  ~Session() { run_.training_ = run_.in_step_ = run_.cancelled_ = false; }
+  ~Session() { run_.training_ = run_.in_step_ = run_.cancelled_ = run_.agreed_to_stop_ = false; }
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
@@ -211,7 +224,7 @@ TrainResult Trainer::Run::train() {
   StopReason reason = StopReason::kFinished;
   // One thing at a time, each decided from the state alone: a resumed run does what the killed one would have done.
   for (;;) {
-    if (cancelled_) {
+    if (is_cancelled()) {
       reason = StopReason::kCancelled;
       break;
     }
@@ -228,7 +241,7 @@ TrainResult Trainer::Run::train() {
       train_step();
     }
   }
-  if (!options_.output_dir.empty() && saved_step_ != state_.step) run_save();
+  if (writes() && saved_step_ != state_.step) run_save();
   if (reason != StopReason::kCancelled && options_.load_best_model_at_end) restore_best();
   tell([&](Callback& c) { c.on_end(progress_, reason); });
   return {reason, progress()};
@@ -250,35 +263,31 @@ bool Trainer::Run::train_step() {
     const Clock::time_point began = Clock::now();
     Micro step;
     if (!fetch(step)) return undo();
-    default_generator().set_state(options_.seed, static_cast<uint64_t>(state_.step) << 32);
+    // With replicas each has dropout masks of its own.
+    const uint64_t rank = replicas_ == nullptr ? 0 : static_cast<uint64_t>(replicas_->rank());
+    default_generator().set_state(options_.seed + rank * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(state_.step) << 32);
     if (!options_.lr_schedules.empty()) {
       std::vector<Optimizer::Schedule> schedules = options_.lr_schedules;
       schedules.resize(static_cast<size_t>(optimizer_.n_groups()), schedules.front());
-      optimizer_.set_lr(schedules, state_.step);
+      optimizer_.set_lr(schedules, planned_step());
     }
-    std::vector<std::pair<double, Tensor>> losses;  // with their shares; read at the end, when all is enqueued
-    for (size_t i = 0; i < step.batches.size(); ++i) {
-      if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
-      if (cancelled_) return undo();
-      const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
-      const data::Batch batch = std::move(step.batches[i]);
-      const Tensor loss = loss_of(batch);
-      losses.emplace_back(share, loss.detach());
-      Tensor part = share == 1 ? loss : loss * share;
-      if (scaler_) part = scaler_->scale(part);
-      part.backward();
-      tell([this](Callback& c) { c.on_micro_step(progress_); });
-    }
+    const auto made = run_backwards(step);
+    if (!made) return undo();
+    const std::vector<std::pair<double, Tensor>>& losses = *made;
     std::optional<StepReport> report;
     if (step.all_targets > 0) {
+      if (replicas_ != nullptr) replicas_->average_gradients(/*ran_backward=*/!losses.empty());
       StepOptions how;
       if (options_.max_grad_norm > 0) how.max_norm = options_.max_grad_norm;
       report = scaler_ ? scaler_->step(optimizer_, how) : optimizer_.step(how);
       if (scaler_) scaler_->update();
     }
     optimizer_.zero_grad();
-    double mean = step.all_targets > 0 ? 0 : std::nan("");
+    if (replicas_ != nullptr) replicas_->end_step();
+    double mean = 0;
     for (const auto& [share, loss] : losses) mean += share * loss.item();
+    if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
+    if (step.all_targets == 0) mean = std::nan("");
     finish_step(step, mean, report, seconds_since(began));
   } catch (...) {
     undo();
@@ -297,14 +306,17 @@ bool Trainer::Run::train_step() {
 // step has what is left. False: cancelled.
 bool Trainer::Run::fetch(Micro& step) {
   bool ended = false;
-  while (std::ssize(step.batches) < options_.gradient_accumulation_steps) {
-    if (cancelled_) return false;
+  for (int64_t taken = 0; taken < options_.gradient_accumulation_steps;) {
+    if (replicas_ == nullptr && cancelled_) return false;
+    const bool mine = !train_share_ || train_share_->owns(train_data_.position());
     std::optional<data::Batch> batch = train_data_.next();
     if (!batch) {
-      if (!step.batches.empty()) break;
+      if (taken > 0) break;
       if (std::exchange(ended, true)) throw Error("Trainer: the training data holds no batch");
       continue;
     }
+    ++taken;
+    if (!mine) continue;
     const int64_t targets = options_.count_targets(*batch);
     if (targets < 0) throw Error(absl::StrCat("Trainer: count_targets returned ", targets));
     step.rows += batch_rows(*batch);
@@ -312,7 +324,38 @@ bool Trainer::Run::fetch(Micro& step) {
     step.targets.push_back(targets);
     step.batches.push_back(std::move(*batch));
   }
-  return true;
+  if (replicas_ == nullptr) return true;
+  const std::vector<double> sums = replicas_->sum(
+      {static_cast<double>(step.all_targets), static_cast<double>(step.rows), cancelled_ ? 1.0 : 0.0},
+      "targets of the step");
+  step.all_targets = static_cast<int64_t>(sums[0]);
+  step.rows = static_cast<int64_t>(sums[1]);
+  agreed_to_stop_ = sums[2] > 0;
+  return !agreed_to_stop_;
+}
+
+// Forward and backward of each batch. Returns the losses with their shares: they are read later, when all of the step
+// is enqueued. nullopt: cancelled.
+std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backwards(Micro& step) {
+  std::vector<std::pair<double, Tensor>> losses;
+  std::vector<size_t> counting;  // the mean of a batch without targets would be 0 / 0
+  for (size_t i = 0; i < step.batches.size(); ++i)
+    if (step.targets[i] > 0) counting.push_back(i);
+  for (const size_t i : counting) {
+    if (is_cancelled()) return std::nullopt;
+    const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
+    const data::Batch batch = std::move(step.batches[i]);
+    const Tensor loss = loss_of(batch);
+    losses.emplace_back(share, loss.detach());
+    // Gradients are averaged over the replicas, and their sum is wanted.
+    const double weight = replicas_ == nullptr ? share : share * replicas_->size();
+    Tensor part = weight == 1 ? loss : loss * weight;
+    if (scaler_) part = scaler_->scale(part);
+    if (replicas_ == nullptr) part.backward();
+    else replicas_->backward(part, /*is_last=*/i == counting.back());
+    tell([this](Callback& c) { c.on_micro_step(progress_); });
+  }
+  return losses;
 }
 
 Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
@@ -376,7 +419,36 @@ Progress Trainer::Run::progress() const {
 // ---- Between steps
 
 bool Trainer::Run::due(int64_t every) const {
-  return state_.step > 0 && state_.step % (every > 0 ? every : steps_per_epoch_) == 0;
+  if (state_.step == 0) return false;
+  return every > 0 ? state_.step % every == 0 : (state_.step + epoch_offset_) % steps_per_epoch_ == 0;
+}
+
+// Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each. Steps are then counted on,
+// so that checkpoints keep their order, and epoch_offset_ is added to them where they stand for a part of the epochs:
+// at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
+int64_t Trainer::Run::planned_step() const {
+  return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_;
+}
+
+int64_t Trainer::Run::batches_per_step() const { return batches_of_step(options_); }
+
+// How many steps of this run's size come before this position.
+int64_t Trainer::Run::epoch_steps_at(data::BatchSource::Position at) const {
+  return (at.epoch + 1) * steps_per_epoch_ - steps_of_epoch(options_, train_data_.size() - at.batch);
+}
+
+// All processes must begin at the same place with the same data.
+void Trainer::Run::compare_replicas() {
+  if (replicas_ == nullptr) return;
+  const data::BatchSource::Position at = train_data_.position();
+  replicas_->require_equal(
+      {absl::StrCat("step ", state_.step, " of ", max_steps_), absl::StrCat("epoch ", at.epoch, ", batch ", at.batch),
+       absl::StrCat("training data ", data_checksum(), ", ", train_data_.size(), " batches"),
+       absl::StrCat(eval_data_ == nullptr ? 0 : eval_data_->size(), " evaluation batches"),
+       absl::StrCat("gradient_accumulation_steps ", options_.gradient_accumulation_steps, ", max_grad_norm ",
+                    options_.max_grad_norm, ", seed ", options_.seed)},
+      "Trainer");
+  agreed_to_stop_ = replicas_->sum({cancelled_ ? 1.0 : 0.0}, "cancelled").front() > 0;
 }
 
 bool Trainer::Run::evaluation_due() const {
@@ -385,9 +457,7 @@ bool Trainer::Run::evaluation_due() const {
   return due(options_.eval_steps) || state_.step >= max_steps_;
 }
 
-bool Trainer::Run::save_due() const {
-  return !options_.output_dir.empty() && saved_step_ != state_.step && due(options_.save_steps);
-}
+bool Trainer::Run::save_due() const { return writes() && saved_step_ != state_.step && due(options_.save_steps); }
 
 bool Trainer::Run::stopped_early() const {
   return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;
@@ -407,12 +477,22 @@ std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   default_generator().set_state(options_.seed, uint64_t{1} << 63);
   eval_data_->seek({});
   double sum = 0, all_targets = 0;
-  while (std::optional<data::Batch> batch = eval_data_->next()) {
-    if (until_cancelled && cancelled_) return std::nullopt;
+  for (;;) {
+    const bool mine = !eval_share_ || eval_share_->owns(eval_data_->position());
+    const std::optional<data::Batch> batch = eval_data_->next();
+    if (!batch) break;
+    if (!mine) continue;
+    if (replicas_ == nullptr && until_cancelled && cancelled_) return std::nullopt;
     const int64_t targets = options_.count_targets(*batch);
     if (targets == 0) continue;
     sum += static_cast<double>(targets) * loss_of(*batch).item();
     all_targets += static_cast<double>(targets);
+  }
+  if (replicas_ != nullptr) {
+    const std::vector<double> sums = replicas_->sum({sum, all_targets, until_cancelled && cancelled_ ? 1.0 : 0.0},
+                                                    "evaluation");
+    sum = sums[0], all_targets = sums[1];
+    agreed_to_stop_ = agreed_to_stop_ || sums[2] > 0;
   }
   if (all_targets == 0) throw Error("Trainer::evaluate: the evaluation data holds no target");
   return sum / all_targets;
@@ -456,6 +536,7 @@ void Trainer::Run::run_save() {
 }
 
 std::string Trainer::Run::save_checkpoint() {
+  if (!writes() && !options_.output_dir.empty()) return "";
   claim_output_dir();
   const std::string path = write_checkpoint();
   saved_step_ = state_.step;

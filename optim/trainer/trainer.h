@@ -25,7 +25,16 @@
 // position in the data, early-stop state. If a LoRA adapter is active they hold only what is trained, and a checksum of
 // the frozen rest (`save_only_trainable`).
 //
-// One process trains: for several, see examples/train_gpt.cc, which drives dist::DistributedDataParallel itself.
+// Several processes (TrainerOptions::replicas; dist/trainer_replicas.h makes one of a DistributedDataParallel): each
+// makes the same Trainer on the same data, and takes its share of the batches (data/batch_share.h, Note [Global batch
+// order]): n processes with `a` batches each make the steps of one with n * a batches. Evaluations are shared, too. All
+// processes read checkpoints, rank 0 writes them. train(), evaluate() and resuming are called by all of them. A
+// cancel() in one process ends all, after at most one whole step or evaluation. What throws in one process ends the
+// others' train() with an error that names it; none of them can go on in this job. A checkpoint resumes on any number
+// of processes. The position in the data is exact: the job's order of batches goes on. If ranks times
+// gradient_accumulation_steps is as before, every step has the same batches, and losses differ by the order of sums
+// only (and by dropout, whose masks belong to ranks). Otherwise steps have other sizes from there on: Note [Other
+// steps].
 //
 // Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
 // adapters and compile regions before.
@@ -43,6 +52,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/trainer/callback.h"
+#include "rondo/optim/trainer/replicas.h"
 #include "rondo/runtime/data/batch_source.h"
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/io/checkpoint.h"
@@ -88,9 +98,10 @@ struct TrainerOptions {
   std::optional<bool> save_only_trainable = std::nullopt;
   bool ignore_data_skip = false;  // resume on other data, from its beginning
   uint64_t seed = 42;             // of dropout
+  Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };
 
-// How many steps a run makes with these options: for schedules that need it.
+// How many steps a run makes with these options: for schedules that need it. `batches_per_epoch`: of all processes.
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 struct TrainResult {
@@ -137,7 +148,8 @@ class Trainer {
   void cancel() noexcept;
   Progress progress() const;
 
-  // The mean loss over all targets of the evaluation data. Throws Error if there is no such data, or no target in it.
+  // The mean loss over all targets of the evaluation data; with replicas each takes its share. Throws Error if there is
+  // no such data, or no target in it.
   double evaluate();
 
   struct Resumed {
@@ -151,7 +163,7 @@ class Trainer {
   // The same for one file.
   void resume_from_file(const std::string& path);
   // Writes a checkpoint into output_dir now; returns its path. Callbacks may call it, too, except in on_micro_step():
-  // Error.
+  // Error. With replicas only rank 0 writes one; elsewhere this does nothing and returns "".
   std::string save_checkpoint();
 
  private:

@@ -101,30 +101,30 @@ const std::string& Trainer::Run::base_checksum() {
 // first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
 const std::string& Trainer::Run::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
-  if (const uint64_t known = train_data_.fingerprint(); known != 0)
+  if (const uint64_t known = source_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
-  const data::BatchSource::Position before = train_data_.position();
-  const int64_t last = train_data_.size() - 1, parts = std::min<int64_t>(last, 3);
+  const data::BatchSource::Position before = source_.position();
+  const int64_t last = source_.size() - 1, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
   try {
     for (int64_t part = 0; part <= parts; ++part) {
-      train_data_.seek({0, parts == 0 ? 0 : last * part / parts});
-      const std::optional<data::Batch> batch = train_data_.next();
+      source_.seek({0, parts == 0 ? 0 : last * part / parts});
+      const std::optional<data::Batch> batch = source_.next();
       if (!batch) throw Error("Trainer: the training data holds no batch");
       for (const Tensor& tensor : *batch) add(sum, tensor);
     }
   } catch (...) {
-    train_data_.seek(before);
+    source_.seek(before);
     throw;
   }
-  train_data_.seek(before);
+  source_.seek(before);
   return data_checksum_ = text_of(sum);
 }
 
 // A run must not be resumed later from the checkpoint of another one.
 void Trainer::Run::claim_output_dir() {
   const std::string& folder = options_.output_dir;
-  if (folder.empty() || owns_output_dir_) return;
+  if (!writes() || owns_output_dir_) return;
   std::vector<std::string> others = io::list_checkpoints(folder);  // newest first
   bool resumed_here = false;
   for (size_t i = 0; i < others.size() && !resumed_here; ++i)
@@ -155,6 +155,8 @@ std::string Trainer::Run::write_checkpoint() {
   now.state["epoch"] = at.epoch;
   now.state["batch"] = at.batch;
   now.state["batches_per_epoch"] = train_data_.size();
+  now.state["batches_per_step"] = batches_per_step();
+  now.state["epoch_steps"] = state_.step + epoch_offset_;
   now.state["data_checksum"] = data_checksum();
   now.state["only_trainable"] = only_trainable();
   if (only_trainable()) {
@@ -238,6 +240,11 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
               .best = {.step = number("best_step"), .evaluations_since = number("evaluations_since_best")}};
   if (checkpoint.state.contains("eval_loss")) state.eval_loss = checkpoint.get<double>("eval_loss");
   if (checkpoint.state.contains("best_loss")) state.best.loss = checkpoint.get<double>("best_loss");
+  // Note [Other steps]. Files of before had no such numbers, and steps of one size.
+  int64_t epoch_offset = 0;
+  if (checkpoint.state.contains("batches_per_step") && !options_.ignore_data_skip)
+    epoch_offset = (number("batches_per_step") == batches_per_step() ? number("epoch_steps") : epoch_steps_at(at)) -
+                   state.step;
   const nn::StateDict best = with_prefix(checkpoint.extra, kBest), scaler = with_prefix(checkpoint.extra, kScaler);
   if (options_.load_best_model_at_end && state.best.loss) {
     if (best.empty())
@@ -253,6 +260,8 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   scaler_ = new_scaler;
   train_data_.seek(at);
   state_ = std::move(state);
+  epoch_offset_ = epoch_offset;
+  max_steps_ = planned_steps(options_, train_data_.size()) - (options_.max_steps > 0 ? 0 : epoch_offset_);
   resumed_path_ = path;
   owns_output_dir_ = false;
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();

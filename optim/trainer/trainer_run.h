@@ -14,6 +14,7 @@
 
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/data/batch_share.h"
 
 namespace rondo::optim {
 
@@ -35,10 +36,11 @@ class Trainer::Run {
 
  private:
   class Session;
+  // The batches of a step that this process has.
   struct Micro {
     std::vector<data::Batch> batches;
-    std::vector<int64_t> targets;  // of each
-    int64_t rows = 0, all_targets = 0;
+    std::vector<int64_t> targets;       // of each
+    int64_t rows = 0, all_targets = 0;  // of all processes
   };
   // The state of early stopping.
   struct Best {
@@ -63,10 +65,12 @@ class Trainer::Run {
   };
 
   void check_options() const;
+  data::BatchSource& share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const;
 
   // ---- The loop (trainer.cc)
   bool train_step();
   bool fetch(Micro& step);
+  std::optional<std::vector<std::pair<double, Tensor>>> run_backwards(Micro& step);
   Tensor loss_of(const data::Batch& batch) const;
   void finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds);
   bool due(int64_t every) const;
@@ -78,6 +82,13 @@ class Trainer::Run {
   void run_save();
   void restore_best();
   void show_state();
+  bool is_cancelled() const { return replicas_ != nullptr ? agreed_to_stop_ : cancelled_.load(); }
+  // This process writes the files.
+  bool writes() const { return !options_.output_dir.empty() && (replicas_ == nullptr || replicas_->rank() == 0); }
+  void compare_replicas();
+  int64_t batches_per_step() const;
+  int64_t epoch_steps_at(data::BatchSource::Position at) const;
+  int64_t planned_step() const;
   template <class Fn> void tell(Fn fn) {
     for (Callback* callback : callbacks_) fn(*callback);
   }
@@ -97,13 +108,17 @@ class Trainer::Run {
   nn::ModuleBase& model_;
   Optimizer& optimizer_;
   const LossFn loss_;
-  data::BatchSource& train_data_;
-  data::BatchSource* const eval_data_;  // may be null
   const TrainerOptions options_;
+  Replicas* const replicas_;                                  // null: one process
+  std::optional<data::BatchShare> train_share_, eval_share_;  // of this process, with replicas
+  data::BatchSource& source_;                                 // of all processes
+  data::BatchSource& train_data_;                             // of this one
+  data::BatchSource* const eval_data_;                        // may be null
   std::vector<Callback*> callbacks_;
   std::optional<amp::GradScaler> scaler_;  // with f16
 
   int64_t steps_per_epoch_ = 0, max_steps_ = 0;
+  int64_t epoch_offset_ = 0;  // Note [Other steps]
   State state_;
   Timed timed_;
 
@@ -113,6 +128,7 @@ class Trainer::Run {
   std::string base_checksum_, data_checksum_;  // "": not computed yet
   bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
+  bool agreed_to_stop_ = false;        // some process of the replicas was cancelled, and all know
   mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
   Progress progress_;
 };

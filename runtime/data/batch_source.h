@@ -4,7 +4,7 @@
 //   const BatchSource::Position at = source.position();  // save it with the checkpoint
 //   source.seek(at);                                     // in a later process: the next batch is the same one
 //
-// Implementations: DataLoader (data_loader.h), ExampleBatches (example_batches.h).
+// Implementations: DataLoader (data_loader.h), ExampleBatches (example_batches.h), BatchShare (batch_share.h).
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -38,6 +38,9 @@ class BatchSource {
   virtual void seek(Position position) = 0;
   // Batches in an epoch.
   virtual int64_t size() const = 0;
+  // A hint: the reader goes on to seek() so that it takes every n-th batch only (batch_share.h). A source that prepares
+  // batches ahead prepares these.
+  virtual void read_every(int64_t /*n*/) {}
   // A hash of what the batches depend on, data and options: saved with the position, it tells a resumed run that it
   // reads other data. 0: not known.
   virtual uint64_t fingerprint() const { return 0; }

@@ -121,14 +121,14 @@ std::optional<Batch> DataLoader::next() {
   if (workers_.empty()) start();
   std::unique_lock lock(mutex_);
   if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
-    wanted_ = taken_ = number;
+    wanted_ = taken_ = first_ = number;
     for (Slot& slot : slots_) slot = {};
     room_.notify_all();
   }
-  Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
+  Slot& slot = slot_of(number);
   ready_.wait(lock, [&] { return slot.ready && slot.number == number; });
   Slot taken = std::exchange(slot, {});
-  ++wanted_;
+  wanted_ += step_;
   lock.unlock();
   room_.notify_all();
   if (taken.error) std::rethrow_exception(taken.error);
@@ -143,9 +143,25 @@ void DataLoader::seek(Position position) {
   position_ = position;
 }
 
+void DataLoader::read_every(int64_t n) {
+  if (n < 1) throw Error(absl::StrCat("DataLoader::read_every: ", n));
+  const std::lock_guard lock(mutex_);
+  step_ = n;
+  wanted_ = taken_ = first_ = -1;  // the next next() begins anew
+}
+
+// REQUIRES for both: the lock is held.
+DataLoader::Slot& DataLoader::slot_of(int64_t number) {
+  return slots_[static_cast<size_t>((number - first_) / step_) % slots_.size()];
+}
+bool DataLoader::is_awaited(int64_t number) const {
+  const int64_t ahead = number - wanted_;
+  return ahead >= 0 && ahead % step_ == 0 && ahead / step_ < static_cast<int64_t>(slots_.size());
+}
+
 void DataLoader::start() {
   slots_.resize(static_cast<size_t>(options_.num_workers) * static_cast<size_t>(options_.prefetch));
-  wanted_ = taken_ = position_.epoch * batches_ + position_.batch - 1;
+  wanted_ = taken_ = first_ = position_.epoch * batches_ + position_.batch - 1;
   for (int i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
 }
 
@@ -153,9 +169,9 @@ void DataLoader::work() {
   const OneThread alone;  // workers run side by side, and beside the training
   std::unique_lock lock(mutex_);
   for (;;) {
-    room_.wait(lock, [&] { return stop_ || taken_ < wanted_ + static_cast<int64_t>(slots_.size()); });
+    room_.wait(lock, [&] { return stop_ || (taken_ >= 0 && is_awaited(taken_)); });
     if (stop_) return;
-    const int64_t number = taken_++;
+    const int64_t number = std::exchange(taken_, taken_ + step_);
     lock.unlock();
     Slot filled{number, true, {}, nullptr};
     try {
@@ -165,9 +181,8 @@ void DataLoader::work() {
     }
     lock.lock();
     // A seek may have moved on while this was loading, even to a range that holds the same number again.
-    Slot& slot = slots_[static_cast<size_t>(number) % slots_.size()];
-    const bool awaited = number >= wanted_ && number < wanted_ + static_cast<int64_t>(slots_.size());
-    if (awaited && !slot.ready) {
+    if (!is_awaited(number)) continue;
+    if (Slot& slot = slot_of(number); !slot.ready) {
       slot = std::move(filled);
       ready_.notify_one();
     }

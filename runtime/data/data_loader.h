@@ -64,6 +64,7 @@ class DataLoader : public BatchSource {
   Position position() const override { return position_; }
   void seek(Position position) override;
   int64_t size() const override { return batches_; }
+  void read_every(int64_t n) override;
 
  private:
   // A batch that a worker prepares. Batches are numbered through all epochs: number = epoch * batches_ + batch.
@@ -77,6 +78,8 @@ class DataLoader : public BatchSource {
   Batch load(int64_t number) const;
   void start();
   void work();
+  Slot& slot_of(int64_t number);
+  bool is_awaited(int64_t number) const;
 
   const std::shared_ptr<const Dataset> dataset_;
   const DataLoaderOptions options_;
@@ -86,7 +89,9 @@ class DataLoader : public BatchSource {
 
   std::mutex mutex_;
   std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
-  std::vector<Slot> slots_;               // batch `number` lives in slot number % slots_.size()
+  std::vector<Slot> slots_;               // slot_of() says which batch lives where
+  int64_t step_ = 1;                      // the consumer takes every step_-th number
+  int64_t first_ = 0;                     // the number that the consumer began with, after the last seek
   int64_t taken_ = 0;                     // the next number for a worker
   int64_t wanted_ = 0;                    // the next number for the consumer
   bool stop_ = false;

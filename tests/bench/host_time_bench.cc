@@ -1,13 +1,15 @@
 // bench_host_time: what a training step on CUDA costs the host. It runs on the fake driver (tests/fake_cuda/), in which
 // launches run nothing, and subtracts the time that is spent there: no GPU is used, and no figure is of one.
 //
-//   bench_host_time [--json] [--only=entry|steps] [--rounds=15]
+//   bench_host_time [--json] [--only=entry|steps|collectives] [--rounds=15]
 //
 // `entry`: entering a compiled block of 30 ops and 12 parameters, which becomes one kernel (bench_region has it on the
 // CPU alone). CPU and CUDA in turns; medians of the rounds, and of their ratios. The CPU's time includes its kernel
 // (some 50 ns) and both include the output's memory.
 // `steps`: GPT-2 124M, by region: its embedding, one block, its last norm and loss, forward and backward; the
 // optimizer.
+// `collectives`: an all-reduce of a bucket over NCCL, issued and waited for, with a NCCL of one rank that does nothing
+// (tests/dist/nccl_table.h).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -18,7 +20,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
+#include "rondo/dist/nccl_group.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
@@ -27,6 +31,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/bench/options.h"
 #include "rondo/tests/bench/region_blocks.h"
+#include "rondo/tests/dist/nccl_table.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace {
@@ -167,6 +172,35 @@ Json steps(const test::FakeCuda& cuda, const HostClock& clock, int rounds) {
   return figures;
 }
 
+// ---- Collectives
+
+Json collectives(const test::FakeCuda& cuda, const HostClock& clock, int rounds) {
+  const test::OneRankNccl nccl;
+  const auto group = dist::make_nccl_group(
+      dist::make_solo_group({}), {.timeout = dist::Milliseconds(60'000), .device = cuda.device()}, &nccl.library, "");
+  const Tensor bucket = Tensor::zeros({1 << 18}, {kF32, kCPU}).to(cuda.device());
+  constexpr int kCollectives = 50;  // of a step
+  std::vector<double> issuing, waiting, checking;
+  for (int round = 0; round < 20 * rounds; ++round) {
+    std::vector<dist::Work> works;
+    const std::string name = absl::StrCat("bucket 3 of step ", round);
+    const double start = clock.now();
+    for (int i = 0; i < kCollectives; ++i) works.push_back(group->all_reduce(bucket, dist::ReduceOp::kAverage, name));
+    const double issued = clock.now();
+    for (const dist::Work& work : works) work.wait();
+    const double waited = clock.now();
+    group->check_sequence("", name);
+    const double checked = clock.now();
+    issuing.push_back((issued - start) / kCollectives);
+    waiting.push_back((waited - issued) / kCollectives);
+    checking.push_back(checked - waited);
+    works.clear();
+    synchronize(cuda.device());
+  }
+  return {
+      {"issue_us", median(issuing) * 1e-3}, {"wait_us", median(waiting) * 1e-3}, {"check_us", median(checking) * 1e-3}};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -177,8 +211,10 @@ int main(int argc, char** argv) try {
   test::FakeCuda cuda({.bytes = size_t{64} << 30, .early = 0, .executes = false});
   const HostClock clock(cuda);
   Json figures;
-  if (only != "steps") figures["entry"] = entry(cuda, clock, rounds);
-  if (only != "entry") figures["steps"] = steps(cuda, clock, rounds);
+  const auto wanted = [&](const char* part) { return only.empty() || only == part; };
+  if (wanted("entry")) figures["entry"] = entry(cuda, clock, rounds);
+  if (wanted("steps")) figures["steps"] = steps(cuda, clock, rounds);
+  if (wanted("collectives")) figures["collectives"] = collectives(cuda, clock, rounds);
   if (options.has("json")) return std::puts(figures.dump(1).c_str()), 0;
   std::printf(
       "Host time on the fake driver; its own time and %.0f ns a call for measuring that are subtracted. No GPU.\n",
@@ -196,6 +232,11 @@ int main(int argc, char** argv) try {
       std::printf("%-10s%-26s%12.1f%10lld\n", f["mode"].get<std::string>().c_str(),
                   f["part"].get<std::string>().c_str(), f["us"].get<double>(),
                   static_cast<long long>(f["launches"].get<int64_t>()));
+  }
+  if (figures.contains("collectives")) {
+    const Json& f = figures["collectives"];
+    std::printf("an all-reduce: issued in %.2f us, waited for in %.2f us; the check of 50, of one rank: %.1f us\n",
+                f["issue_us"].get<double>(), f["wait_us"].get<double>(), f["check_us"].get<double>());
   }
   return 0;
 } catch (const std::exception& error) {

@@ -541,7 +541,7 @@ TEST(BucketPlan, AModelOnADeviceIsRefused) {
   model.to(fake.device());
   EXPECT_NE(error_of([&] {
               DistributedDataParallel(model, ProcessGroup::connect({}));
-            }).find("weight is on fake:0, and processes average gradients in host memory only"),
+            }).find("weight is on fake:0, and the process group exchanges host memory only"),
             std::string::npos);
   // What is not trained is shared, too.
   model.requires_grad_(false);
@@ -570,8 +570,7 @@ TEST(BucketPlan, AModelThatMovesAfterwardsIsRefused) {
     step(fake.device());
   });
   for (const std::string& error : errors)
-    EXPECT_NE(error.find("weight is on fake:0, and processes average gradients in host memory only"), error.npos)
-        << error;
+    EXPECT_NE(error.find("weight is on fake:0, and the process group exchanges host memory only"), error.npos) << error;
 }
 
 TEST(BucketPlan, AModelWithoutParametersIsRefused) {

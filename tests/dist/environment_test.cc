@@ -25,6 +25,7 @@ class EnvironmentTest : public testing::Test {
                              "RONDO_STORE_TOKEN",
                              "TORCHELASTIC_RUN_ID",
                              "TORCHELASTIC_RESTART_COUNT",
+                             "TORCHELASTIC_USE_AGENT_STORE",
                              "OMPI_COMM_WORLD_RANK",
                              "OMPI_COMM_WORLD_SIZE",
                              "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -86,6 +87,29 @@ TEST_F(EnvironmentTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(under_launcher.store_token, "secret");
   EXPECT_EQ(under_launcher.run_id, "job7");
   EXPECT_EQ(under_launcher.restart_count, 3);
+}
+
+// torchrun's agent listens at MASTER_PORT itself.
+TEST_F(EnvironmentTest, TheAgentsPortIsLeftToIt) {
+  std::map<std::string, std::string> variables = {{"RANK", "0"},
+                                                  {"WORLD_SIZE", "2"},
+                                                  {"MASTER_PORT", "29500"},
+                                                  {"TORCHELASTIC_RUN_ID", "a"},
+                                                  {"TORCHELASTIC_USE_AGENT_STORE", "False"}};
+  set(variables);
+  EXPECT_EQ(Environment::from_process().master_port, 29500);
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  set(variables);
+  const int port = Environment::from_process().master_port;
+  EXPECT_GE(port, 20'000);
+  EXPECT_LT(port, 32'000);
+  EXPECT_NE(port, 29500);
+  variables["RANK"] = "1";
+  set(variables);
+  EXPECT_EQ(Environment::from_process().master_port, port);
+  variables["TORCHELASTIC_RESTART_COUNT"] = "1";
+  set(variables);
+  EXPECT_NE(Environment::from_process().master_port, port);
 }
 
 TEST_F(EnvironmentTest, ReadsMpirunsVariables) {

@@ -227,7 +227,8 @@ TEST(LaunchOptions, AreParsed) {
                                               ": must be a number from 1 to 1024, or gpu, cpu or auto (")));
   EXPECT_EQ(error({"--nproc-per-node"}), "--nproc-per-node needs a value");
   EXPECT_EQ(error({"prog"}), "--nproc-per-node is missing: how many processes to start");
-  EXPECT_EQ(error({"--nnodes=2", "--nproc-per-node=1", "x"}), "--nnodes=2: must be a number from 1 to 1");
+  EXPECT_EQ(error({"--nnodes=2", "--nproc-per-node=1", "x"}),
+            "--nnodes=2: rondorun starts the processes of one machine only (--nnodes=1)");
   EXPECT_EQ(error({"--nodes=2", "x"}), "unknown option --nodes=2 (--help lists all)");
 }
 

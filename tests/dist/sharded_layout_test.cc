@@ -25,7 +25,7 @@ void expect_partition(const Bucket& bucket, const ShardLayout& layout, int world
     for (const ShardSpan& span : layout.spans[k]) {
       EXPECT_EQ(span.begin, next);
       next += span.numel;
-      EXPECT_EQ(span.offset % kBucketAlign, 0);
+      EXPECT_EQ(span.offset % kShardAlign, 0);
       ASSERT_LE(span.offset + span.numel, layout.row);
       for (int64_t i = span.offset; i < span.offset + span.numel; ++i) {
         EXPECT_FALSE(used[static_cast<size_t>(span.rank)][static_cast<size_t>(i)]);
@@ -63,7 +63,7 @@ TEST(ShardLayout, RowsAreEqualShares) {
   for (const int64_t numel : {768, 16, 3000, 1, 64}) bucket.slots.push_back(slot_of(numel, false));
   std::vector<int64_t> load(4);
   const ShardLayout layout = lay_out_shards(bucket, load);
-  EXPECT_EQ(layout.row, 976);  // 768 + 16 + 3008 + 16 + 64 = 3872: 968, in cache lines
+  EXPECT_EQ(layout.row, 992);  // 768 + 32 + 3008 + 32 + 64 = 3904: 976, in units of 32
   for (const int64_t l : load) EXPECT_LE(l, layout.row);
 }
 

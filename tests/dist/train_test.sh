@@ -30,10 +30,22 @@ without_timings() { sed -E 's/,"targets_per_s".*//' "$1/metrics.jsonl"; }
 grep -q "2 processes" "$folder/log" || fail "these were not two processes" "$folder/log"
 ! grep -q "^\[rank 1\]" "$folder/log" || fail "rank 1 printed" "$folder/log"
 numbers() { sed -E 's/.*"step":([0-9]+),"loss":([^,]+)(,"eval_loss":([^,]+))?.*/\1\n\2\n\4/' "$folder/$1/metrics.jsonl" | sed '/^$/d'; }
-paste -d' ' <(numbers one) <(numbers two) | awk '
-  { d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || !(d <= 1e-5 * $1)) { print "differ:", $0; bad = 1 } else if (d / $1 > most) most = d / $1 }
-  END { print NR " numbers, largest relative difference " most; exit bad || NR != 40 + 40 + 2 }' || fail "the losses differ"
+near_one() {
+  paste -d' ' <(numbers one) <(numbers "$1") | awk '
+    { d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || !(d <= 1e-5 * $1)) { print "differ:", $0; bad = 1 } else if (d / $1 > most) most = d / $1 }
+    END { print NR " numbers, largest relative difference " most; exit bad || NR != 40 + 40 + 2 }' || fail "the losses of $1 differ"
+}
+near_one two
 [ -f "$folder/two/ckpt-00000040.safetensors" ] || fail "no checkpoint"
+
+# ---- On another number of ranks, with as many windows a step: the run goes on where it was in the data.
+"$rondorun" --nproc-per-node 2 "$train_gpt" $(options part 4) --max_iters=20 --lr_decay_iters=40 >"$folder/log" 2>&1 || fail "the first part failed" "$folder/log"
+for ranks in 1 4; do
+  cp -r "$folder/part" "$folder/on_$ranks"
+  "$rondorun" --nproc-per-node $ranks "$train_gpt" $(options on_$ranks $((8 / ranks))) --init_from=resume --check_ranks >"$folder/log" 2>&1 ||
+    fail "$ranks ranks cannot go on" "$folder/log"
+  near_one on_$ranks
+done
 
 # ---- Blocks that are updated during backward: the very losses of steps after it, in one process and in two.
 "$train_gpt" $(options clipped 8) --threads=1 --update_at_seams >"$folder/log" 2>&1 && fail "clipping at seams" "$folder/log"

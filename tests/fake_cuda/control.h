@@ -33,6 +33,7 @@ struct Options {
   bool executes = true;
   std::string faulty = {};      // a kernel: its launches kill their context. "": none
   bool counts_traffic = false;  // of kernels of CUDA source: Control::traffic(). Slow
+  std::string nccl = {};        // what NCCL does: fake_nccl/faults.h. "": as RONDO_FAKE_NCCL says
 };
 
 // The bytes that the launches of a kernel moved between memory and the multiprocessors, in sectors of 32 bytes.
@@ -47,10 +48,27 @@ struct KernelBytes {
 
 // Work that a program enqueued, by its kind and name.
 struct Enqueued {
-  enum class Kind { kKernel, kProduct, kFill, kCopy } kind;
-  std::string name;   // of the kernel; the sizes of a product; the direction of a copy
-  int64_t bytes = 0;  // of a fill or a copy; of a product, the least alignment that its algorithm relies on
+  enum class Kind { kKernel, kProduct, kFill, kCopy, kCollective } kind;
+  std::string name;  // of the kernel; the sizes of a product; the direction of a copy; the call of a collective
+  // Of a fill or a copy; of a product, the least alignment that its algorithm relies on; of a collective, the bytes
+  // that each rank sends over its link.
+  int64_t bytes = 0;
+  int64_t threads = 0;                      // of a kernel's launch
+  double flops = 0;                         // of a product
+  uint64_t communicator = 0, sequence = 0;  // of a collective: the same on all its ranks
 };
+
+// One entry of the timeline: work, the record of an event, a stream's wait for one, or a wait of the host for an event
+// or (event 0) for all of a stream. timeline.h computes times from it.
+struct TimedWork {
+  enum class Kind { kWork, kRecord, kWait, kHostWait } kind;
+  size_t stream = 0;
+  int device = 0;
+  Enqueued what = {};    // of kWork
+  int64_t declared = 0;  // the bytes that the work says it touches; 0: not known
+  uint64_t event = 0;    // the number of the record
+};
+using Timeline = std::vector<TimedWork>;
 
 // Accesses of kernels to global memory (cuda_on_host/machine.h, Traffic).
 struct TrafficCount {
@@ -119,6 +137,8 @@ struct Counts {
   int64_t launches = 0, copies = 0, host_waits = 0, contexts = 0, streams = 0, events = 0, modules = 0;
   int64_t products = 0, lt_handles = 0;  // of cuBLASLt
   int64_t lt_descriptors = 0;            // handles, descriptors, layouts and preferences that are not destroyed
+  int64_t communicators = 0;             // of NCCL that are neither destroyed nor aborted
+  int64_t collectives = 0;               // that were enqueued, ever
 };
 
 class Control {
@@ -156,6 +176,9 @@ class Control {
   virtual std::vector<std::pair<std::string, TrafficCount>> traffic() const = 0;
   // The work that was enqueued since the last call. Nothing is kept before the first one.
   virtual std::vector<Enqueued> take_journal() = 0;
+  // What the host enqueued, recorded and waited for since the last call, in its order. Nothing is kept before the first
+  // one. Queries of events are no waits.
+  virtual Timeline take_timeline() = 0;
   // From now on, bytes that kernels move are counted, which is slow.
   virtual void count_bytes() = 0;
   // By name of the kernel, since then or since the last call.

@@ -98,7 +98,7 @@ class Call {
 
  private:
   const rondo::fake_cuda::Inside inside_;
-  std::lock_guard<std::recursive_mutex> lock_;
+  std::lock_guard<rondo::fake_cuda::MachineMutex> lock_;
   const char* outer_;
 };
 
@@ -573,11 +573,16 @@ FAKE_EXPORT LtStatus cublasLtMatmul(LtHandle handle, LtDesc desc, const void* al
                             (work.beta != 0 ? " + C" : "") + (work.bias != nullptr ? " + bias" : "") +
                             (work.gelu ? ", gelu" : "");
   const int64_t promised = *std::min_element(std::begin(algorithm.alignments), std::end(algorithm.alignments));
-  const Result pushed = fake().push(*stream, "cublasLtMatmul", accesses,
-                                    fake().noted({rondo::fake_cuda::Enqueued::Kind::kProduct, sizes, promised},
-                                                 [work, workspace, bytes = algorithm.workspace] {
-                                                   if (bytes > 0) std::memset(workspace, 0xA5, bytes);
-                                                   rondo::fake_cuda::compute(work);
-                                                 }));
+  const Result pushed = fake().push(
+      *stream, "cublasLtMatmul", accesses,
+      fake().noted({.kind = rondo::fake_cuda::Enqueued::Kind::kProduct,
+                    .name = sizes,
+                    .bytes = promised,
+                    .flops = 2.0 * static_cast<double>(work.m) * static_cast<double>(work.n) *
+                             static_cast<double>(work.k) * static_cast<double>(work.batch)},
+                   [work, workspace, bytes = algorithm.workspace] {
+                     if (bytes > 0) std::memset(workspace, 0xA5, bytes);
+                     rondo::fake_cuda::compute(work);
+                   }));
   return pushed == Result::kSuccess ? LtStatus::kSuccess : LtStatus::kExecutionFailed;
 }

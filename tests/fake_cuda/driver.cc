@@ -109,14 +109,14 @@ FAKE_EXPORT Result cuDeviceGetUuid_v2(rondo::cuda::Uuid* uuid, int device) {
   FAKE_CALL(kInit);
   FAKE_CHECK(require_device(device));
   *uuid = {};
-  std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", device);
+  std::snprintf(uuid->bytes, sizeof uuid->bytes, "fake GPU %d", hardware_of(device));
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuDeviceGetPCIBusId(char* bus, int length, int device) {
   FAKE_CALL(kInit);
   FAKE_CHECK(require_device(device));
   if (length < 13) return Result::kInvalidValue;  // cuDeviceGetPCIBusId: "large enough to store 13 characters"
-  std::snprintf(bus, static_cast<size_t>(length), "FA4E:%02X:00.0", device);
+  std::snprintf(bus, static_cast<size_t>(length), "FA4E:%02X:00.0", hardware_of(device));
   return Result::kSuccess;
 }
 FAKE_EXPORT Result cuDeviceCanAccessPeer(int* can, int device, int peer) {
@@ -174,7 +174,8 @@ FAKE_EXPORT Result cuCtxSynchronize() {
   OpaqueContext& context = call.context();
   for (const auto& stream : fake().streams)
     if (stream->context == &context) {
-      fake().run_until([&] { return fake().idle(*stream); });
+      fake().wait_until([&] { return fake().idle(*stream); });
+      fake().note_time(TimedWork::Kind::kHostWait, *stream, 0);
       host_waited(stream->clock);
     }
   return context.dead;

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <sstream>
 #include <utility>
+#include <vector>
 
 namespace rondo::fake_cuda {
 namespace {
@@ -12,6 +13,25 @@ namespace {
 //   answers         misuse is answered with an error
 //   driver=12080    the version that the driver says it has
 //   faulty=NAME     launches of the kernel NAME kill their context
+// CUDA_VISIBLE_DEVICES=2,0 shows such a program two of the devices, in this order.
+std::vector<int> visible;  // the hardware of each device; empty: all, in their order
+
+// CUDA Programming Guide, CUDA_VISIBLE_DEVICES: "Only the devices whose index is present in the sequence are visible";
+// "if one of the indices is invalid, only the devices whose index precedes the invalid index are visible".
+void hide_devices(rondo::fake_cuda::Options& options) {
+  const char* const text = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (text == nullptr) return;
+  std::istringstream parts(text);
+  std::string part;
+  while (std::getline(parts, part, ',')) {
+    char* end = nullptr;
+    const long device = std::strtol(part.c_str(), &end, 10);
+    if (end == part.c_str() || *end != '\0' || device < 0 || device >= options.devices) break;
+    visible.push_back(static_cast<int>(device));
+  }
+  options.devices = static_cast<int>(visible.size());
+}
+
 rondo::fake_cuda::Options options_of_environment() {
   rondo::fake_cuda::Options options;
   const char* const text = std::getenv("RONDO_FAKE_CUDA");
@@ -30,10 +50,15 @@ rondo::fake_cuda::Options options_of_environment() {
       std::abort();
     }
   }
+  hide_devices(options);
   return options;
 }
 
 }  // namespace
+
+int hardware_of(int device) {
+  return static_cast<size_t>(device) < visible.size() ? visible[static_cast<size_t>(device)] : device;
+}
 
 Call::Call(const char* name, Needs needs) : lock_(mutex_for(name)), outer_(std::exchange(fake().call, name)) {
   if (fake().memory == nullptr) fake().reset(options_of_environment());  // a program without a test around it
@@ -54,7 +79,7 @@ Call::Call(const char* name, Needs needs) : lock_(mutex_for(name)), outer_(std::
     result_ = context().dead;  // CUresult, ILLEGAL_ADDRESS: every later call returns the same error
 }
 
-std::recursive_mutex& Call::mutex_for([[maybe_unused]] const char* name) {
+MachineMutex& Call::mutex_for([[maybe_unused]] const char* name) {
 #if defined(__SANITIZE_THREAD__)  // a callback has a thread of its own then (tsan.h), which would wait for ever
   if (in_callback()) {
     std::fprintf(stderr, "fake CUDA: %s: a callback of the host calls the driver\n", name);

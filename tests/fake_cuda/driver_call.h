@@ -42,10 +42,10 @@ class Call {
   OpaqueContext& context() const { return *context_stack().back(); }
 
  private:
-  static std::recursive_mutex& mutex_for(const char* name);
+  static MachineMutex& mutex_for(const char* name);
 
   const rondo::fake_cuda::Inside inside_;
-  std::lock_guard<std::recursive_mutex> lock_;
+  std::lock_guard<MachineMutex> lock_;
   const char* outer_;
   Result result_ = Result::kSuccess;
 };
@@ -56,6 +56,9 @@ class Call {
 
 #define FAKE_CHECK(expression) \
   if (const Result checked = expression; checked != Result::kSuccess) return checked
+
+// The number of the piece of hardware that a program sees as this device. Another one with CUDA_VISIBLE_DEVICES.
+int hardware_of(int device);
 
 Result require_stream(const Call& call, StreamPtr stream);
 Result require_event(EventPtr event);

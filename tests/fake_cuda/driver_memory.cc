@@ -75,7 +75,7 @@ FAKE_EXPORT Result cuMemAllocAsync(DevicePtr* address, size_t bytes, StreamPtr s
   if (!fake().fails_now(rondo::fake_cuda::kDeviceMemory)) {
     Block* block = fake().memory->allocate(stream->context->device, bytes, true);
     if (block == nullptr) {
-      fake().run_until([&] { return fake().idle(*stream); });
+      fake().wait_until([&] { return fake().idle(*stream); });
       block = fake().memory->allocate(stream->context->device, bytes, true);
     }
     if (block != nullptr) {

@@ -34,6 +34,26 @@ int most_dynamic_shared(const OpaqueFunction& function) {
              : std::max(0, kSharedWithoutAsking - static_cast<int>(function.kernel->static_shared));
 }
 
+// A kernel that does not say what it touches, and the bytes that collectives write: a pointer into them is an access.
+Result check_pointer(const OpaqueStream& stream, const std::string& name, uintptr_t address) {
+  if (fake().counted.communicators == 0) return Result::kSuccess;
+  rondo::fake_cuda::Clock before = stream.clock;
+  before.merge(fake().host);
+  const std::string writer = fake().races.watched(address, before);
+  return writer.empty()
+             ? Result::kSuccess
+             : fake().misuse(Result::kInvalidValue, "race: " + name + " has a pointer into bytes that " + writer +
+                                                        " writes, and no event and no wait orders the two");
+}
+void note_pointers(const OpaqueStream& stream, const std::string& name, const Kernel& kernel,
+                   const std::vector<std::vector<uint64_t>>& arguments) {
+  if (fake().counted.communicators == 0) return;
+  const rondo::fake_cuda::Work work = fake().next_work(stream, name);
+  for (size_t i = 0; i < kernel.argument_bytes.size(); ++i)
+    if (kernel.argument_bytes[i] == 8 && fake().memory->contains(arguments[i][0]))
+      fake().races.note_pointer(arguments[i][0], work);
+}
+
 }  // namespace
 
 // ---- Streams and events
@@ -62,7 +82,8 @@ FAKE_EXPORT Result cuStreamSynchronize(StreamPtr stream) {
   FAKE_CALL(kContext);
   FAKE_CHECK(require_stream(call, stream));
   ++fake().counted.host_waits;
-  fake().run_until([&] { return fake().idle(*stream); });
+  fake().wait_until([&] { return fake().idle(*stream); });
+  fake().note_time(TimedWork::Kind::kHostWait, *stream, 0);
   host_waited(stream->clock);
   return stream->context->dead;
 }
@@ -74,6 +95,7 @@ FAKE_EXPORT Result cuStreamWaitEvent(StreamPtr stream, EventPtr event, unsigned 
   // cuEventRecord: an event that was never recorded stands for no work. To wait for one is a mistake.
   if (event->last == nullptr) return fake().misuse(Result::kInvalidValue, "the event was never recorded");
   stream->clock.merge(event->last->clock);
+  fake().note_time(TimedWork::Kind::kWait, *stream, event->last->number);
   if (!event->last->passed) {
     stream->items.push_back({"cuStreamWaitEvent", nullptr, nullptr, event->last, false});
     return fake().note_queued();
@@ -119,6 +141,9 @@ FAKE_EXPORT Result cuEventRecord(EventPtr event, StreamPtr stream) {
   stream->clock.merge(fake().host);
   record->clock = stream->clock;
   event->last = record;
+  record->stream = stream;
+  record->number = fake().next_record();
+  fake().note_time(TimedWork::Kind::kRecord, *stream, record->number);
   stream->items.push_back({"cuEventRecord", nullptr, record, nullptr, false});
   return fake().note_queued();
 }
@@ -139,7 +164,8 @@ FAKE_EXPORT Result cuEventSynchronize(EventPtr event) {
   if (event->last == nullptr) return Result::kSuccess;
   ++fake().counted.host_waits;
   const auto last = event->last;
-  fake().run_until([&] { return last->passed; });
+  fake().wait_until([&] { return last->passed; });
+  fake().note_time(TimedWork::Kind::kHostWait, *last->stream, last->number);
   host_waited(last->clock);
   return event->context->dead;
 }
@@ -206,7 +232,7 @@ FAKE_EXPORT Result cuModuleUnload(ModulePtr module) {
   // the kernels it waits for the callbacks among them, and must hold nothing that a callback takes.
   for (const auto& stream : fake().streams)
     if (stream->context == module->context) {
-      fake().run_until([&] { return fake().idle(*stream); });
+      fake().wait_until([&] { return fake().idle(*stream); });
       host_waited(stream->clock);
     }
   module->alive = false;
@@ -291,6 +317,7 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     if (block.uses.size() <= stream->number) block.uses.resize(stream->number + 1);
     block.uses[stream->number] = stream->clock[stream->number] + 1;  // the number that this launch gets
     block.last_user = function->name.c_str();
+    if (!kernel.accesses) FAKE_CHECK(check_pointer(*stream, name, address));
   }
   std::vector<Access> accesses;
   if (kernel.accesses) accesses = kernel.accesses(launch);
@@ -298,7 +325,10 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     FAKE_CHECK(fake().require_device_range(*stream->context, reinterpret_cast<uintptr_t>(access.address), access.bytes,
                                            name + ": what it touches"));
   ++fake().counted.launches;
+  if (!kernel.accesses) note_pointers(*stream, name, kernel, copies->words);
   return fake().push(*stream, name, accesses,
-                     fake().noted({Enqueued::Kind::kKernel, function->name},
+                     fake().noted({.kind = Enqueued::Kind::kKernel,
+                                   .name = function->name,
+                                   .threads = static_cast<int64_t>(threads) * gx * gy * gz},
                                   [copies, launch, kernel = function->kernel] { kernel->run(launch); }));
 }

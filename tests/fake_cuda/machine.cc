@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "rondo/tests/fake_cuda/source.h"
@@ -92,6 +93,13 @@ bool& in_callback() {
   return inside;
 }
 
+void MachineMutex::put_down(std::chrono::microseconds time) {
+  const int depth = depth_;
+  for (int i = 0; i < depth; ++i) unlock();
+  std::this_thread::sleep_for(time);
+  for (int i = 0; i < depth; ++i) lock();
+}
+
 Machine& Machine::instance() {
   static Machine* machine = new Machine;
   return *machine;
@@ -102,6 +110,7 @@ Machine& Machine::instance() {
 void Machine::reset(const Options& chosen) {
   const std::lock_guard lock(mutex);
   options = chosen;
+  if (on_reset) on_reset();
   count_traffic(chosen.counts_traffic);
   memory = std::make_unique<Memory>(chosen.devices, chosen.bytes, chosen.executes);
   races = {};
@@ -129,6 +138,10 @@ void Machine::reset(const Options& chosen) {
   misuses_.clear();
   keeps_journal_ = false;
   journal_.clear();
+  keeps_timeline_ = false;
+  timeline_.clear();
+  noted_.reset();
+  records_ = 0;
   counts_bytes_ = false;
   kernel_bytes_.clear();
   context_stack().clear();
@@ -199,6 +212,16 @@ std::vector<Enqueued> Machine::take_journal() {
   return std::exchange(journal_, {});
 }
 
+Timeline Machine::take_timeline() {
+  const std::lock_guard lock(mutex);
+  keeps_timeline_ = true;
+  return std::exchange(timeline_, {});
+}
+void Machine::note_time(TimedWork::Kind kind, const cuda::OpaqueStream& stream, uint64_t event) {
+  if (keeps_timeline_)
+    timeline_.push_back({.kind = kind, .stream = stream.number, .device = stream.context->device, .event = event});
+}
+
 void Machine::count_bytes() {
   const std::lock_guard lock(mutex);
   counts_bytes_ = true;
@@ -241,6 +264,7 @@ void Machine::note_bytes(const Launch& launch, const std::vector<size_t>& argume
 }
 
 std::function<void()> Machine::noted(Enqueued what, std::function<void()> work) {
+  if (keeps_timeline_) noted_ = what;
   if (keeps_journal_) journal_.push_back(std::move(what));
   return options.executes ? std::move(work) : [] {};
 }
@@ -318,18 +342,29 @@ void Machine::release_context(cuda::OpaqueContext& context) {
 
 // ---- Work
 
+Work Machine::next_work(const cuda::OpaqueStream& stream, const std::string& name) const {
+  return {stream.number, stream.clock[stream.number] + 1,
+          name + " (stream " + std::to_string(stream.number) + ", " + name_of(*stream.context) + ")"};
+}
+
 cuda::Result Machine::push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
-                           std::function<void()> work, bool touches_memory) {
+                           std::function<void()> work, bool touches_memory, std::function<bool()> may_run) {
+  const Work self = next_work(stream, name);
   stream.clock.merge(host);
   stream.clock.tick(stream.number);
-  const Work self{stream.number, stream.clock[stream.number],
-                  name + " (stream " + std::to_string(stream.number) + ", " + name_of(*stream.context) + ")"};
   for (const Access& access : accesses)
     if (const std::string race = races.note(reinterpret_cast<uintptr_t>(access.address), access.bytes, access.writes,
                                             self, stream.clock);
         !race.empty())
       return misuse(cuda::Result::kInvalidValue, race);
-  stream.items.push_back({name, std::move(work), nullptr, nullptr, touches_memory});
+  if (noted_.has_value()) {
+    TimedWork timed{.kind = TimedWork::Kind::kWork, .stream = stream.number, .device = stream.context->device};
+    timed.what = std::move(*noted_);
+    for (const Access& access : accesses) timed.declared += static_cast<int64_t>(access.bytes);
+    timeline_.push_back(std::move(timed));
+    noted_.reset();
+  }
+  stream.items.push_back({name, std::move(work), nullptr, nullptr, touches_memory, std::move(may_run)});
   return note_queued();
 }
 
@@ -345,7 +380,7 @@ cuda::Result Machine::note_queued() {
   return cuda::Result::kSuccess;
 }
 
-bool Machine::run_any() {
+Machine::Turn Machine::run_any() {
   std::vector<cuda::OpaqueStream*> ready;
   bool waiting = false;
   for (const auto& stream : streams) {
@@ -354,15 +389,23 @@ bool Machine::run_any() {
     if (first.waits_for == nullptr || first.waits_for->passed) ready.push_back(stream.get());
     else waiting = true;
   }
-  if (ready.empty()) {
-    if (waiting) {
-      std::fprintf(stderr, "fake CUDA: streams wait for each other\n");
-      std::abort();
+  const bool some = !ready.empty();
+  while (!ready.empty()) {
+    cuda::OpaqueStream*& chosen = ready[random_() % ready.size()];
+    const auto& may_run = chosen->items.front().may_run;
+    if (!may_run || chosen->context->dead != cuda::Result::kSuccess || may_run()) {
+      run_one(*chosen);
+      return Turn::kRan;
     }
-    return false;
+    chosen = ready.back();
+    ready.pop_back();
   }
-  run_one(*ready[random_() % ready.size()]);
-  return true;
+  if (some) return Turn::kAllWait;
+  if (waiting) {
+    std::fprintf(stderr, "fake CUDA: streams wait for each other\n");
+    std::abort();
+  }
+  return Turn::kNothingQueued;
 }
 
 void Machine::run_one(cuda::OpaqueStream& stream) {
@@ -399,9 +442,47 @@ void Machine::run_one(cuda::OpaqueStream& stream) {
 
 void Machine::run_until(const std::function<bool()>& enough) {
   if (running_) return;
-  while (!enough() && run_any()) {
+  while (!enough() && run_any() == Turn::kRan) {
   }
   memory->close();
+}
+
+void Machine::wait_until(const std::function<bool()>& enough) {
+  if (running_) return;
+  while (!enough()) {
+    const Turn turn = run_any();
+    if (turn == Turn::kNothingQueued) break;
+    if (turn == Turn::kAllWait) let_others();
+  }
+  memory->close();
+}
+
+void Machine::wait_for_others(const std::function<bool()>& enough) {
+  while (!enough())
+    if (run_any() != Turn::kRan) let_others();
+  memory->close();
+}
+
+void Machine::let_others() {
+  memory->close();
+  const char* const mine = call;
+  mutex.put_down(std::chrono::microseconds(50));
+  call = mine;
+}
+
+// A device works on while its process does something else. Late: the pauses are long beside the work.
+void Machine::run_in_background() {
+  if (std::exchange(in_background_, true)) return;
+  std::thread([this] {
+    for (;;) {
+      std::this_thread::sleep_for(std::chrono::microseconds(300));
+      const Inside inside;
+      const std::lock_guard lock(mutex);
+      if (memory == nullptr || gone || queued_ == 0) continue;
+      auto left = static_cast<int64_t>(1 + random_() % 64);
+      run_until([&] { return left-- <= 0; });
+    }
+  }).detach();
 }
 
 void Machine::run_some() {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_set>
@@ -41,6 +42,9 @@ struct OpaqueStream {
     std::function<void()> work;
     std::shared_ptr<Record> signals, waits_for;
     bool touches_memory = true;
+    // Asked while the item is at the front of its stream: false means that it has to wait for another process or
+    // communicator. Null: it never waits.
+    std::function<bool()> may_run = {};
   };
   OpaqueContext* context = nullptr;
   size_t number = 0;
@@ -53,6 +57,8 @@ struct OpaqueStream::Record {
   bool passed = false;
   std::chrono::steady_clock::time_point time;
   fake_cuda::Clock clock;
+  const OpaqueStream* stream = nullptr;
+  uint64_t number = 0;  // in the timeline; the first is 1
 };
 
 struct OpaqueEvent {
@@ -108,6 +114,26 @@ class Inside {
   static thread_local int64_t calls_;
 };
 
+// A recursive mutex that a waiting thread puts down for a while, however often it holds it: other threads then call the
+// driver, to abort what this one waits for.
+class MachineMutex {
+ public:
+  void lock() {
+    mutex_.lock();
+    ++depth_;
+  }
+  void unlock() {
+    --depth_;
+    mutex_.unlock();
+  }
+  // REQUIRES: this thread holds it.
+  void put_down(std::chrono::microseconds time);
+
+ private:
+  std::recursive_mutex mutex_;
+  int depth_ = 0;  // of the thread that holds it
+};
+
 class Machine final : public Control {
  public:
   static Machine& instance();
@@ -127,6 +153,7 @@ class Machine final : public Control {
   int64_t calls_inside() const override { return Inside::calls(); }
   std::vector<std::string> misuses() const override;
   std::vector<Enqueued> take_journal() override;
+  Timeline take_timeline() override;
   void count_bytes() override;
   std::map<std::string, KernelBytes> take_kernel_bytes() override;
   std::vector<std::pair<std::string, TrafficCount>> traffic() const override;
@@ -139,15 +166,28 @@ class Machine final : public Control {
   std::function<void()> noted(Enqueued what, std::function<void()> work);
   // Enqueues work that touches these bytes. An error if it races with other work.
   cuda::Result push(cuda::OpaqueStream& stream, const std::string& name, const std::vector<Access>& accesses,
-                    std::function<void()> work, bool touches_memory = true);
+                    std::function<void()> work, bool touches_memory = true, std::function<bool()> may_run = {});
+  // Notes an event or a wait in the timeline, if one is kept. `event`: the record's number; 0: none.
+  void note_time(TimedWork::Kind kind, const cuda::OpaqueStream& stream, uint64_t event);
+  uint64_t next_record() { return ++records_; }
+  // The work that the next push() into a stream makes.
+  Work next_work(const cuda::OpaqueStream& stream, const std::string& name) const;
   bool counts_bytes() const { return counts_bytes_; }
   // The record of a launch. Its operands begin where its arguments, of these sizes, point to.
   void note_bytes(const Launch& launch, const std::vector<size_t>& argument_bytes,
                   const cuda_on_host::Traffic& traffic);
   // After an item was put into a stream: some work may run.
   cuda::Result note_queued();
-  // Runs what is queued until `enough`.
+  // Runs what is queued until `enough`, or until nothing is left that can run.
   void run_until(const std::function<bool()>& enough);
+  // The host waits: as run_until(), but where all that is left waits for another process, this thread waits for it, and
+  // other threads call the driver meanwhile. Returns where the queue is empty.
+  void wait_until(const std::function<bool()>& enough);
+  // Work runs from now on although no thread calls the driver: other processes wait for it.
+  void run_in_background();
+  // The host waits for something that no stream of this process leads to.
+  void wait_for_others(const std::function<bool()>& enough);
+  uint64_t random() { return random_(); }
   void run_some();  // one item, if one can run
   bool idle(const cuda::OpaqueStream& stream) const { return stream.items.empty(); }
   // The whole range lies in one live block of a device that this context may access. `what` names the caller's range.
@@ -158,7 +198,7 @@ class Machine final : public Control {
   std::string name_of(const cuda::OpaqueContext& context) const;
   void release_context(cuda::OpaqueContext& context);
 
-  mutable std::recursive_mutex mutex;
+  mutable MachineMutex mutex;
   Options options;
   std::unique_ptr<Memory> memory;
   Races races;
@@ -179,10 +219,14 @@ class Machine final : public Control {
   // Callbacks of the host that have run, which waits come after (tsan.h).
   char callbacks_done = 0;
   const char* call = "";  // the driver's function that runs
+  // What else is forgotten with reset().
+  std::function<void()> on_reset;
 
  private:
+  enum class Turn { kRan, kNothingQueued, kAllWait };
   void run_one(cuda::OpaqueStream& stream);
-  bool run_any();
+  Turn run_any();
+  void let_others();
   std::mt19937_64 random_;
   int64_t queued_ = 0, fail_in_ = 0, fails_left_ = 0;
   Memories failing_ = kAllMemories;
@@ -192,6 +236,10 @@ class Machine final : public Control {
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
+  bool keeps_timeline_ = false, in_background_ = false;
+  Timeline timeline_;
+  std::optional<Enqueued> noted_;  // of the next push()
+  uint64_t records_ = 0;
 };
 
 // The contexts of this thread, the current one last. It has no destructor: objects of static lifetime call the driver

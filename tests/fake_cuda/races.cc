@@ -65,6 +65,39 @@ void Races::forget(uintptr_t begin, size_t bytes) {
   split(begin);
   split(begin + bytes);
   intervals_.erase(intervals_.lower_bound(begin), intervals_.lower_bound(begin + bytes));
+  unwatch(begin, begin + bytes);
+  pointers_.erase(pointers_.lower_bound(begin), pointers_.lower_bound(begin + bytes));
+}
+
+void Races::unwatch(uintptr_t begin, uintptr_t end) {
+  auto at = watched_.upper_bound(begin);
+  if (at != watched_.begin() && std::prev(at)->second.end > begin) --at;
+  while (at != watched_.end() && at->first < end) at = watched_.erase(at);
+}
+
+void Races::watch(uintptr_t begin, size_t bytes, const Work& work) {
+  unwatch(begin, begin + bytes);
+  watched_.emplace(begin, Watched{begin + bytes, work});
+}
+
+void Races::note_pointer(uintptr_t address, const Work& work) {
+  std::vector<Work>& users = pointers_[address];
+  std::erase_if(users, [&](const Work& user) { return user.stream == work.stream; });
+  users.push_back(work);
+}
+
+std::string Races::pointer_into(uintptr_t begin, size_t bytes, const Clock& clock) const {
+  for (auto at = pointers_.lower_bound(begin); at != pointers_.end() && at->first < begin + bytes; ++at)
+    for (const Work& user : at->second)
+      if (!user.before(clock)) return user.name;
+  return "";
+}
+
+std::string Races::watched(uintptr_t address, const Clock& clock) const {
+  const auto at = watched_.upper_bound(address);
+  if (at == watched_.begin()) return "";
+  const Watched& last = std::prev(at)->second;
+  return address < last.end && !last.work.before(clock) ? last.work.name : "";
 }
 
 }  // namespace rondo::fake_cuda

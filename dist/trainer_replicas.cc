@@ -1,0 +1,48 @@
+#include "rondo/dist/trainer_replicas.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+
+namespace rondo::dist {
+
+std::vector<double> TrainerReplicas::sum(const std::vector<double>& values, std::string_view name) {
+  const Tensor sums = Tensor::from(values, {static_cast<int64_t>(values.size())}, kCPU);
+  ddp_.group().all_reduce(sums, ReduceOp::kSum, name).wait();
+  return sums.to_vector<double>();
+}
+
+void TrainerReplicas::require_equal(const std::vector<std::string>& lines, std::string_view name) {
+  constexpr int64_t kMostBytes = 1 << 16;
+  const std::vector<std::string> texts = gather_texts(ddp_.group(), absl::StrJoin(lines, "\n"), kMostBytes, name);
+  const std::vector<std::string> first = absl::StrSplit(texts[0], '\n');
+  for (size_t r = 1; r < texts.size(); ++r) {
+    if (texts[r] == texts[0]) continue;
+    const std::vector<std::string> theirs = absl::StrSplit(texts[r], '\n');
+    size_t i = 0;
+    while (i < theirs.size() && i < first.size() && theirs[i] == first[i]) ++i;
+    const auto at = [i](const std::vector<std::string>& all) { return i < all.size() ? all[i] : "nothing"; };
+    throw MismatchError(absl::StrCat(std::string(name), ": rank ", r, " begins with another run than rank 0: \"",
+                                     at(theirs), "\" there, \"", at(first),
+                                     "\" on rank 0. Do all ranks read the same files, with the same options?"));
+  }
+}
+
+void TrainerReplicas::backward(const Tensor& loss, bool is_last) {
+  std::optional<DistributedDataParallel::NoSync> local;
+  if (!is_last) local.emplace(ddp_);
+  loss.backward();
+}
+
+void TrainerReplicas::average_gradients(bool ran_backward) {
+  if (ran_backward) ddp_.finish();
+  else ddp_.finish_with_zeros();
+}
+
+void TrainerReplicas::end_step() {
+  if (options_.check_parameters) ddp_.check_parameters();
+}
+
+}  // namespace rondo::dist

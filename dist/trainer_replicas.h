@@ -1,0 +1,41 @@
+// TrainerReplicas: optim::Trainer over several processes.
+//
+//   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process());   // under rondorun
+//   dist::DistributedDataParallel ddp(model, group);
+//   dist::TrainerReplicas replicas(ddp);
+//   optim::Trainer trainer(model, optimizer, loss, train_data, {.output_dir = "run", .replicas = &replicas});
+//
+// Every process makes the same objects on the same data. See trainer.h for what they share.
+// Ownership: keeps a reference to `ddp`. Thread safety: the thread that trains.
+#pragma once
+
+#include "rondo/dist/ddp.h"
+#include "rondo/optim/trainer/replicas.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::dist {
+
+struct TrainerReplicasOptions {
+  // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
+  bool check_parameters = false;
+};
+
+class TrainerReplicas : public optim::Replicas {
+ public:
+  explicit TrainerReplicas(DistributedDataParallel& ddp, TrainerReplicasOptions options = {})
+      : ddp_(ddp), options_(options) {}
+  int rank() const override { return ddp_.group().rank(); }
+  int size() const override { return ddp_.group().world_size(); }
+  std::vector<double> sum(const std::vector<double>& values, std::string_view name) override;
+  void require_equal(const std::vector<std::string>& lines, std::string_view name) override;
+  void backward(const Tensor& loss, bool is_last) override;
+  void average_gradients(bool ran_backward) override;
+  void end_step() override;
+
+ private:
+  DistributedDataParallel& ddp_;
+  const TrainerReplicasOptions options_;
+};
+
+}  // namespace rondo::dist
+#pragma GCC visibility pop

@@ -1,0 +1,62 @@
+#include "rondo/examples/job.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/dist/placement.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/parallel.h"
+
+namespace rondo::examples {
+namespace {
+
+// Beside the checkpoints: the id of the job that they belong to.
+std::string run_id_path(const std::string& folder) { return folder + "/run_id"; }
+
+void print(const std::string& line) {
+  std::printf("%s\n", line.c_str());
+  std::fflush(stdout);
+}
+
+// One rank of several on a GPU works on the cores beside it. Says what it did.
+void pin(const JobOptions& options, const dist::Environment& environment) {
+  if (!options.pin_threads || options.device == kCPU || environment.world_size == 1) return;
+  const dist::Pinned pinned = dist::pin_threads(options.device);
+  if (pinned.cores > 0) set_num_threads(std::min(num_threads(), pinned.cores));
+  if (pinned.cores > 0 || environment.rank == 0) print(absl::StrCat("rank ", environment.rank, ": ", pinned.text));
+}
+
+}  // namespace
+
+Job::Job(JobOptions options)
+    : environment(dist::Environment::from_process()),
+      group((pin(options, environment),
+             dist::ProcessGroup::connect(
+                 environment, {.timeout = dist::Milliseconds(std::llround(1e3 * options.timeout_seconds)),
+                               .device = options.device}))) {
+  if (several()) dist::check_devices(*group, options.device);
+}
+
+void Job::say(const std::string& line) const {
+  if (lead()) print(line);
+}
+
+bool Job::goes_on(const std::string& folder) const {
+  if (environment.restart_count == 0 || environment.run_id == "none") return false;
+  std::string owner;
+  std::ifstream(run_id_path(folder)) >> owner;
+  return owner == environment.run_id;
+}
+
+void Job::own(const std::string& folder) const {
+  io::make_folders(folder);
+  io::AtomicFile owner(run_id_path(folder));
+  owner.write(environment.run_id + "\n");
+  owner.commit();
+}
+
+}  // namespace rondo::examples

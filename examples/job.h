@@ -1,0 +1,44 @@
+// Job: what a program does first if a launcher (rondorun, torchrun, mpirun, srun) may have started it as one of several
+// processes. Without a launcher it is a job of one process.
+//
+//   const Job job({.device = options.device});
+//   if (job.several()) ddp.emplace(model, job.group);
+//   job.say("...");                                     // rank 0 prints
+//
+// Starting again (rondorun --max-restarts): goes_on() says whether the checkpoints in a folder are this job's own.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "rondo/dist/environment.h"
+#include "rondo/dist/process_group.h"
+#include "rondo/runtime/device.h"
+
+namespace rondo::examples {
+
+struct JobOptions {
+  Device device = kCPU;          // as Flags has read it: "cuda" is that of the LOCAL_RANK
+  bool pin_threads = true;       // with several processes: threads run on the cores near the device
+  double timeout_seconds = 300;  // that a rank may be late
+};
+
+class Job {
+ public:
+  // Meets the other processes. Throws Error if two of them would use one GPU, and what ProcessGroup::connect() throws.
+  explicit Job(JobOptions options);
+
+  const dist::Environment environment;
+  const std::shared_ptr<dist::ProcessGroup> group;
+  bool several() const { return group->world_size() > 1; }
+  bool lead() const { return group->rank() == 0; }
+  // A line on stdout, of rank 0 only.
+  void say(const std::string& line) const;
+
+  // True if a launcher has started this job again, and the job has said own() of this folder before.
+  bool goes_on(const std::string& folder) const;
+  // Writes into the folder whose checkpoints it holds from now on. REQUIRES: no older ones are in it.
+  void own(const std::string& folder) const;
+};
+
+}  // namespace rondo::examples

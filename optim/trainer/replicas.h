@@ -1,0 +1,43 @@
+// Replicas: the processes that train one model together, as a Trainer needs them. Each has a copy of the model; they
+// share the batches. dist::TrainerReplicas (dist/trainer_replicas.h) is one.
+//
+// Every process calls the same functions in the same order; they wait for each other. A process that is late, gone or
+// fails in its own way is an error on the others, which names it. After an error nothing more can be called.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/runtime/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+class Replicas {
+ public:
+  virtual ~Replicas() = default;
+  virtual int rank() const = 0;  // of this process; 0 writes the files
+  virtual int size() const = 0;
+
+  // The sum over the processes of each value, with the same bits in all of them.
+  virtual std::vector<double> sum(const std::vector<double>& values, std::string_view name) = 0;
+  // Throws an Error in every process unless all pass the same lines; it names a process and a line that differ.
+  virtual void require_equal(const std::vector<std::string>& lines, std::string_view name) = 0;
+
+  // loss.backward(). The gradients of all but the last backward of a step stay in this process.
+  virtual void backward(const Tensor& loss, bool is_last) = 0;
+  // After the last backward of a step: gradients become the averages over the processes. `ran_backward`: false if this
+  // process ran none in this step. Its gradients then count as zeros.
+  virtual void average_gradients(bool ran_backward) = 0;
+  // After the optimizer's step: a place for checks.
+  virtual void end_step() {}
+
+ protected:
+  Replicas() = default;
+  Replicas(const Replicas&) = default;
+  Replicas& operator=(const Replicas&) = default;
+};
+
+}  // namespace rondo::optim
+#pragma GCC visibility pop

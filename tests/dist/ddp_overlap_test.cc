@@ -1,0 +1,83 @@
+// How much of the communication a backward hides, by the virtual clock (fake_cuda/timeline.h): two ranks, whose work is
+// enqueued on the fakes of CUDA and NCCL at the sizes of a real model, and not run. Predictions, not measurements.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "rondo/compile/compile.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/optim/adam.h"
+#include "rondo/optim/compile.h"
+#include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/fake_cuda/fake_cuda.h"
+#include "rondo/tests/fake_cuda/timeline.h"
+
+namespace rondo::dist {
+namespace {
+
+using fake_cuda::Makespan;
+using fake_cuda::Rates;
+using fake_cuda::Timeline;
+using test::FakeCuda;
+
+// The third step of both ranks, or of one process alone.
+Timeline third_step(const nn::GPT2Config& config, int ranks) {
+  FakeCuda cuda({.devices = ranks, .bytes = size_t{30} << 30, .executes = false});
+  Timeline timeline;
+  std::barrier together(ranks);
+  const auto errors = test::run_ranks(ranks, [&](const Environment& e) {
+    const Device device = cuda.device(e.rank);
+    const DeviceScope scope(device);
+    nn::GPT2 model(config, 1);
+    optim::AdamW optimizer(model.parameters());
+    std::optional<DistributedDataParallel> ddp;
+    if (ranks > 1) ddp.emplace(model, ProcessGroup::connect(e, {.timeout = test::kPatient, .device = device}));
+    const compile::Regions regions = compile::compile_regions(model);
+    optim::compile(optimizer);
+    const int64_t T = config.block_size;
+    const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(4 * T), 1), {4, T}, device);
+    for (int step = 0; step < 3; ++step) {
+      together.arrive_and_wait();
+      if (e.rank == 0) cuda->take_timeline();
+      together.arrive_and_wait();
+      model.loss(tokens, tokens).backward();
+      if (ddp) ddp->finish();
+      optimizer.step({.max_norm = 1.0});
+      optimizer.zero_grad();
+    }
+    together.arrive_and_wait();
+    if (e.rank == 0) timeline = cuda->take_timeline();
+    together.arrive_and_wait();
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+  return timeline;
+}
+
+// 12 layers, communication that takes 30% of the time of a step's computation.
+TEST(DdpOnCudaOverlap, TheStepIsLittleLongerThanItsComputation) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  if (test::on_real_cuda()) GTEST_SKIP() << "reads the fake driver's timeline";
+  const nn::GPT2Config config{.vocab_size = 65, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768};
+  const Makespan alone = fake_cuda::makespan({third_step(config, 1)}, {});
+  const Timeline both = third_step(config, 2);
+  Rates rates;
+  Makespan step = fake_cuda::makespan({both}, rates);
+  for (int i = 0; i < 20; ++i) {  // the link that makes it 30%
+    rates.link *= step.communicating / (0.3 * alone.computing);
+    step = fake_cuda::makespan({both}, rates);
+  }
+  EXPECT_NEAR(step.communicating, 0.3 * alone.computing, 1e-3 * alone.computing);
+  EXPECT_GE(alone.seconds, alone.computing);
+  EXPECT_LE(step.computing, 1.005 * alone.computing);  // the same work, and two small copies
+  EXPECT_LE(step.seconds, 1.06 * alone.seconds);
+  std::printf("predicted: %.2f ms of computation, %.2f ms of communication, a step of %.2f ms (%.3f times)\n",
+              1e3 * alone.computing, 1e3 * step.communicating, 1e3 * step.seconds, step.seconds / alone.seconds);
+}
+
+}  // namespace
+}  // namespace rondo::dist

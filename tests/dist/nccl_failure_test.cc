@@ -1,0 +1,212 @@
+// What goes wrong between ranks with a device each: who is named, what ends, and that nothing hangs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/dist/launched.h"
+#include "rondo/tests/dist/nccl_ranks.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo::dist {
+namespace {
+
+using test::error_of;
+using test::has;
+using test::NcclRanks;
+
+class NcclFailure : public testing::TestWithParam<int> {
+ protected:
+  void SetUp() override { RONDO_SKIP_WITHOUT_NCCL(); }
+  // After the ranks have failed: what devices have kept is taken.
+  static void clear(NcclRanks& ranks) {
+    for (int r = 0; r < ranks.size(); ++r) error_of<std::exception>([&] { synchronize(ranks.cuda().device(r)); });
+  }
+};
+
+// The mismatch hangs on the devices, or leaves garbage: that is NCCL. The hosts find it at the end of the step.
+TEST_P(NcclFailure, AnotherCollectiveIsFoundAtTheEndOfTheStep) {
+  const int n = GetParam();
+  using Calls = std::function<void(ProcessGroup&, Tensor&)>;
+  const Calls usual = [](ProcessGroup& g, Tensor& x) {
+    g.all_reduce(x, ReduceOp::kAverage, "a").wait();
+    g.all_reduce(x, ReduceOp::kAverage, "b").wait();
+  };
+  const std::vector<std::pair<std::string, Calls>> others = {
+      {"all_reduce 2 (b; 4 i32)",
+       [](ProcessGroup& g, Tensor& x) {
+         g.all_reduce(x, ReduceOp::kAverage, "a").wait();
+         g.all_reduce(Tensor::ones({4}, {kI32, kCPU}).to(x.device()), ReduceOp::kSum, "b");
+       }},
+      {"all_reduce 2 (b; 3 f32, average)",
+       [](ProcessGroup& g, Tensor& x) {
+         g.all_reduce(x, ReduceOp::kAverage, "a").wait();
+         g.all_reduce(Tensor::ones({3}, {kF32, kCPU}).to(x.device()), ReduceOp::kAverage, "b").wait();
+       }},
+      {"all_reduce 1 (b; 4 f32, average)",
+       [](ProcessGroup& g, Tensor& x) {
+         g.all_reduce(x, ReduceOp::kAverage, "b").wait();
+         g.all_reduce(x, ReduceOp::kAverage, "a").wait();
+       }},
+      {"the end of its calls, after 1",
+       [](ProcessGroup& g, Tensor& x) { g.all_reduce(x, ReduceOp::kAverage, "a").wait(); }},
+  };
+  for (const auto& [differs, calls] : others) {
+    SCOPED_TRACE(differs);
+    NcclRanks ranks(n);
+    const auto began = std::chrono::steady_clock::now();
+    const auto errors = ranks.run([&](const Environment& e) {
+      const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+      Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+      (e.rank == n - 1 ? calls : usual)(*group, x);
+      const std::string error = error_of<MismatchError>([&] { group->check_sequence("", "end of step"); });
+      // Nothing of this step can be read, and the group is of no more use, for hosts and devices.
+      EXPECT_EQ(error_of<MismatchError>([&] { x.to_vector<double>(); }), error);
+      EXPECT_NE(error_of<DistError>([&] { group->all_reduce(x, ReduceOp::kSum, "c").wait(); }), "");
+      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("d").wait(); }).find("cannot run"), std::string::npos);
+      throw Error(error);
+    });
+    const std::string first = absl::StartsWith(differs, "all_reduce 1") ? "all_reduce 1 (a; 4 f32, average)"
+                                                                        : "all_reduce 2 (b; 4 f32, average)";
+    for (const std::string& error : errors)
+      EXPECT_EQ(error, absl::StrCat("the ranks do not call the same collectives on their devices: rank 0 is at ", first,
+                                    ", rank ", n - 1, " at ", differs));
+    EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient / 2);
+    clear(ranks);
+  }
+}
+
+TEST_P(NcclFailure, ARankThatDoesNotComeIsNamed) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  std::atomic<int> done = 0;
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(3'000)));
+    Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+    group->all_reduce(x, ReduceOp::kAverage, "together").synchronize();
+    group->barrier("on").wait();
+    if (e.rank == 1) {
+      while (done < n - 1) std::this_thread::sleep_for(Milliseconds(5));
+      return;
+    }
+    const Work work = group->all_reduce(x, ReduceOp::kAverage, "alone");
+    work.wait();  // enqueues only
+    // What the host waits for next says so.
+    const std::string error = error_of<DistError>([&] { x.to_vector<double>(); });
+    EXPECT_EQ(error_of<DistError>([&] { work.synchronize(); }), error);
+    ++done;
+    throw Error(error);
+  });
+  EXPECT_EQ(errors[1], "");
+  std::string all;
+  for (int r = 0; r < n; ++r) {
+    if (r == 1) continue;
+    all += errors[static_cast<size_t>(r)];
+    EXPECT_NE(errors[static_cast<size_t>(r)].find("rank 1 has not come to it"), std::string::npos)
+        << errors[static_cast<size_t>(r)];
+  }
+  EXPECT_NE(all.find("all_reduce 2 (alone; 4 f32, average) did not complete within 3000 ms"), std::string::npos) << all;
+  clear(ranks);
+}
+
+TEST_P(NcclFailure, ARankThatLeavesIsNamedSoon) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  const auto began = std::chrono::steady_clock::now();
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+    Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+    group->all_reduce(x, ReduceOp::kAverage, "together").synchronize();
+    group->barrier("on").wait();
+    if (e.rank == 1) return;
+    group->all_reduce(x, ReduceOp::kAverage, "x").synchronize();
+  });
+  EXPECT_EQ(errors[1], "");
+  for (int r = 0; r < n; ++r)
+    if (r != 1) {
+      EXPECT_NE(errors[static_cast<size_t>(r)].find("rank 1 is gone: it has left the group"), std::string::npos)
+          << errors[static_cast<size_t>(r)];
+    }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient / 2);
+  clear(ranks);
+}
+
+// The hosts' group fails: what is in flight on the devices ends.
+TEST_P(NcclFailure, AFailureOfTheHostsEndsTheDevices) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+    Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+    Work alone;
+    if (e.rank != 1) alone = group->all_reduce(x, ReduceOp::kAverage, "x");
+    const std::string error = error_of<MismatchError>([&] { group->barrier(e.rank == 1 ? "a" : "b").wait(); });
+    EXPECT_NE(error.find("rank 0 is at barrier"), std::string::npos) << error;
+    if (e.rank != 1) alone.synchronize();
+  });
+  for (int r = 0; r < n; ++r)
+    if (r != 1) {
+      EXPECT_NE(errors[static_cast<size_t>(r)].find(
+                    "all_reduce 1 (x; 4 f32, average) was given up: the ranks do not call the same collectives"),
+                std::string::npos)
+          << errors[static_cast<size_t>(r)];
+    }
+  clear(ranks);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NcclFailure, testing::Values(2, 4));
+
+// ---- Processes: the launcher names the rank that failed, however it does, and none of the others hangs.
+
+struct Ending {
+  const char* how;
+  const char* says;  // the launcher, about rank 1
+  friend std::ostream& operator<<(std::ostream& out, const Ending& e) { return out << e.how; }
+};
+
+class NcclProcesses : public testing::TestWithParam<Ending> {
+ protected:
+  void SetUp() override { RONDO_SKIP_WITHOUT_NCCL(); }
+};
+
+TEST_P(NcclProcesses, TheRankThatFailedIsNamed) {
+  for (const int n : {2, 4})
+    for (const char* kind : {"device", "device checked"}) {
+      SCOPED_TRACE(absl::StrCat(n, " ranks, ", kind));
+      const test::Finished run = test::rondorun(
+          absl::StrCat("--nproc-per-node ", n, " ", tests::kRankProgram, " '", GetParam().how, "' recorded '", kind,
+                       "'"),
+          absl::StrCat("RONDO_CUDA_PATH=", test::fake_cuda_folder(), " RONDO_FAKE_CUDA=", n, ":", n, ":64"));
+      EXPECT_NE(run.code, 0);
+      EXPECT_TRUE(has(run, absl::StrCat(GetParam().says, "; the job ends"))) << run.out;
+      const size_t line = run.out.rfind("rondorun: ", run.out.find("; the job ends"));
+      EXPECT_EQ(run.out.substr(line, 17), "rondorun: rank 1 ") << run.out;
+      EXPECT_LT(run.took, std::chrono::seconds(60)) << run.out;
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Every, NcclProcesses,
+                         testing::Values(Ending{"kill", "was killed by signal 9 (SIGKILL)"},
+                                         Ending{"exit 3", "exited with code 3"}, Ending{"throw", "exited with code 9"},
+                                         Ending{"stop", "is stopped (SIGSTOP or SIGTSTP)"},
+                                         Ending{"late", "does not take part any more"}),
+                         [](const auto& info) {
+                           std::string name = info.param.how;
+                           for (char& c : name)
+                             if (c == ' ') c = '_';
+                           return name;
+                         });
+
+TEST(NcclProcessesTest, ValuesAreThoseOfThreads) {
+  RONDO_SKIP_WITHOUT_NCCL();
+  const test::Finished run = test::rondorun(
+      absl::StrCat("--nproc-per-node 3 ", tests::kRankProgram, " 'none' recorded 'device checked'"),
+      absl::StrCat("RONDO_CUDA_PATH=", test::fake_cuda_folder(), " RONDO_FAKE_CUDA=5:3:64"));
+  EXPECT_EQ(run.code, 0) << run.out;
+  for (const char* rank : {"0", "1", "2"}) EXPECT_TRUE(has(run, absl::StrCat("rank ", rank, " has 1"))) << run.out;
+}
+
+}  // namespace
+}  // namespace rondo::dist
