@@ -229,6 +229,8 @@ void DistributedDataParallel::arrive(size_t i) {
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
                              "backward of a step under no_sync()"));
+  for (const size_t k : std::exchange(let_go_, {}))
+    autograd::claim_gradient(parameters_[k].tensor, GradientClaim::kChanges, kWho);
   if (now.arrived[i]) return;  // several contributions before its bucket is full
   now.arrived[i] = true;
   now.order.push_back(i);
@@ -405,6 +407,11 @@ void DistributedDataParallel::finish() {
   const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
   deliver_all();
   hand_to_shards(first);
+  for (size_t i = 0; options_.allow_unused && i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.grad().defined()) continue;
+    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
+    let_go_.push_back(i);
+  }
 }
 
 // What is wrong on each rank. On a device, the ranks compare what they have issued, too. With allow_unused they also

@@ -162,6 +162,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   int64_t step_ = 1;
   std::string trouble_;                           // of this rank, in this step
   std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
+  // Parameters that no rank used in the step before: until the next backward, an optimizer need not wait for a
+  // gradient.
+  std::vector<size_t> let_go_;
 };
 
 }  // namespace rondo::dist
