@@ -15,7 +15,7 @@
 namespace rondo::dist {
 namespace {
 
-constexpr const char* kWho = "ShardedOptimizer";
+constexpr const char* kSharded = "ShardedOptimizer";
 
 // True if the update of an element depends on that element alone, so that a parameter can be cut anywhere.
 bool is_elementwise(const optim::ParamSlot& slot) {
@@ -43,7 +43,7 @@ Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
 class Gone final : public optim::ShardHooks {
  public:
   void before_step(bool) override {
-    throw Error(absl::StrCat(kWho, ": it is gone, and the optimizer has only this rank's share of the states"));
+    throw Error(absl::StrCat(kSharded, ": it is gone, and the optimizer has only this rank's share of the states"));
   }
   void sum_over_ranks(const Tensor&) override {}
   void after_step() override {}
@@ -129,9 +129,10 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
       options_(options),
       group_(ddp.shared_group()),
       gather_(group_) {
-  if (kept_.shards != nullptr) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has or had one already"));
+  if (kept_.shards != nullptr)
+    throw Error(absl::StrCat(kSharded, ": this ", optimizer.name(), " has or had one already"));
   if (kept_.at_seams)
-    throw Error(absl::StrCat(kWho, ": an UpdateAtSeams makes the steps of this ", optimizer.name(),
+    throw Error(absl::StrCat(kSharded, ": an UpdateAtSeams makes the steps of this ", optimizer.name(),
                              ", which needs all gradients of a bucket on every rank; use one of the two"));
   std::unordered_map<const TensorImpl*, bool> known;
   for (const Bucket& bucket : ddp.plan().buckets)
@@ -142,12 +143,12 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
     needs_whole_.push_back(!is_elementwise(slot));
     if (known.contains(slot.param.impl())) position_[slot.param.impl()] = i;
     else if (slot.param.requires_grad())
-      throw Error(absl::StrCat(kWho, ": ", optim::slot_name(i), " of ", optimizer.name(),
+      throw Error(absl::StrCat(kSharded, ": ", optim::slot_name(i), " of ", optimizer.name(),
                                " requires a gradient and is not a parameter of the model that DistributedDataParallel "
                                "has wrapped, so its gradients are not averaged"));
   }
   if (position_.empty())
-    throw Error(absl::StrCat(kWho, ": this ", optimizer.name(),
+    throw Error(absl::StrCat(kSharded, ": this ", optimizer.name(),
                              " has no parameter of the model that DistributedDataParallel has wrapped"));
   ddp_.add_shards(*this);
   absl::Cleanup undo = [this] { ddp_.remove_shards(*this); };
@@ -162,7 +163,7 @@ void ShardedOptimizer::State::claim() {
   };
   for (const Tensor& p : parameters_)
     if (takes(p)) {
-      autograd::claim_gradient(p, GradientClaim::kUsesUp, kWho);
+      autograd::claim_gradient(p, GradientClaim::kUsesUp, kSharded);
       claimed_.push_back(p);
     }
   std::move(undo).Cancel();
@@ -348,7 +349,7 @@ void ShardedOptimizer::State::follow(size_t slot) {
   Tensor& param = kept_.slots[slot].param;
   if (parameter.dtype() != piece.home.dtype() || !(parameter.device() == piece.home.device()) ||
       !parameter.is_contiguous())
-    throw Error(absl::StrCat(kWho, ": ", optim::slot_name(piece.parameter), " of ", optimizer_.name(), " was ",
+    throw Error(absl::StrCat(kSharded, ": ", optim::slot_name(piece.parameter), " of ", optimizer_.name(), " was ",
                              std::string(name_of(piece.home.dtype())), " on ", to_string(piece.home.device()),
                              " and is ", std::string(name_of(parameter.dtype())), " on ", to_string(parameter.device()),
                              "; convert or move the model before the first step"));
@@ -389,7 +390,7 @@ void ShardedOptimizer::State::after_step() {
 nn::StateDict ShardedOptimizer::State::whole_state(std::optional<int> only_on,
                                                    absl::FunctionRef<bool(std::string_view)> wanted) {
   if (only_on && (*only_on < 0 || *only_on >= group_->world_size()))
-    throw Error(absl::StrCat(kWho, "::state_dict: there is no rank ", *only_on));
+    throw Error(absl::StrCat(kSharded, "::state_dict: there is no rank ", *only_on));
   nn::StateDict local = directly([&] { return optimizer_.state_dict(); });
   if (pieces_.empty()) {
     for (const auto& [name, value] : masters_) local[name] = value;
@@ -404,7 +405,7 @@ nn::StateDict ShardedOptimizer::State::whole_state(std::optional<int> only_on,
 
 std::vector<Tensor> ShardedOptimizer::State::averages() {
   if (!kept_.averaging)
-    throw Error(absl::StrCat(kWho, "::averages: call ", optimizer_.name(), "::track_average() first"));
+    throw Error(absl::StrCat(kSharded, "::averages: call ", optimizer_.name(), "::track_average() first"));
   wait();
   const nn::StateDict state = whole_state(std::nullopt, [](std::string_view name) { return name == "average"; });
   std::vector<Tensor> list;
