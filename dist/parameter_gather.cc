@@ -4,6 +4,7 @@
 #include <exception>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 
 namespace rondo::dist {
 namespace {
@@ -27,6 +28,16 @@ Recorder* lost() {
 // Elements of a contiguous tensor as a line, which shares its memory and no history.
 Tensor line_of(const Storage& storage, const Tensor& tensor, int64_t begin, int64_t numel) {
   return Tensor::over(storage, tensor.storage_offset() + begin, {numel}, {1}, tensor.dtype());
+}
+
+// A write that no recording needs to know: it has not read the parameter yet (recorder.h, before_write).
+void write_line(Tensor to, const Tensor& from) {
+  if (to.dtype() != from.dtype()) {
+    to.copy_(from);
+    return;
+  }
+  copy_bytes(to.device(), to.impl()->data(), from.device(), from.address(), static_cast<size_t>(to.nbytes()));
+  to.storage().bump_version();
 }
 
 }  // namespace
@@ -108,8 +119,8 @@ void ParameterGather::wait(size_t b) {
     if (piece.numel == 0) continue;
     const Parameter& p = parameters_[piece.parameter];
     if (piece.rank == group_->rank() && piece.source.storage() == p.storage) continue;  // updated in place
-    line_of(p.storage, p.tensor, piece.begin, piece.numel)
-        .copy_(bucket.all.select(0, piece.rank).slice(0, {piece.offset, piece.offset + piece.numel}));
+    write_line(line_of(p.storage, p.tensor, piece.begin, piece.numel),
+               bucket.all.select(0, piece.rank).slice(0, {piece.offset, piece.offset + piece.numel}));
   }
   bucket.under_way = false;
   bucket.work = Work();

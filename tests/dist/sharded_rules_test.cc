@@ -132,6 +132,28 @@ TEST_P(ShardedRules, NoReadIsOld) {
   });
 }
 
+// A recording that begins while its parameters are under way is replayed as any other.
+TEST(ShardedRecordings, OfParametersUnderWayAreReplayed) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  with_groups(2, [&](ProcessGroup& group) {
+    nn::GPT2 model(test::kShardedConfig, 1);
+    DistributedDataParallel ddp(model, test::borrowed(group), test::kBucketPerBlock);
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+    ShardedOptimizer shards(ddp, optimizer);
+    std::optional<compile::Regions> regions;
+    for (int64_t step = 0; step < 4; ++step) {
+      if (step == 1) regions = compile::compile_regions(model, {.capture = compile::Capture::kReplay});
+      test::sharded_loss(model, group.rank(), 2, step).backward();
+      ddp.finish();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(regions->report()[0].replays, 6) << regions->report()[0].why_not_replayed;  // three blocks, two steps
+    ddp.check_parameters();
+  });
+}
+
 // Another memory for the model's parameters, between two steps.
 TEST_P(ShardedRules, FollowsAModelWhoseMemoryIsReplaced) {
   with_groups(2, [&](ProcessGroup& group) {
