@@ -47,6 +47,7 @@ struct DistributedDataParallel::Arrivals {
   std::vector<size_t> order;      // parameters, as their gradients became final
   std::vector<bool> arrived;      // by parameter
   std::vector<bool> sent;         // by parameter: the first piece is on its way
+  std::vector<bool> delivered;    // by parameter: it has the average
   std::vector<bool> alone;        // by parameter: nobody else sees the memory of the gradient that is sent
   std::vector<Tensor> held;       // by parameter: gradients that wait for finish(), in a step that learns
   std::vector<Tensor> assembled;  // by parameter: averages of pieces
@@ -55,6 +56,7 @@ struct DistributedDataParallel::Arrivals {
     order.clear();
     arrived.assign(n, false);
     sent.assign(n, false);
+    delivered.assign(n, false);
     alone.assign(n, false);
     held.assign(n, Tensor());
     assembled.assign(n, Tensor());
@@ -92,8 +94,9 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kChanges); other != nullptr)
       throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
   arrivals_->start_over(parameters_.size());
+  claimed_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
+    set_claim(i, true);
     homes_.push_back(std::make_unique<autograd::GradientHome>(parameters_[i].tensor));
     hooks_.push_back(
         autograd::on_accumulated(parameters_[i].tensor, [arrivals = std::weak_ptr<Arrivals>(arrivals_), i] {
@@ -122,7 +125,7 @@ void DistributedDataParallel::check_place(Device device, std::string_view what) 
 DistributedDataParallel::~DistributedDataParallel() {
   for (size_t i = 0; i < hooks_.size(); ++i) {
     autograd::remove_on_accumulated(parameters_[i].tensor, hooks_[i]);
-    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
+    set_claim(i, false);
   }
 }
 
@@ -229,9 +232,8 @@ void DistributedDataParallel::arrive(size_t i) {
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
                              "backward of a step under no_sync()"));
-  for (const size_t k : std::exchange(let_go_, {}))
-    autograd::claim_gradient(parameters_[k].tensor, GradientClaim::kChanges, kWho);
   if (now.arrived[i]) return;  // several contributions before its bucket is full
+  set_claim(i, true);
   now.arrived[i] = true;
   now.order.push_back(i);
   if (!learned_) {
@@ -344,6 +346,8 @@ void DistributedDataParallel::deliver(size_t b) {
     parcel.there = flags;
     for (size_t k = 0; flags.empty() && k < parcel.parameters().size(); ++k)
       parcel.there.push_back(parcel.has_gradient(k));
+    for (size_t k = 0; k < parcel.there.size(); ++k)
+      if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
     return;
   }
   std::vector<Tensor> final_ones;
@@ -359,6 +363,7 @@ void DistributedDataParallel::deliver(size_t b) {
       average = std::exchange(all, Tensor());
     }
     parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
+    arrivals_->delivered[parcel.parameters()[k]] = true;
     final_ones.push_back(parameter);
   }
   for (const auto& [id, listener] : listeners_) listener(final_ones);
@@ -407,11 +412,16 @@ void DistributedDataParallel::finish() {
   const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
   deliver_all();
   hand_to_shards(first);
-  for (size_t i = 0; options_.allow_unused && i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.grad().defined()) continue;
-    autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
-    let_go_.push_back(i);
-  }
+  for (size_t i = 0; i < parameters_.size() && options_.allow_unused; ++i) set_claim(i, arrivals_->delivered[i]);
+}
+
+// An optimizer takes a claimed parameter without a gradient for one whose finish() was forgotten. So a parameter that
+// no rank has used is not claimed until it gets a gradient again.
+void DistributedDataParallel::set_claim(size_t i, bool claims) {
+  if (claimed_[i] == claims) return;
+  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
+  else autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
+  claimed_[i] = claims;
 }
 
 // What is wrong on each rank. On a device, the ranks compare what they have issued, too. With allow_unused they also

@@ -22,7 +22,7 @@
 // The first step learns the order in which gradients become final (Note [Bucket order] in bucket.h). Its buckets leave
 // in finish(); those of later steps leave during backward.
 //
-// On a device (a CUDA GPU, whose group is connected with GroupOptions::device) all of this is enqueued: one all-reduce
+// On a device (a CUDA GPU, whose group is connected with {.device = device}) all of this is enqueued: one all-reduce
 // for each bucket on the communication stream while backward goes on, and the optimizer's work comes after it, by
 // events. The host waits only in finish(), and only for the other hosts: one small exchange, in which the ranks compare
 // what they have issued, made while the devices compute. A step whose sequences differ gives no gradients. finish()
@@ -137,6 +137,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   void start_over();
   std::vector<std::string> exchange_end_of_step(int64_t step);
   void check_no_stranger();
+  void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
 
   nn::ModuleBase& model_;
@@ -147,6 +148,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;
+  std::vector<bool> claimed_;  // by parameter
   BucketPlan plan_;
   std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
@@ -162,9 +164,6 @@ class DistributedDataParallel final : public optim::GradientSource {
   int64_t step_ = 1;
   std::string trouble_;                           // of this rank, in this step
   std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
-  // Parameters that no rank used in the step before: until the next backward, an optimizer need not wait for a
-  // gradient.
-  std::vector<size_t> let_go_;
 };
 
 }  // namespace rondo::dist

@@ -101,7 +101,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
     table_.call_library(options_.device.index, Stream::kCommunication, name_of_kind(call.call.kind),
                         [&](void* stream) { result = run(enqueue, stream, call); });
     if (result == NcclResult::kSuccess) work->enqueued();
-  } catch (const DeviceError& e) {
+  } catch (const Error& e) {
     fail(call, /*late=*/false, e.what());
     throw;
   }
@@ -186,7 +186,7 @@ bool NcclCommunicator::drop_reached() {
     }
     try {
       if (!first->is_done()) return true;
-    } catch (const DeviceError& e) {
+    } catch (const std::exception& e) {
       fail(first->call(), /*late=*/false, e.what());
       return false;
     }
@@ -207,7 +207,7 @@ void NcclCommunicator::look() {
   }
   try {
     look_for_trouble(*first);
-  } catch (const DeviceError& e) {
+  } catch (const std::exception& e) {
     fail(first->call(), /*late=*/false, e.what());
   }
 }

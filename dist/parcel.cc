@@ -45,7 +45,8 @@ Parcel::Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device devi
 
 void Parcel::allocate() {
   if (flat_.defined()) return;
-  const int64_t elements = row_ + tag_elements();
+  // As long as an adopted gradient: other ranks may have one.
+  const int64_t elements = (may_adopt_ ? bucket_->slots[0].numel : row_) + tag_elements();
   averages_ = flat_ = layout_ ? Tensor::zeros({rows_, elements}, {bucket_->dtype, device_})
                               : Tensor::zeros({elements}, {bucket_->dtype, device_});
   if (layout_) averages_ = Tensor::zeros({elements}, {bucket_->dtype, device_});

@@ -35,9 +35,9 @@ void pin(const JobOptions& options, const dist::Environment& environment) {
 Job::Job(JobOptions options)
     : environment(dist::Environment::from_process()),
       group((pin(options, environment),
-             dist::ProcessGroup::connect(
-                 environment, {.timeout = dist::Milliseconds(std::llround(1e3 * options.timeout_seconds)),
-                               .device = options.device}))) {
+             dist::ProcessGroup::connect(environment,
+                                         {.timeout = dist::Milliseconds(std::llround(1e3 * options.timeout_seconds)),
+                                          .device = options.device}))) {
   if (several()) dist::check_devices(*group, options.device);
 }
 

@@ -12,13 +12,14 @@ for i in $(seq 300); do echo "the $((i * i % 17)) of $((i % 23)) went on."; done
 steps=3 batch=12
 [ "$length" = short ] || steps=6
 
-# run OUT_DIR SEED RANKS OPTION...
+# run OUT_DIR SEED RANKS OPTION...   With `launcher`: options of rondorun. With `wrapper`: a command before the program.
+launcher=() wrapper=()
 run() {
   local out=$1 seed=$2 n=$3
   shift 3
   local launch=()
-  [ "$n" = 1 ] || launch=("$rondorun" --nproc-per-node "$n")
-  RONDO_CUDA_PATH=$fake RONDO_FAKE_CUDA=$seed:$n:256 "${launch[@]}" "$train_gpt" --device=cuda --data="$folder/text" \
+  [ "$n" = 1 ] || launch=("$rondorun" --nproc-per-node "$n" "${launcher[@]}")
+  RONDO_CUDA_PATH=$fake RONDO_FAKE_CUDA=$seed:$n:256 "${launch[@]}" "${wrapper[@]}" "$train_gpt" --device=cuda --data="$folder/text" \
     --out_dir="$folder/$out" --threads=1 --n_layer=2 --n_head=2 --n_embd=64 --block_size=8 --batch_size=$((batch / n)) \
     --max_iters=$steps --warmup_iters=2 --eval_interval=1000 --eval_iters=1 --checkpoint_interval=1000 --log_interval=1 \
     --sample_tokens=0 --compile=regions --check_ranks "$@" >"$folder/log" 2>&1 || {
@@ -37,8 +38,8 @@ close() {
 
 declare -A options=(
   [plain]="" [accumulated]="--gradient_accumulation_steps=2" [clipped]="--grad_clip=0.05" [bf16]="--dtype=bfloat16"
-  [at_seams]="--grad_clip=0 --update_at_seams")
-modes="plain accumulated clipped bf16 at_seams"
+  [at_seams]="--grad_clip=0 --update_at_seams" [sharded]="--shard_optimizer=1")
+modes="plain accumulated clipped bf16 at_seams sharded"
 ranks="2"
 [ "$length" = short ] || ranks="2 3 4"
 for mode in $modes; do
@@ -61,3 +62,18 @@ for seed in $seeds; do
   diff <(without_timings plain-2) <(without_timings order-$seed) || fail "seed $seed has other losses"
 done
 echo "orders of seeds 1 $seeds: the same losses"
+
+# ---- Rank 1 is killed after the first checkpoint; all start again from there, to the same losses.
+cat >"$folder/rank.sh" <<'end'
+checkpoint=$1
+shift
+[ $TORCHELASTIC_RESTART_COUNT.$RANK != 0.1 ] || { until [ -f "$checkpoint" ]; do sleep 0.01; done && kill -9 $$ & }
+exec "$@"
+end
+began=$(date +%s)
+launcher=(--max-restarts 2) wrapper=(sh "$folder/rank.sh" "$folder/killed/ckpt-00000001.safetensors")
+run killed 1 2 --checkpoint_interval=1
+launcher=() wrapper=()
+grep -q 'was killed by signal 9 (SIGKILL); all ranks start again' "$folder/log" || fail "nothing was killed" "$folder/log"
+diff <(without_timings plain-2) <(without_timings killed) || fail "the losses differ after a restart" "$folder/log"
+echo "a rank was killed, and the job started again: the same losses, after $(($(date +%s) - began)) s"

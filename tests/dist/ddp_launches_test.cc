@@ -72,6 +72,7 @@ Counted count(const std::vector<Enqueued>& journal) {
 struct Training {
   int64_t layers = 3;
   std::optional<DType> lower = {};
+  DType parameters = kF32;
   bool lora = false, accumulates = false;
   BucketOptions buckets = {};
 };
@@ -85,6 +86,7 @@ Step third_step(const Training& training, bool averaged) {
   const Device device = cuda.device();
   const DeviceScope scope(device);
   nn::GPT2 model({.vocab_size = 50257, .block_size = 1024, .n_layer = training.layers, .n_head = 12, .n_embd = 768}, 1);
+  model.to(training.parameters);
   if (training.lora) nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});
   const auto group = std::make_shared<NoTraffic>(device);
   std::optional<DistributedDataParallel> ddp;
@@ -156,6 +158,14 @@ TEST_F(DdpLaunches, OfAnAdapterNothingIsCopied) { EXPECT_EQ(added_copies({.lora 
 // A bucket that is cut out of a parameter is reduced where that is.
 TEST_F(DdpLaunches, PiecesAreNotCopied) {
   EXPECT_EQ(added_copies({.layers = 2, .buckets = {.min_bytes = 1, .max_bytes = 4 << 20}}), 2);
+}
+
+// bf16 parameters: by default gradients travel in f32, so each is converted, and its average back.
+TEST_F(DdpLaunches, HalfBucketsSaveTheConversions) {
+  EXPECT_EQ(added_copies({.layers = 2, .parameters = kBF16, .buckets = {.dtype = kBF16}}), 2);
+  const Step converted = third_step({.layers = 2, .parameters = kBF16}, true);
+  EXPECT_EQ(converted.finish.launches, (std::map<std::string, int64_t>{{"rondo_cast/0", 27}}));
+  EXPECT_EQ(converted.finish.copies, 3);  // the pieces of the embedding
 }
 
 }  // namespace

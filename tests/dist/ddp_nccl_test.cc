@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -126,6 +127,33 @@ TEST(DdpOnCudaRules, ABrokenSequenceIsNamedAndNothingIsUpdated) {
     EXPECT_NE(error.find("stray"), std::string::npos) << error;
     EXPECT_NE(error.find("bucket 0 of step 2"), std::string::npos) << error;
   }
+}
+
+// The average is not finite on any rank: none makes the step, and nothing is read from a device for that.
+TEST(DdpOnCudaRules, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  FakeCuda cuda({.seed = 8, .devices = 2});
+  const auto errors = test::run_ranks(2, [&](const Environment& e) {
+    const Device device = cuda.device(e.rank);
+    nn::GPT2 model(kDdpConfig, 1);
+    model.to(device);
+    DistributedDataParallel ddp(model, connect(e, device), {.min_bytes = 1});
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+    optim::compile(optimizer);
+    uint64_t before = ddp.check_parameters();
+    for (int64_t step = 0; step < 4; ++step) {
+      const bool bad = step % 2 == 1;
+      const Tensor loss = loss_of(model, e.rank, step, device);
+      (bad && e.rank == 1 ? loss * std::numeric_limits<double>::infinity() : loss).backward();
+      ddp.finish();
+      EXPECT_EQ(optimizer.step({.max_norm = 1, .check_finite = true}).skipped(), bad);
+      optimizer.zero_grad();
+      const uint64_t now = ddp.check_parameters();
+      EXPECT_EQ(now == before, bad) << step;
+      before = now;
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 }  // namespace

@@ -15,7 +15,9 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/dist/staged_group.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/fake_device/fake_device.h"
 
 namespace rondo::dist {
 namespace {
@@ -177,6 +179,39 @@ TEST_P(DdpUnused, WithoutTheOptionItIsAnErrorOnEveryRank) {
     ddp.finish();
   });
   for (const std::string& error : errors) EXPECT_NE(error.find("did not arrive"), std::string::npos) << error;
+}
+
+// A device is not read: the hosts tell each other what they have a gradient for, in the exchange that ends a step.
+TEST_P(DdpUnused, OnADeviceHostsSayWhatTheyUse) {
+  const test::FakeDevice fake({.seed = 3, .devices = 2});
+  const auto train = [](std::shared_ptr<ProcessGroup> group, Device device, test::StagedGroup* staged) {
+    const std::unique_ptr<Branches> model = make_branches();
+    model->to(device);
+    DistributedDataParallel ddp(*model, group, options());
+    optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
+    for (int step = 0; step < 4; ++step) {
+      const Tensor y = (*model)(batch(group->rank(), step).to(device), goes_left(group->rank(), step));
+      (y * y).mean().backward();
+      if (staged != nullptr) staged->exchanges.clear();
+      ddp.finish();
+      if (staged != nullptr && step > 0) {
+        EXPECT_EQ(staged->exchanges.size(), 1u) << step;
+      }
+      EXPECT_EQ(ddp.unused_parameters().size(), 4u);
+      EXPECT_EQ(model->right.weight.grad().defined(), step != 2);
+      EXPECT_FALSE(model->never.weight.grad().defined());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    return ddp.check_parameters();
+  };
+  const std::vector<std::string> errors = test::run_ranks(2, [&](const Environment& e) {
+    const auto host = ProcessGroup::connect(e, {.timeout = test::kPatient});
+    const uint64_t expected = train(host, kCPU, nullptr);
+    const auto staged = std::make_shared<test::StagedGroup>(host, fake.device(e.rank));
+    EXPECT_EQ(train(staged, fake.device(e.rank), staged.get()), expected);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/nccl_ranks.h"
@@ -16,6 +17,14 @@ namespace {
 using test::error_of;
 using test::has;
 using test::NcclRanks;
+
+// The fault of rank 1's first collective, where every rank calls one. Numbers are those of the process, which all ranks
+// share here.
+std::string at_rank_1(const std::string& what, int ranks, const std::string& value = "") {
+  std::vector<std::string> faults;
+  for (int i = 0; i < ranks; ++i) faults.push_back(absl::StrCat(what, "@1,", i, value));
+  return absl::StrJoin(faults, ":");
+}
 
 class NcclFailure : public testing::TestWithParam<int> {
  protected:
@@ -156,7 +165,85 @@ TEST_P(NcclFailure, AFailureOfTheHostsEndsTheDevices) {
   clear(ranks);
 }
 
+// Its stream has come to the collective, and the kernel does not begin: nobody is to blame more than others.
+TEST_P(NcclFailure, AKernelThatStallsEndsWithTheTimeout) {
+  NcclRanks ranks(GetParam(), 1, at_rank_1("stall", GetParam()));
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(2'000)));
+    Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+    const Work work = group->all_reduce(x, ReduceOp::kAverage, "x");
+    work.wait();
+    const std::string error = error_of<DistError>([&] { x.to_vector<double>(); });
+    EXPECT_EQ(error_of<DistError>([&] { work.wait(); }), error);
+    EXPECT_TRUE(work.is_done());
+    throw Error(error);
+  });
+  std::string all;
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("all_reduce 1 (x; 4 f32, average)"), std::string::npos) << error;
+    all += error;
+  }
+  EXPECT_NE(all.find("did not complete within 2000 ms"), std::string::npos) << all;
+  clear(ranks);
+}
+
+TEST_P(NcclFailure, AKernelThatIsLateIsWaitedFor) {
+  NcclRanks ranks(GetParam(), 1, at_rank_1("late", GetParam(), ",700"));
+  ranks.with_groups([](ProcessGroup& group, Device device) {
+    Tensor x = Tensor::full({4}, group.rank(), {kF32, kCPU}).to(device);
+    const Work work = group.all_reduce(x, ReduceOp::kSum, "x");
+    group.check_sequence("", "the hosts do not wait for the devices");
+    work.synchronize();
+    EXPECT_EQ(x.to_vector<double>()[3], group.world_size() * (group.world_size() - 1) / 2);
+  });
+}
+
+// One rank's NCCL reports an error. The others do not wait for the timeout.
+TEST_P(NcclFailure, AnErrorOfOneRanksNcclIsToldToAll) {
+  const int n = GetParam();
+  NcclRanks ranks(n, 1, at_rank_1("error", n, ",2"));
+  const auto began = std::chrono::steady_clock::now();
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+    Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
+    group->all_reduce(x, ReduceOp::kAverage, "x").synchronize();
+  });
+  EXPECT_NE(errors[1].find("rank 1: all_reduce 1 (x; 4 f32, average) failed: "), std::string::npos) << errors[1];
+  for (int r = 0; r < n; ++r)
+    if (r != 1) {
+      EXPECT_NE(
+          errors[static_cast<size_t>(r)].find("rank 1 gave up (rank 1: all_reduce 1 (x; 4 f32, average) failed: "),
+          std::string::npos)
+          << errors[static_cast<size_t>(r)];
+    }
+  EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient / 2);
+  clear(ranks);
+}
+
+TEST_P(NcclFailure, ConnectingThatStallsEndsWithTheTimeout) {
+  NcclRanks ranks(GetParam(), 1, "stall@1,init");
+  const auto errors = ranks.run(
+      [&](const Environment& e) { ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(2'000))); });
+  for (size_t r = 0; r < errors.size(); ++r)
+    EXPECT_NE(
+        errors[r].find(absl::StrCat("rank ", r, ": connecting cuda:", r, " over NCCL did not complete within 2000 ms")),
+        std::string::npos)
+        << errors[r];
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, NcclFailure, testing::Values(2, 4));
+
+TEST(NcclVersion, AnOldLibraryIsRefusedInOneLine) {
+  RONDO_SKIP_WITHOUT_NCCL();
+  NcclRanks ranks(2, 1, "version=21705");
+  const auto errors = ranks.run([&](const Environment& e) { ProcessGroup::connect(e, ranks.options(e.rank)); });
+  for (const std::string& error : errors) {
+    EXPECT_NE(error.find("rank 0 cannot exchange tensors of its device: "), std::string::npos) << error;
+    EXPECT_NE(error.find("libnccl.so.2 is too old: it is NCCL 2.17.5, and Rondo needs 2.18.0"), std::string::npos)
+        << error;
+    EXPECT_EQ(error.find('\n'), std::string::npos) << error;
+  }
+}
 
 // ---- Processes: the launcher names the rank that failed, however it does, and none of the others hangs.
 

@@ -16,7 +16,11 @@ namespace rondo::test {
 
 class NcclRanks {
  public:
-  explicit NcclRanks(int n, uint64_t seed = 1) : n_(n), cuda_({.seed = seed, .devices = n}) { dist::forget_nccl(); }
+  // `faults`: what goes wrong in NCCL (fake_nccl/faults.h).
+  explicit NcclRanks(int n, uint64_t seed = 1, const std::string& faults = "")
+      : n_(n), cuda_({.seed = seed, .devices = n, .nccl = faults}) {
+    dist::forget_nccl();
+  }
   ~NcclRanks() { dist::forget_nccl(); }
   NcclRanks(const NcclRanks&) = delete;
   NcclRanks& operator=(const NcclRanks&) = delete;

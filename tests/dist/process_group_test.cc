@@ -137,7 +137,7 @@ TEST_P(Group, ScattersSumsAndAverages) {
           group.reduce_scatter(out, in, op, "numbers").wait();
           EXPECT_TRUE(test::same_bits(out, Tensor::from(expected, {size}).to(dtype)));
           EXPECT_TRUE(test::same_bits(in, before));
-          EXPECT_NE(out.version(), version);
+          EXPECT_TRUE(size == 0 || out.version() != version);
         }
   });
 }
