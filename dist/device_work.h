@@ -10,6 +10,7 @@
 
 #include "rondo/dist/process_group.h"
 #include "rondo/dist/sequence.h"
+#include "rondo/dist/work_state.h"
 #include "rondo/runtime/backend.h"
 
 namespace rondo::dist {

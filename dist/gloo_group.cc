@@ -33,6 +33,7 @@ std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
 #include "rondo/dist/reduction.h"
 #include "rondo/dist/rendezvous.h"
 #include "rondo/dist/store.h"
+#include "rondo/dist/work_state.h"
 
 namespace rondo::dist {
 namespace {

@@ -40,9 +40,7 @@
 // collective, which keeps it alive: neither read nor write it before wait().
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -62,21 +60,7 @@ enum class ReduceOp : uint8_t { kSum, kAverage };
 class Work {
  public:
   enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
-  // Of host tensors; a group of device tensors has its own.
-  struct State {
-    virtual ~State() = default;
-    virtual void wait() { synchronize(); }
-    virtual void synchronize();
-    virtual bool is_done();
-    void finish(Outcome with, std::string error);
-    // Throws the error that is known. REQUIRES: `lock` holds `mutex`.
-    void throw_error(std::unique_lock<std::mutex>& lock) const;
-
-    std::mutex mutex;
-    std::condition_variable done_changed;
-    Outcome outcome = Outcome::kPending;
-    std::string error;
-  };
+  struct State;      // work_state.h
   Work() = default;  // refers to no collective: is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.
