@@ -200,20 +200,6 @@ TEST_F(TrainOnCuda, SaysWhyThereIsNoDevice) {
   EXPECT_NE(second.out.find("float32, cuda:1"), std::string::npos) << second.out;
 }
 
-// Each rank says so, before anything is begun.
-TEST_F(TrainOnCuda, SeveralProcessesAreRefused) {
-  const Finished done = run(absl::StrCat("RONDO_CUDA_PATH=", tests::kFakeCudaDir, " RONDO_FAKE_CUDA=1:2:64"), "refused",
-                            "--max_iters=1 --device=cuda", absl::StrCat(tests::kRondorun, " --nproc-per-node 2"));
-  EXPECT_NE(done.status, 0);
-  for (const std::string rank : {"0", "1"})
-    EXPECT_NE(done.out.find("[rank " + rank +
-                            "] train_gpt: DistributedDataParallel: the model is on cuda:0, and processes average "
-                            "gradients in host memory only; train on the CPU, or in one process\n"),
-              std::string::npos)
-        << done.out;
-  EXPECT_FALSE(std::filesystem::exists(folder_ / "refused"));
-}
-
 // examples/plain_loop.cc. A step of its model takes a minute on the fake, so this only sees where the model goes.
 TEST_F(TrainOnCuda, ThePlainLoopToo) {
   const auto loop = [&](const std::string& environment) {
