@@ -34,24 +34,24 @@ int most_dynamic_shared(const OpaqueFunction& function) {
              : std::max(0, kSharedWithoutAsking - static_cast<int>(function.kernel->static_shared));
 }
 
-// A kernel that does not say what it touches, and the bytes that collectives write: a pointer into them is an access.
-Result check_pointer(const OpaqueStream& stream, const std::string& name, uintptr_t address) {
+// A kernel that does not say what it touches, and the bytes that collectives use: a pointer into them is an access.
+Result check_pointer(const OpaqueStream& stream, const std::string& name, uintptr_t address, bool writes) {
   if (fake().counted.communicators == 0) return Result::kSuccess;
   rondo::fake_cuda::Clock before = stream.clock;
   before.merge(fake().host);
-  const std::string writer = fake().races.watched(address, before);
-  return writer.empty()
+  const std::string user = fake().races.watched(address, writes, before);
+  return user.empty()
              ? Result::kSuccess
-             : fake().misuse(Result::kInvalidValue, "race: " + name + " has a pointer into bytes that " + writer +
-                                                        " writes, and no event and no wait orders the two");
+             : fake().misuse(Result::kInvalidValue, "race: " + name + " has a pointer into bytes that " + user +
+                                                        " uses, and no event and no wait orders the two");
 }
-void note_pointers(const OpaqueStream& stream, const std::string& name, const Kernel& kernel,
+void note_pointers(const OpaqueStream& stream, const std::string& name, const OpaqueFunction& function,
                    const std::vector<std::vector<uint64_t>>& arguments) {
   if (fake().counted.communicators == 0) return;
   const rondo::fake_cuda::Work work = fake().next_work(stream, name);
-  for (size_t i = 0; i < kernel.argument_bytes.size(); ++i)
-    if (kernel.argument_bytes[i] == 8 && fake().memory->contains(arguments[i][0]))
-      fake().races.note_pointer(arguments[i][0], work);
+  for (size_t i = 0; i < arguments.size(); ++i)
+    if (function.kernel->argument_bytes[i] == 8 && fake().memory->contains(arguments[i][0]))
+      fake().races.note_pointer(arguments[i][0], function.writes(i), work);
 }
 
 }  // namespace
@@ -199,11 +199,11 @@ FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
       const auto found = fake().kernels.find(line);
       if (found == fake().kernels.end())
         return fake().misuse(Result::kInvalidImage, "no kernel is registered as " + line);
-      made->functions[line] = {made.get(), line, std::make_shared<const Kernel>(found->second)};
+      made->functions[line] = {made.get(), line, std::make_shared<const Kernel>(found->second), -1, {}};
     }
   } else if (fake().loader) {
     for (auto& [name, kernel] : fake().loader(text))
-      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
+      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel)), -1, {}};
   } else {
     size_t begin = 0;
     if (line.starts_with(rondo::fake_cuda::kMadeFor)) {
@@ -214,7 +214,8 @@ FAKE_EXPORT Result cuModuleLoadData(ModulePtr* module, const void* image) {
     for (auto& [name, kernel] : fake().options.executes
                                     ? rondo::fake_cuda::kernels_of_source(source, fake().options.seed)
                                     : rondo::fake_cuda::names_in_source(source))
-      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel))};
+      made->functions[name] = {made.get(), name, std::make_shared<const Kernel>(std::move(kernel)), -1,
+                               rondo::fake_cuda::constant_arguments(source, name)};
   }
   if (made->functions.empty()) return Result::kInvalidImage;  // CUresult, INVALID_IMAGE
   for (const auto& entry : made->functions) fake().handles.insert(&entry.second);
@@ -317,7 +318,7 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     if (block.uses.size() <= stream->number) block.uses.resize(stream->number + 1);
     block.uses[stream->number] = stream->clock[stream->number] + 1;  // the number that this launch gets
     block.last_user = function->name.c_str();
-    if (!kernel.accesses) FAKE_CHECK(check_pointer(*stream, name, address));
+    if (!kernel.accesses) FAKE_CHECK(check_pointer(*stream, name, address, function->writes(i)));
   }
   std::vector<Access> accesses;
   if (kernel.accesses) accesses = kernel.accesses(launch);
@@ -325,7 +326,7 @@ FAKE_EXPORT Result cuLaunchKernel(FunctionPtr function, unsigned gx, unsigned gy
     FAKE_CHECK(fake().require_device_range(*stream->context, reinterpret_cast<uintptr_t>(access.address), access.bytes,
                                            name + ": what it touches"));
   ++fake().counted.launches;
-  if (!kernel.accesses) note_pointers(*stream, name, kernel, copies->words);
+  if (!kernel.accesses) note_pointers(*stream, name, *function, copies->words);
   return fake().push(*stream, name, accesses,
                      fake().noted({.kind = Enqueued::Kind::kKernel,
                                    .name = function->name,

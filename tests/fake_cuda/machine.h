@@ -72,7 +72,9 @@ struct OpaqueFunction {
   OpaqueModule* module = nullptr;
   std::string name;
   std::shared_ptr<const fake_cuda::Kernel> kernel;
-  int dynamic_shared = -1;  // what cuFuncSetAttribute() allowed; -1: it was not called
+  int dynamic_shared = -1;     // what cuFuncSetAttribute() allowed; -1: it was not called
+  std::vector<bool> constant;  // of each argument: it is a pointer to constants. Empty: not known
+  bool writes(size_t argument) const { return argument >= constant.size() || !constant[argument]; }
 };
 
 struct OpaqueModule {

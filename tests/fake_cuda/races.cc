@@ -71,33 +71,42 @@ void Races::forget(uintptr_t begin, size_t bytes) {
 
 void Races::unwatch(uintptr_t begin, uintptr_t end) {
   auto at = watched_.upper_bound(begin);
-  if (at != watched_.begin() && std::prev(at)->second.end > begin) --at;
-  while (at != watched_.end() && at->first < end) at = watched_.erase(at);
+  if (at != watched_.begin()) --at;
+  while (at != watched_.end() && at->first < end) {
+    const auto [first, entry] = *at;
+    if (entry.end <= begin) {
+      ++at;
+      continue;
+    }
+    at = watched_.erase(at);
+    if (first < begin) watched_.emplace(first, Watched{begin, entry.writes, entry.work});
+    if (end < entry.end) watched_.emplace(end, entry);
+  }
 }
 
-void Races::watch(uintptr_t begin, size_t bytes, const Work& work) {
+void Races::watch(uintptr_t begin, size_t bytes, bool writes, const Work& work) {
   unwatch(begin, begin + bytes);
-  watched_.emplace(begin, Watched{begin + bytes, work});
+  watched_.emplace(begin, Watched{begin + bytes, writes, work});
 }
 
-void Races::note_pointer(uintptr_t address, const Work& work) {
-  std::vector<Work>& users = pointers_[address];
-  std::erase_if(users, [&](const Work& user) { return user.stream == work.stream; });
-  users.push_back(work);
+void Races::note_pointer(uintptr_t address, bool writes, const Work& work) {
+  std::vector<Pointer>& users = pointers_[address];
+  std::erase_if(users, [&](const Pointer& user) { return user.work.stream == work.stream && user.writes == writes; });
+  users.push_back({writes, work});
 }
 
-std::string Races::pointer_into(uintptr_t begin, size_t bytes, const Clock& clock) const {
+std::string Races::pointer_into(uintptr_t begin, size_t bytes, bool writes, const Clock& clock) const {
   for (auto at = pointers_.lower_bound(begin); at != pointers_.end() && at->first < begin + bytes; ++at)
-    for (const Work& user : at->second)
-      if (!user.before(clock)) return user.name;
+    for (const Pointer& user : at->second)
+      if ((writes || user.writes) && !user.work.before(clock)) return user.work.name;
   return "";
 }
 
-std::string Races::watched(uintptr_t address, const Clock& clock) const {
+std::string Races::watched(uintptr_t address, bool writes, const Clock& clock) const {
   const auto at = watched_.upper_bound(address);
   if (at == watched_.begin()) return "";
   const Watched& last = std::prev(at)->second;
-  return address < last.end && !last.work.before(clock) ? last.work.name : "";
+  return address < last.end && (writes || last.writes) && !last.work.before(clock) ? last.work.name : "";
 }
 
 }  // namespace rondo::fake_cuda

@@ -43,15 +43,17 @@ class Races {
   std::string unordered(uintptr_t begin, size_t bytes, const Clock& clock) const;
   void forget(uintptr_t begin, size_t bytes);
 
-  // Kernels that do not say what they touch. A pointer into bytes that a collective writes counts as an access to them.
-  // A collective writes these bytes from here on.
-  void watch(uintptr_t begin, size_t bytes, const Work& work);
+  // Kernels that do not say what they touch. A pointer into bytes that a collective uses counts as an access to them: a
+  // write, unless the kernel takes it as one to constants.
+  // A collective writes these bytes from here on, or reads them.
+  void watch(uintptr_t begin, size_t bytes, bool writes, const Work& work);
   // A kernel got this address.
-  void note_pointer(uintptr_t address, const Work& work);
-  // The name of a kernel that got a pointer into these bytes and does not come before `clock`; empty: there is none.
-  std::string pointer_into(uintptr_t begin, size_t bytes, const Clock& clock) const;
-  // The name of a collective that writes the byte and does not come before `clock`; empty: there is none.
-  std::string watched(uintptr_t address, const Clock& clock) const;
+  void note_pointer(uintptr_t address, bool writes, const Work& work);
+  // The name of a kernel that got a pointer into bytes that are about to be written, or read, and does not come before
+  // `clock`; empty: there is none.
+  std::string pointer_into(uintptr_t begin, size_t bytes, bool writes, const Clock& clock) const;
+  // The name of a collective that uses the byte and does not come before `clock`; empty: there is none.
+  std::string watched(uintptr_t address, bool writes, const Clock& clock) const;
 
  private:
   struct Interval {
@@ -64,10 +66,15 @@ class Races {
   std::map<uintptr_t, Interval> intervals_;  // by their begin; they do not overlap
   struct Watched {
     uintptr_t end;
+    bool writes;
     Work work;
   };
-  std::map<uintptr_t, Watched> watched_;             // by their begin; they do not overlap
-  std::map<uintptr_t, std::vector<Work>> pointers_;  // by address: the last kernel of each stream
+  std::map<uintptr_t, Watched> watched_;  // by their begin; they do not overlap
+  struct Pointer {
+    bool writes;
+    Work work;
+  };
+  std::map<uintptr_t, std::vector<Pointer>> pointers_;  // by address: the last kernels of each stream
 };
 
 }  // namespace rondo::fake_cuda

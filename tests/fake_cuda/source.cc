@@ -282,6 +282,30 @@ std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& t
   return kernels;
 }
 
+std::vector<bool> constant_arguments(const std::string& text, const std::string& kernel) {
+  std::vector<bool> constant;
+  for (const FoundKernel& found : find_kernels(text)) {
+    if (found.name != kernel) continue;
+    int depth = 0;
+    std::string argument;
+    for (size_t at = text.find('(', found.at); at < text.size(); ++at) {
+      const char c = text[at];
+      depth += (c == '(' || c == '<' || c == '[') - (c == ')' || c == '>' || c == ']');
+      if (depth == 0 || (c == ',' && depth == 1)) {
+        const size_t begin = argument.find_first_not_of(" \n(");
+        constant.push_back(begin != argument.npos && argument.compare(begin, 6, "const ") == 0 &&
+                           argument.find('*') != argument.npos);
+        argument.clear();
+        if (depth == 0) break;
+      } else {
+        argument += c;
+      }
+    }
+    break;
+  }
+  return constant;
+}
+
 void count_traffic(bool on) {
   const std::lock_guard lock(mutex);
   traffic_by_kernel().clear();

@@ -25,6 +25,9 @@ std::vector<std::pair<std::string, Kernel>> kernels_of_source(const std::string&
 // The same for a machine that runs none: nothing is compiled.
 std::vector<std::pair<std::string, Kernel>> names_in_source(const std::string& source);
 
+// Which arguments of a kernel are pointers to constants, as its source declares them.
+std::vector<bool> constant_arguments(const std::string& source, const std::string& kernel);
+
 // Kernels that run from now on count their accesses, or no longer; what was counted is forgotten.
 void count_traffic(bool on);
 std::vector<std::pair<std::string, TrafficCount>> counted_traffic();

@@ -253,7 +253,6 @@ Status Communicator::push(const Call& call) {
   // A root may end before others have begun: its data lies in buffers of the library then.
   operation->ends_early = c.kind == Kind::kBroadcast && rank_ == c.root && fake().random() % 2 == 0;
   const size_t received = c.receive_bytes(ranks_);
-  const auto address = reinterpret_cast<uintptr_t>(call.receive);
   std::vector<fake_cuda::Access> accesses;
   if (c.reads(rank_)) accesses.push_back({call.send, c.send_bytes(ranks_), false});
   const bool writes = call.send != call.receive || c.kind != Kind::kBroadcast || rank_ != c.root;
@@ -264,12 +263,16 @@ Status Communicator::push(const Call& call) {
       return Status::kInvalidArgument;
   fake_cuda::Clock before = call.stream->clock;
   before.merge(fake().host);
-  if (const std::string user = writes ? fake().races.pointer_into(address, received, before) : ""; !user.empty()) {
-    static_cast<void>(
-        fake().misuse(cuda::Result::kInvalidValue, "race: the receive buffer holds bytes that " + user +
-                                                       " has a pointer into, and no event and no wait orders the two"));
-    return Status::kUnhandledCudaError;
-  }
+  for (const fake_cuda::Access& access : accesses)
+    if (const std::string user = fake().races.pointer_into(reinterpret_cast<uintptr_t>(access.address), access.bytes,
+                                                           access.writes, before);
+        !user.empty()) {
+      static_cast<void>(fake().misuse(cuda::Result::kInvalidValue,
+                                      std::string("race: the ") + (access.writes ? "receive" : "send") +
+                                          " buffer holds bytes that " + user +
+                                          " has a pointer into, and no event and no wait orders the two"));
+      return Status::kUnhandledCudaError;
+    }
   ++fake().counted.collectives;
   const std::string name = c.text();
   const fake_cuda::Work work = fake().next_work(*call.stream, name);
@@ -283,7 +286,8 @@ Status Communicator::push(const Call& call) {
           *call.stream, name, accesses, [=, this] { send(*operation); }, true,
           [=, this] { return may_send(*operation); }) != cuda::Result::kSuccess)
     return Status::kUnhandledCudaError;
-  if (writes) fake().races.watch(address, received, work);
+  for (const fake_cuda::Access& access : accesses)  // what is written comes last
+    fake().races.watch(reinterpret_cast<uintptr_t>(access.address), access.bytes, access.writes, work);
   static_cast<void>(fake().push(
       *call.stream, name, {}, [=, this] { receive(*operation); }, true, [=, this] { return may_receive(*operation); }));
   return Status::kSuccess;

@@ -9,6 +9,7 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -163,6 +164,26 @@ TEST(NcclCommunicator, NothingIsExecuted) {
   for (int r = 0; r < 2; ++r) synchronize(cuda.device(r));
 }
 
+// Kernels of CUDA source say which of their pointers are to constants: they may read what a collective reads.
+void use_while_it_is_sent(bool writes) {
+  FakeCuda cuda;
+  Status status{};
+  const NcclComm communicator = alone(cuda, 1, &status);
+  Tensor x = Tensor::full({50}, 2, {kF32, cuda.device()});
+  const Tensor y = Tensor::zeros({50}, {kF32, cuda.device()});
+  join(x.device(), Stream::kCompute, Stream::kCommunication);
+  call(x.device(), Stream::kCommunication, [&](cuda::StreamPtr stream) {
+    return nccl().all_reduce(data(x), data(y), 50, DataType::kFloat32, Reduction::kSum, communicator, stream);
+  });
+  if (writes) x.fill_(3);
+  const Tensor doubled = ops::add(x, x);
+  EXPECT_EQ(doubled.to_vector<float>(), std::vector<float>(50, 4));
+  join(x.device(), Stream::kCommunication, Stream::kCompute);
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(50, 2));
+  check(nccl().destroy(communicator));
+}
+TEST(NcclCommunicator, WhatIsSentMayBeRead) { use_while_it_is_sent(false); }
+
 class NcclMisuseDeathTest : public testing::Test {
  protected:
   static void SetUpTestSuite() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
@@ -293,6 +314,10 @@ TEST_F(NcclMisuseDeathTest, ABlockThatIsFreedWhileItIsReduced) {
         x = Tensor();
       },
       "race: cuMemFreeAsync .* writes bytes that ncclAllReduce");
+}
+
+TEST_F(NcclMisuseDeathTest, WhatIsSentMayNotBeWritten) {
+  EXPECT_DEATH(use_while_it_is_sent(true), "race: kernel rondo_fill has a pointer into bytes that ncclAllReduce");
 }
 
 TEST_F(NcclMisuseDeathTest, AnUnknownFault) {

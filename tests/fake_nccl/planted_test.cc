@@ -25,6 +25,7 @@ enum class Bug {
   kStreamOfAnotherDevice,
   kFreedEarly,
   kWrittenEarly,
+  kWrittenWhileScattered,
   kOtherOrder,
   kAveragedTwice,
   kShardOffByOne,
@@ -174,6 +175,7 @@ class Program {
                                    Reduction::kSum, comm(r), stream);
     });
     for (int r = 0; r < 2; ++r) {
+      if (bug_ == Bug::kWrittenWhileScattered) add(r, at(gradients, r, 7), at(ones_, r), 1, 0);
       join(device(r), Stream::kCommunication, Stream::kCompute);
       add(r, at(parameters_, r, r * kShard), at(shard, r), kShard, 1);
       if (bug_ != Bug::kGatheredEarly) join(device(r), Stream::kCompute, Stream::kCommunication);
@@ -237,7 +239,7 @@ class PlantedNcclDeathTest : public testing::Test {
 
 TEST_F(PlantedNcclDeathTest, AMissingEventBefore) {
   expect_caught(Bug::kNoEventBefore, "ncclGroupEnd: race: .* and no event and no wait orders the two");
-  expect_caught(Bug::kNoEventBefore, "race: the receive buffer holds bytes that kernel axpy", false);
+  expect_caught(Bug::kNoEventBefore, "race: the (send|receive) buffer holds bytes that kernel axpy", false);
 }
 TEST_F(PlantedNcclDeathTest, AMissingEventAfter) {
   expect_caught(Bug::kNoEventAfter, "race: kernel axpy .* reads bytes that ncclAllReduce");
@@ -249,7 +251,7 @@ TEST_F(PlantedNcclDeathTest, AnEventRecordedBeforeTheCollective) {
 }
 TEST_F(PlantedNcclDeathTest, ACollectiveOnTheWrongStream) {
   expect_caught(Bug::kOtherStream, "ncclGroupEnd: race: .* and no event and no wait orders the two");
-  expect_caught(Bug::kOtherStream, "race: the receive buffer holds", false);
+  expect_caught(Bug::kOtherStream, "race: the (send|receive) buffer holds", false);
 }
 TEST_F(PlantedNcclDeathTest, AStreamOfAnotherDevice) {
   expect_caught(Bug::kStreamOfAnotherDevice, "the stream is of device 0, and the communicator of device 1");
@@ -265,13 +267,18 @@ TEST_F(PlantedNcclDeathTest, ABucketThatIsWrittenEarly) {
   expect_caught(Bug::kWrittenEarly, "race: kernel axpy .* writes bytes that ncclAllReduce");
   expect_caught(Bug::kWrittenEarly, "race: kernel axpy has a pointer into bytes that ncclAllReduce", false);
 }
+TEST_F(PlantedNcclDeathTest, GradientsThatAreWrittenWhileTheyAreScattered) {
+  expect_caught(Bug::kWrittenWhileScattered, "race: kernel axpy .* writes bytes that ncclReduceScatter");
+  expect_caught(Bug::kWrittenWhileScattered, "race: kernel axpy has a pointer into bytes that ncclReduceScatter",
+                false);
+}
 TEST_F(PlantedNcclDeathTest, AStalePrefetch) {
   expect_caught(Bug::kStalePrefetch, "race: kernel axpy .* reads bytes that ncclAllGather");
   expect_caught(Bug::kStalePrefetch, "race: kernel axpy has a pointer into bytes that ncclAllGather", false);
 }
 TEST_F(PlantedNcclDeathTest, ParametersThatAreGatheredBeforeTheirUpdate) {
   expect_caught(Bug::kGatheredEarly, "race: ncclAllGather of 96 f32");
-  expect_caught(Bug::kGatheredEarly, "race: the receive buffer holds bytes that kernel axpy", false);
+  expect_caught(Bug::kGatheredEarly, "race: the (send|receive) buffer holds bytes that kernel axpy", false);
 }
 TEST_F(PlantedNcclDeathTest, AShardBoundaryOffByOne) {
   expect_caught(Bug::kShardOffByOne, "the two buffers overlap without being in place");
