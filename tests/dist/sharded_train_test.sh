@@ -43,6 +43,10 @@ for n in 2 4; do
   same sharded$n plain$n 1e-6
 done
 
+# ---- Products in bf16, from copies of the weights.
+for shards in 0 1; do train bf16_$shards 2 --max_iters=20 --dtype=bfloat16 --shard_optimizer=$shards --check_ranks; done
+same bf16_1 bf16_0 1e-6
+
 # ---- From the checkpoint of shards: whole states in one and two processes, shards in three.
 for resumed in "1 0" "2 0" "3 1"; do
   read -r n shards <<<"$resumed"
