@@ -241,15 +241,15 @@ TEST_P(NcclOneRank, WhatIsAbortedIsNotDone) {
   synchronize(device);
   std::vector<Work> works;
   for (int i = 0; i < 50; ++i) works.push_back(group->all_gather(out, in, "x"));
-  bool was_done = true;
+  std::string error;
   nccl.on_abort = [&] {
     static_cast<void>(cuda::find_driver(nullptr)->context_synchronize());
-    was_done = works.back().is_done();
+    error = error_of<ConnectionError>([&] { works.back().synchronize(); });
   };
   nccl.refusal = NcclResult::kInvalidUsage;
   EXPECT_NE(error_of<ConnectionError>([&] { group->all_gather(out, in, "refused").wait(); }), "");
-  EXPECT_FALSE(was_done);
-  EXPECT_NE(error_of<ConnectionError>([&] { works.back().synchronize(); }), "");
+  EXPECT_NE(error, "");
+  EXPECT_EQ(error_of<ConnectionError>([&] { works.back().wait(); }), error);
   EXPECT_NE(error_of<ConnectionError>([&] { synchronize(device); }), "");
 }
 
