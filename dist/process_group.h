@@ -26,10 +26,9 @@
 // message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
 // returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
 // device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
-// [Late errors] in backend.h). Before such a call returns, the communicator is aborted, so that no kernel of NCCL waits
-// for ever; what its collectives wrote is of no use, and optimizers change nothing from then on. A collective of a
-// device is late when `timeout` has passed since the device came to it. A rank that has died is noticed within a
-// second.
+// [Late errors] in backend.h). The communicator is aborted, so that no kernel of NCCL waits for ever; what its
+// collectives wrote is of no use, and optimizers change nothing from then on. A collective of a device is late when
+// `timeout` has passed since the device came to it. A rank that has died is noticed within a second.
 //
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
