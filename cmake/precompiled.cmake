@@ -20,7 +20,9 @@ function(rondo_precompile name header)
   rondo_configure(${target})
   add_custom_command(OUTPUT ${copy}.gch DEPENDS $<TARGET_OBJECTS:${target}> VERBATIM
                      COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_OBJECTS:${target}> ${copy}.gch
-                     COMMAND ${CMAKE_COMMAND} -E sha256sum ${copy}.gch > ${copy}.gch.sum)
+                     # Without the folder's name, by which ccache would tell checkouts apart.
+                     COMMAND ${CMAKE_COMMAND} -E chdir ${PROJECT_BINARY_DIR}/precompiled
+                             ${CMAKE_COMMAND} -E sha256sum ${name}.h.gch > ${copy}.gch.sum)
   add_custom_target(${target}_link DEPENDS ${copy}.gch)
 endfunction()
 

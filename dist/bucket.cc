@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <unordered_map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/reduction.h"
@@ -24,7 +25,7 @@ std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(
 }  // namespace
 
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
-                        const BucketOptions& options) {
+                        const BucketOptions& options, TakerOf taker_of) {
   if (options.dtype && (!is_floating(*options.dtype) || *options.dtype == kF64))
     throw Error(absl::StrCat("BucketOptions::dtype: gradients travel in f32, bf16 or f16, not in ",
                              std::string(name_of(*options.dtype))));
@@ -32,7 +33,7 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
   for (const nn::NamedTensor& p : model.named_parameters()) names[p.tensor.impl()] = p.name;
 
   BucketPlan plan;
-  std::map<DType, Bucket> open;
+  std::map<std::pair<size_t, DType>, Bucket> open;
   const auto close = [&](Bucket& bucket, size_t seam) {
     if (bucket.slots.empty()) return;
     bucket.seam = seam;
@@ -44,21 +45,24 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
       const DType wire = travels_as(p.dtype(), options);
       const int64_t width = static_cast<int64_t>(size_of(wire)), align = alignment_of(wire);
       const int64_t room = std::max(options.max_bytes / width / align * align, align);
-      Bucket& bucket = open[wire];
+      const GradientTaker taker = taker_of(p);
+      Bucket& bucket = open[{taker.index, wire}];
       int64_t begin = 0;
       do {
-        const int64_t numel = std::min(p.numel() - begin, room), taken = (numel + align - 1) / align * align;
+        const int64_t numel = taker.needs_whole ? p.numel() : std::min(p.numel() - begin, room);
+        const int64_t taken = (numel + align - 1) / align * align;
         if (bucket.numel + taken > room) close(bucket, s);
         bucket.dtype = wire;
-        bucket.slots.push_back({names.at(p.impl()), p, begin, numel, bucket.numel});
+        bucket.taker = taker.index;
+        bucket.slots.push_back({names.at(p.impl()), p, begin, numel, bucket.numel, taker.needs_whole});
         bucket.numel += taken;
         begin += numel;
       } while (begin < p.numel());
       // Nothing follows the last piece: on a device, what is alone in its bucket is reduced where it is.
       if (!bucket.slots.back().whole() && bucket.numel * width >= options.min_bytes) close(bucket, s);
     }
-    for (auto& [wire, bucket] : open)
-      if (bucket.numel * static_cast<int64_t>(size_of(wire)) >= options.min_bytes || s + 1 == seams.size())
+    for (auto& [key, bucket] : open)
+      if (bucket.numel * static_cast<int64_t>(size_of(key.second)) >= options.min_bytes || s + 1 == seams.size())
         close(bucket, s);
   }
 
@@ -69,6 +73,7 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
     for (const BucketSlot& slot : plan.buckets[b].slots) {
       absl::StrAppend(&plan.text, "bucket ", b, " after ", path_of(plan.buckets[b].seam), ": ", slot.name, " ",
                       describe(slot.parameter), " at ", slot.offset);
+      if (plan.buckets[b].taker != 0) absl::StrAppend(&plan.text, ", taker ", plan.buckets[b].taker);
       if (!slot.whole()) absl::StrAppend(&plan.text, ", elements ", slot.begin, " to ", slot.begin + slot.numel);
       if (plan.buckets[b].dtype != wire_dtype(slot.parameter.dtype()))
         absl::StrAppend(&plan.text, ", as ", std::string(name_of(plan.buckets[b].dtype)));

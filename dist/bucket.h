@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/seam.h"
 
@@ -32,20 +33,30 @@ struct BucketOptions {
   bool allow_unused = false;
 };
 
+// Who takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.
+struct GradientTaker {
+  size_t index = 0;          // 0: the parameter's .grad; others: DistributedDataParallel's GradientShards
+  bool needs_whole = false;  // the parameter is not split
+};
+using TakerOf = absl::FunctionRef<GradientTaker(const Tensor& parameter)>;
+inline GradientTaker taken_by_grad(const Tensor& /*parameter*/) { return {}; }
+
 // A parameter, or a piece of one that is larger than a bucket, in a bucket.
 struct BucketSlot {
   std::string name;  // of the parameter
   Tensor parameter;
-  int64_t begin;   // first element of the piece in the parameter
-  int64_t numel;   // elements of the piece
-  int64_t offset;  // elements from the start of the bucket
+  int64_t begin;            // first element of the piece in the parameter
+  int64_t numel;            // elements of the piece
+  int64_t offset;           // elements from the start of the bucket
+  bool in_one_row = false;  // GradientTaker::needs_whole
   bool whole() const { return numel == parameter.numel(); }
   bool last_piece() const { return begin + numel == parameter.numel(); }
 };
 
 struct Bucket {
-  size_t seam;  // of the parts that the plan was made of: the one that ends it
-  DType dtype;  // of its elements: f32, also for bf16 and f16 parameters, or f64; or BucketOptions::dtype
+  size_t seam;   // of the parts that the plan was made of: the one that ends it
+  DType dtype;   // of its elements: f32, also for bf16 and f16 parameters, or f64; or BucketOptions::dtype
+  size_t taker;  // GradientTaker::index
   int64_t numel;
   std::vector<BucketSlot> slots;
 };
@@ -58,7 +69,7 @@ struct BucketPlan {
 // Buckets of one dtype each, in the order of the parts of the model (optim::plan_seams, or in the order learned). Every
 // parameter is in exactly one bucket; the pieces of a large one are in consecutive buckets.
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
-                        const BucketOptions& options);
+                        const BucketOptions& options, TakerOf taker_of = taken_by_grad);
 
 // One line for each frozen parameter and buffer: what is sent once, at the start.
 std::string describe_state(const nn::ModuleBase& model);

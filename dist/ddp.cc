@@ -142,6 +142,42 @@ void DistributedDataParallel::check_finished() const {
     throw Error(absl::StrCat(kWho, ": gradients of this step are not averaged yet; call finish() first"));
 }
 
+void DistributedDataParallel::add_shards(GradientShards& shards) {
+  if (step_ > 1 || !arrivals_->order.empty())
+    throw Error(absl::StrCat(kWho, ": gradients are under way; make a ShardedOptimizer before the first backward"));
+  shards_.push_back(&shards);
+}
+void DistributedDataParallel::remove_shards(GradientShards& shards) {
+  if (step_ == 1 && parcels_.empty()) std::erase(shards_, &shards);
+  else std::replace(shards_.begin(), shards_.end(), &shards, static_cast<GradientShards*>(nullptr));
+}
+
+GradientTaker DistributedDataParallel::taker_of(const Tensor& parameter) const {
+  for (size_t i = 0; i < shards_.size(); ++i)
+    if (shards_[i] != nullptr && shards_[i]->takes(parameter)) return {i + 1, shards_[i]->needs_whole(parameter)};
+  return {};
+}
+
+std::string DistributedDataParallel::describe_shards() const {
+  std::string text;
+  for (const GradientShards* shards : shards_)
+    if (shards != nullptr) absl::StrAppend(&text, "shards: ", shards->describe(), "\n");
+  return text;
+}
+
+// The buckets of each GradientShards, once every rank has the order; then the averages of the step.
+void DistributedDataParallel::hand_to_shards(bool first) {
+  for (size_t i = 0; first && i < shards_.size(); ++i) {
+    std::vector<ShardedBucket> buckets;
+    for (size_t b = 0; b < parcels_.size(); ++b)
+      if (plan_.buckets[b].taker == i + 1)
+        buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
+    shards_[i]->begin(std::move(buckets));
+  }
+  for (size_t b = 0; b < parcels_.size(); ++b)
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+}
+
 void DistributedDataParallel::compare_plans(const std::string& text) {
   io::Checksum sum;
   sum.update(text);
@@ -225,8 +261,8 @@ void DistributedDataParallel::agree_on_order() {
     if (parts.empty() || parts.back().path != path) parts.push_back({path, {}, true});
     parts.back().parameters.push_back(parameters_[static_cast<size_t>(i)].tensor);
   }
-  plan_ = plan_buckets(model_, parts, options_);
-  compare_plans(plan_.text);
+  plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
+  compare_plans(plan_.text + describe_shards());
   make_parcels();
 }
 
@@ -235,13 +271,20 @@ void DistributedDataParallel::make_parcels() {
   for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
   parcels_.clear();
   buckets_of_.assign(parameters_.size(), {});
+  // How much each rank has got, for each GradientShards.
+  std::vector<std::vector<int64_t>> loads(shards_.size(),
+                                          std::vector<int64_t>(static_cast<size_t>(group_->world_size())));
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     std::vector<size_t> parameters;
     for (const BucketSlot& slot : plan_.buckets[b].slots) {
       parameters.push_back(position.at(slot.parameter.impl()));
       buckets_of_[parameters.back()].push_back(b);
     }
-    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), device_, options_.allow_unused);
+    std::optional<ShardLayout> layout;
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0)
+      layout = lay_out_shards(plan_.buckets[b], loads[taker - 1]);
+    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), device_, options_.allow_unused, std::move(layout),
+                          group_->world_size());
   }
 }
 
@@ -250,10 +293,11 @@ void DistributedDataParallel::make_parcels() {
 void DistributedDataParallel::send(size_t b) {
   const NoGrad off;
   Parcel& parcel = parcels_[b];
+  const size_t taker = parcel.bucket().taker;
+  if (learned_ && taker != 0 && shards_[taker - 1] != nullptr) shards_[taker - 1]->before_send(b);
   for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
   if (!late_) parcel.write_tag({.step = step_, .bucket = b, .rank = group_->rank(), .troubled = !trouble_.empty()});
-  parcel.work = group_->all_reduce(parcel.operand(), ReduceOp::kAverage,
-                                   absl::StrCat("bucket ", b, " of step ", step_));
+  parcel.reduce(*group_, absl::StrCat("bucket ", b, " of step ", step_));
 }
 
 void DistributedDataParallel::put(Parcel& parcel, size_t k) {
@@ -283,8 +327,8 @@ void DistributedDataParallel::put(Parcel& parcel, size_t k) {
 bool DistributedDataParallel::is_usable(size_t b) {
   const Parcel::Arrived arrived = parcels_[b].read_tag(step_, b, group_->world_size());
   if (arrived == Parcel::Arrived::kNotReduced)
-    note(absl::StrCat("the all-reduce of bucket ", b, " (", plan_.buckets[b].slots[0].name,
-                      " and what follows) did not happen in this step"));
+    note(absl::StrCat("the ", parcels_[b].layout() ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
+                      plan_.buckets[b].slots[0].name, " and what follows) did not happen in this step"));
   return arrived == Parcel::Arrived::kWell;
 }
 
@@ -298,6 +342,14 @@ void DistributedDataParallel::deliver(size_t b) {
   const std::vector<bool> flags = !options_.allow_unused ? std::vector<bool>()
                                   : late_                ? somewhere_[b]
                                                          : parcel.read_flags();
+  if (parcel.layout()) {
+    parcel.there = flags;
+    for (size_t k = 0; flags.empty() && k < parcel.parameters().size(); ++k)
+      parcel.there.push_back(parcel.has_gradient(k));
+    for (size_t k = 0; k < parcel.there.size(); ++k)
+      if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
+    return;
+  }
   std::vector<Tensor> final_ones;
   for (size_t k = 0; k < parcel.parameters().size(); ++k) {
     const BucketSlot& slot = parcel.bucket().slots[k];
@@ -337,6 +389,9 @@ void DistributedDataParallel::note(std::string trouble) {
 void DistributedDataParallel::finish() {
   if (arrivals_->local)
     throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
+  for (const GradientShards* shards : shards_)
+    if (shards == nullptr)
+      throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
   if (!learned_) agree_on_order();
   while (next_bucket_ < parcels_.size()) send(next_bucket_++);
@@ -354,8 +409,9 @@ void DistributedDataParallel::finish() {
     for (; next_delivered_ < parcels_.size(); ++next_delivered_) parcels_[next_delivered_].work.wait();
     throw MismatchError(absl::StrCat(kWho, ", step ", step, ", rank ", r, ": ", troubles[r]));
   }
-  learned_ = true;  // every gradient arrived on every rank
+  const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
   deliver_all();
+  hand_to_shards(first);
   for (size_t i = 0; i < parameters_.size() && options_.allow_unused; ++i) set_claim(i, arrivals_->delivered[i]);
 }
 

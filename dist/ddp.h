@@ -35,6 +35,9 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
+// Optimizer states may be spread over the processes (sharded_optimizer.h):
+//   dist::ShardedOptimizer shards(ddp, optimizer);
+//
 // The model must outlive this. Thread safety: the thread that runs backward.
 #pragma once
 
@@ -45,6 +48,7 @@
 #include <vector>
 
 #include "rondo/dist/bucket.h"
+#include "rondo/dist/gradient_shards.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/update_at_seams.h"
@@ -88,6 +92,11 @@ class DistributedDataParallel final : public optim::GradientSource {
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
 
+  // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
+  // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
+  void add_shards(GradientShards& shards);
+  void remove_shards(GradientShards& shards);
+
   // While it lives, backward only adds to the gradients of this process.
   class [[nodiscard]] NoSync {
    public:
@@ -108,6 +117,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   // From model and options before the first step, then in the learned order.
   const BucketPlan& plan() const { return plan_; }
   ProcessGroup& group() const { return *group_; }
+  const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
 
  private:
   struct Arrivals;  // what backward's callbacks have seen in this step
@@ -116,6 +126,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   void arrive(size_t parameter);
   void agree_on_order();
   void make_parcels();
+  GradientTaker taker_of(const Tensor& parameter) const;
+  void hand_to_shards(bool first);
+  std::string describe_shards() const;
   void check_place(Device device, std::string_view what) const;
   void send(size_t bucket);
   void put(Parcel& parcel, size_t slot);
@@ -137,6 +150,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::vector<int64_t> hooks_;
   std::vector<bool> claimed_;  // by parameter
   BucketPlan plan_;
+  std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;               // by bucket
   std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)

@@ -6,14 +6,8 @@
 
 namespace rondo::dist {
 
-DeviceWork::DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in,
-                       std::shared_ptr<const std::atomic<bool>> failing)
-    : table_(backend_of(device)),
-      device_(device.index),
-      call_(call),
-      failing_(std::move(failing)),
-      out_(std::move(out)),
-      in_(std::move(in)) {}
+DeviceWork::DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in)
+    : table_(backend_of(device)), device_(device.index), call_(call), out_(std::move(out)), in_(std::move(in)) {}
 
 DeviceWork::~DeviceWork() {
   let_go();
@@ -48,11 +42,6 @@ void DeviceWork::wait() {
   in_ = Tensor();
 }
 
-bool DeviceWork::reached_unless_failing() {
-  // In this order: an event that an abort let happen is seen with the flag that came before the abort.
-  return done_ != nullptr && table_.reached(device_, done_) && !failing_->load();
-}
-
 // Asks again and again: a kernel that waits for a rank that never comes would hold up any other wait for ever.
 void DeviceWork::synchronize() {
   constexpr int kYields = 100;
@@ -63,7 +52,7 @@ void DeviceWork::synchronize() {
       std::unique_lock lock(mutex);
       throw_error(lock);
       if (outcome == Work::Outcome::kDone) return;
-      if (reached_unless_failing()) {
+      if (is_reached()) {
         outcome = Work::Outcome::kDone;
         return let_go();
       }
@@ -80,7 +69,7 @@ void DeviceWork::synchronize() {
 bool DeviceWork::is_done() {
   const std::lock_guard lock(mutex);
   if (outcome != Work::Outcome::kPending) return true;
-  if (!reached_unless_failing()) return false;
+  if (!is_reached()) return false;
   outcome = Work::Outcome::kDone;
   let_go();
   return true;

@@ -3,22 +3,19 @@
 // Thread safety: all functions may be called from any thread.
 #pragma once
 
-#include <atomic>
 #include <chrono>
-#include <memory>
 #include <optional>
 
 #include "rondo/dist/process_group.h"
 #include "rondo/dist/sequence.h"
+#include "rondo/dist/work_state.h"
 #include "rondo/runtime/backend.h"
 
 namespace rondo::dist {
 
 class DeviceWork final : public Work::State {
  public:
-  // `failing`: of the group. From when it is true, an event that is reached does not say that the collective is done.
-  DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in,
-             std::shared_ptr<const std::atomic<bool>> failing);
+  DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in);
   ~DeviceWork() override;
 
   // Before and after the collective is enqueued.
@@ -32,17 +29,17 @@ class DeviceWork final : public Work::State {
   const NamedCall& call() const { return call_; }
   // When the device's work before the collective was seen to be done. Nothing: not yet. For one thread.
   std::optional<std::chrono::steady_clock::time_point> started();
-  // The collective is lost: its error is known from now on.
+  // The collective is lost: its error is known from now on. Before it is aborted: an event that is reached afterwards
+  // does not say that it is done.
   void lose(Work::Outcome outcome, const std::string& why) noexcept;
 
  private:
-  bool reached_unless_failing();
+  bool is_reached() { return done_ != nullptr && table_.reached(device_, done_); }
   void let_go() noexcept;  // of the tensors. REQUIRES: mutex is held
 
   const BackendTable& table_;
   const int device_;
   const NamedCall call_;
-  const std::shared_ptr<const std::atomic<bool>> failing_;
   Tensor out_, in_;
   EventHandle ready_ = nullptr, done_ = nullptr;
   std::optional<std::chrono::steady_clock::time_point> started_;

@@ -33,6 +33,7 @@ std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
 #include "rondo/dist/reduction.h"
 #include "rondo/dist/rendezvous.h"
 #include "rondo/dist/store.h"
+#include "rondo/dist/work_state.h"
 
 namespace rondo::dist {
 namespace {
@@ -431,7 +432,7 @@ class GlooGroup final : public HostGroup, public std::enable_shared_from_this<Gl
     return communicator_->issue(std::move(job), name);
   }
   Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
-    check_gather(out, in, world_size_, name);
+    check_gather(out, in, world_size_, name, std::nullopt, rank_);
     Job job;
     job.call = {.numel = in.numel(), .kind = CollectiveKind::kAllGather, .dtype = in.dtype()};
     job.in = in;

@@ -89,12 +89,12 @@ void NcclCommunicator::connect(const NcclId& id) {
 // ---- Issuing
 
 Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Tensor& in, Enqueue enqueue) {
-  auto work = std::make_shared<DeviceWork>(options_.device, call, out, in, failing_);
+  auto work = std::make_shared<DeviceWork>(options_.device, call, out, in);
   const auto lost = [&] {
     work->lose(Work::Outcome::kLost, absl::StrCat(text_of(call), " cannot run: ", await_failure()));
     return Work(work);
   };
-  if (failing_->load()) return lost();
+  if (failing_.load()) return lost();
   NcclResult result = NcclResult::kSuccess;
   try {
     work->join_communication();
@@ -119,7 +119,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
     }
   }
   if (wake) changed_.notify_all();
-  else if (failing_->load()) return lost();  // the thread may not have seen this one
+  else if (failing_.load()) return lost();  // the thread may not have seen this one
   return Work(work);
 }
 
@@ -137,7 +137,7 @@ NcclResult NcclCommunicator::settle(const NamedCall& call) {
   bool posted = false;
   for (NcclResult result = NcclResult::kInProgress;;) {
     if (library_.async_error(comm_, &result) != NcclResult::kSuccess) return NcclResult::kInternalError;
-    if (result != NcclResult::kInProgress || failing_->load()) return result;
+    if (result != NcclResult::kInProgress || failing_.load()) return result;
     const auto waited = Clock::now() - began;
     if (waited >= options_.timeout) return result;
     if (waited < Milliseconds(1)) {
@@ -240,7 +240,7 @@ void NcclCommunicator::look_for_trouble(DeviceWork& first) {
   const std::shared_ptr<HostGroup> group = host();
   if (group == nullptr) return;
   if (const std::string why = group->failure(); !why.empty()) {
-    if (failing_->exchange(true)) return;
+    if (failing_.exchange(true)) return;
     return fail_with(Work::Outcome::kLost, absl::StrCat(with_rank(call), " was given up: ", why), {}, /*tell=*/false);
   }
   if (PeerStatus* peers = group->peers())
@@ -260,7 +260,7 @@ void NcclCommunicator::post_progress(const NamedCall& call) {
 
 // Finds out who is to blame for a collective that cannot complete.
 void NcclCommunicator::fail(const NamedCall& call, bool late, const std::string& error) {
-  if (failing_->exchange(true)) return;
+  if (failing_.exchange(true)) return;
   PeerStatus::Diagnosis diagnosis{
       late ? absl::StrCat(with_rank(call), " did not complete within ", options_.timeout.count(), " ms")
            : absl::StrCat(with_rank(call), " failed: ", error),
@@ -279,7 +279,7 @@ void NcclCommunicator::fail(const NamedCall& call, bool late, const std::string&
 }
 
 void NcclCommunicator::fail_mismatched(const std::string& sentence) {
-  if (failing_->exchange(true)) return static_cast<void>(await_failure());
+  if (failing_.exchange(true)) return static_cast<void>(await_failure());
   fail_with(Work::Outcome::kMismatch, sentence, {}, /*tell=*/true);
 }
 
@@ -289,7 +289,6 @@ void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sente
   const std::shared_ptr<HostGroup> group = host();
   if (tell && group != nullptr && group->peers() != nullptr) group->peers()->fail(sentence, causes);
   keep_in_device(outcome, sentence);
-  abort();
   std::deque<std::shared_ptr<DeviceWork>> lost;
   {
     const std::lock_guard lock(mutex_);
@@ -298,6 +297,7 @@ void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sente
   }
   changed_.notify_all();
   for (const auto& work : lost) work->lose(outcome, sentence);
+  abort();
   if (group != nullptr) group->give_up(sentence);
 }
 
@@ -368,26 +368,25 @@ bool NcclCommunicator::finalize() noexcept {
 }
 
 void NcclCommunicator::tear_down(bool unwinds) {
-  if (failing_->load()) return static_cast<void>(await_failure());
+  if (failing_.load()) return static_cast<void>(await_failure());
   const bool done = !unwinds && finalize();
-  if (!done) {
-    failing_->store(true);
-    abort();
-  }
   std::deque<std::shared_ptr<DeviceWork>> left;
   {
     const std::lock_guard lock(mutex_);
     left.swap(in_flight_);
+  }
+  if (!done) {
+    failing_.store(true);
+    for (const auto& work : left)
+      work->lose(Work::Outcome::kLost,
+                 absl::StrCat(with_rank(work->call()), " was given up: the process group was closed"));
+    abort();
   }
   // What other ranks see of a rank that has left: how far it has really come.
   if (const std::shared_ptr<HostGroup> group = host(); group != nullptr && group->peers() != nullptr) {
     const uint64_t last = done && !left.empty() ? left.back()->call().call.number : done_;
     group->peers()->begin(PeerStatus::Lane::kDevice, last, "its last one");
   }
-  if (done) return;  // their events say the rest
-  for (const auto& work : left)
-    work->lose(Work::Outcome::kLost,
-               absl::StrCat(with_rank(work->call()), " was given up: the process group was closed"));
 }
 
 bool NcclCommunicator::close(bool unwinds, Milliseconds patience) {

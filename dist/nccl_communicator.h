@@ -98,9 +98,7 @@ class NcclCommunicator {
   const Options options_;
   const BackendTable& table_;
   const int rank_in_job_;
-  // From the first sign of a failure on: no collective counts as done from then on, as its kernel may have been
-  // aborted.
-  const std::shared_ptr<std::atomic<bool>> failing_ = std::make_shared<std::atomic<bool>>(false);
+  std::atomic<bool> failing_{false};  // from the first sign of a failure on: nothing can be issued any more
 
   std::mutex library_mutex_;  // one call of NCCL at a time; guards comm_
   NcclComm comm_ = nullptr;   // null: aborted or destroyed

@@ -18,10 +18,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "rondo/dist/bucket.h"
+#include "rondo/dist/gradient_shards.h"
 #include "rondo/dist/process_group.h"
 
 namespace rondo::dist {
@@ -29,7 +32,9 @@ namespace rondo::dist {
 class Parcel {
  public:
   // `parameters`: of the slots, by their position in the caller's list. `bucket` must outlive this.
-  Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused);
+  // With a layout, the bucket is reduced and scattered: Note [Shards].
+  Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
+         std::optional<ShardLayout> layout = std::nullopt, int world_size = 1);
 
   const Bucket& bucket() const { return *bucket_; }
   const std::vector<size_t>& parameters() const { return parameters_; }
@@ -45,8 +50,12 @@ class Parcel {
   // The average of a slot's elements: of a whole parameter in its shape, of a piece as a line. An adopted one is let
   // go.
   Tensor take_average(size_t slot) { return adopted_ ? std::exchange(operand_, Tensor()) : views_[slot]; }
-  // What the ranks reduce.
-  const Tensor& operand() const { return adopted_ ? operand_ : flat_; }
+  // Sends it: an all_reduce, or a reduce_scatter.
+  void reduce(ProcessGroup& group, const std::string& name);
+  const std::optional<ShardLayout>& layout() const { return layout_; }
+  // With a layout: what is sent, and this rank's row when it has come back.
+  const Tensor& sent() const { return flat_; }
+  const Tensor& averages() const { return averages_; }
 
   // Note [Tags]; only in host memory.
   struct Tag {
@@ -61,19 +70,25 @@ class Parcel {
   // By slot, with allow_unused: some rank has a gradient.
   std::vector<bool> read_flags() const;
 
-  size_t waiting = 0;  // slots whose gradient has not arrived in this step
+  std::vector<bool> there;  // with a layout, by slot: there is an average in this step
+  size_t waiting = 0;       // slots whose gradient has not arrived in this step
   Work work;
 
  private:
   void allocate();
+  int64_t tag_elements() const;
+  void copy_spans(size_t slot, const Tensor& gradient);
 
   const Bucket* bucket_;
   std::vector<size_t> parameters_;
   Device device_;
   bool allow_unused_;
+  std::optional<ShardLayout> layout_;
+  int64_t rows_, row_;  // of flat_: 1 without a layout; their elements, without the tag
   bool may_adopt_;
   bool adopted_ = false;       // in this step
-  Tensor flat_;                // the bucket's elements, then the tag
+  Tensor flat_;                // rows of the bucket's elements, each with the tag at its end
+  Tensor averages_;            // flat_, or one row
   Tensor operand_;             // of an adopted gradient
   std::vector<Tensor> views_;  // of the slots
   std::vector<bool> filled_;   // there was a gradient to send

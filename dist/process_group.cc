@@ -9,6 +9,7 @@
 #include "rondo/dist/host_group.h"
 #include "rondo/dist/nccl_group.h"
 #include "rondo/dist/sequence.h"
+#include "rondo/dist/work_state.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/checksum.h"
 

@@ -26,10 +26,9 @@
 // message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
 // returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
 // device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
-// [Late errors] in backend.h). Before such a call returns, the communicator is aborted, so that no kernel of NCCL waits
-// for ever; what its collectives wrote is of no use, and optimizers change nothing from then on. A collective of a
-// device is late when `timeout` has passed since the device came to it. A rank that has died is noticed within a
-// second.
+// [Late errors] in backend.h). The communicator is aborted, so that no kernel of NCCL waits for ever; what its
+// collectives wrote is of no use, and optimizers change nothing from then on. A collective of a device is late when
+// `timeout` has passed since the device came to it. A rank that has died is noticed within a second.
 //
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
@@ -40,9 +39,7 @@
 // collective, which keeps it alive: neither read nor write it before wait().
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -62,21 +59,7 @@ enum class ReduceOp : uint8_t { kSum, kAverage };
 class Work {
  public:
   enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
-  // Of host tensors; a group of device tensors has its own.
-  struct State {
-    virtual ~State() = default;
-    virtual void wait() { synchronize(); }
-    virtual void synchronize();
-    virtual bool is_done();
-    void finish(Outcome with, std::string error);
-    // Throws the error that is known. REQUIRES: `lock` holds `mutex`.
-    void throw_error(std::unique_lock<std::mutex>& lock) const;
-
-    std::mutex mutex;
-    std::condition_variable done_changed;
-    Outcome outcome = Outcome::kPending;
-    std::string error;
-  };
+  struct State;      // work_state.h
   Work() = default;  // refers to no collective: is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
   // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.

@@ -24,6 +24,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
+#include "rondo/dist/sharded_optimizer.h"
 #include "rondo/examples/corpus.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/train_options.h"
@@ -37,6 +38,7 @@
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/io/checkpoint.h"
@@ -167,6 +169,7 @@ class Training {
   optim::AdamW optimizer_;
   std::optional<compile::Regions> regions_;
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
+  std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
   std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams
   data::FunctionBatches windows_;
   data::DeviceBatches batches_;     // windows_, a batch ahead of the step
@@ -231,6 +234,7 @@ void Training::distribute() {
         throw Error(absl::StrCat("one rank found a checkpoint of step ", theirs, ", another of step ", first_step_,
                                  "; do all see ", o_.out_dir, "?"));
     ddp_.emplace(model_, group_);
+    if (o_.shard_optimizer) shards_.emplace(*ddp_, optimizer_);
   }
   if (!o_.update_at_seams) return;
   if (ddp_) updates_.emplace(*ddp_, optimizer_, optim::UpdateAtSeamsOptions{.step = step_options_});
@@ -244,7 +248,8 @@ void Training::announce() {
       model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
       corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
       o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
-      n > 1 ? absl::StrCat(", ", n, " processes") : ""));
+      n > 1 ? absl::StrCat(", ", n, " processes", shards_ ? ", optimizer states in shards" : "") : ""));
+  if (o_.shard_optimizer && n == 1) say("--shard_optimizer: one process keeps all states.");
 }
 
 data::Batch Training::windows(int64_t number) const {
@@ -274,15 +279,22 @@ double Training::train_step(int64_t step) {
     parts.push_back(part.detach());
   }
   if (ddp_) ddp_->finish();
+  const auto mean_loss = [&] {
+    double loss = 0;
+    for (const Tensor& part : parts) loss += part.item();
+    return ddp_ ? average(loss, *group_, "loss") : loss;
+  };
+  double loss = 0;
+  // Collectives of host tensors end in order: an average that is asked for later would wait for all parameters.
+  const bool early = shards_ && has_host_memory(o_.device);
+  if (early) loss = mean_loss();
   optim::StepReport update;
   if (updates_) updates_->finish();
   else update = optimizer_.step(step_options_);
   optimizer_.zero_grad();
   batches_.read_ahead();
   // Only now are values read: reading waits until the device has done all that was enqueued.
-  double loss = 0;
-  for (const Tensor& part : parts) loss += part.item();
-  if (ddp_) loss = average(loss, *group_, "loss");
+  if (!early) loss = mean_loss();
   if (update.skipped())
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
@@ -298,14 +310,17 @@ void Training::report(int64_t step, double loss) {
   optim::MetricsRecord record{.step = done, .loss = loss, .lr = optimizer_.lr()};
   const auto batch_loss = [this](const data::Batch& batch) { return loss_of(batch); };
   if (due(o_.eval_interval)) record.eval_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
-  if (!lead_) return;
-  if (due(o_.log_interval) || record.eval_loss || done == 1) log_->write(record);
+  if (lead_ && (due(o_.log_interval) || record.eval_loss || done == 1)) log_->write(record);
   if (due(o_.checkpoint_interval)) save(done);
 }
 
 void Training::save(int64_t step) {
+  nn::StateDict states;  // a collective, if they are in shards
+  if (shards_) states = shards_->state_dict(/*only_on=*/0);
+  else if (lead_) states = optimizer_.state_dict();
+  if (!lead_) return;
   log_->sync();
-  io::Checkpoint now{.step = step, .model = model_.state_dict(), .optimizer = optimizer_.state_dict(), .state = {}};
+  io::Checkpoint now{.step = step, .model = model_.state_dict(), .optimizer = std::move(states), .state = {}};
   now.state["data_checksum"] = corpus_.checksum;
   parser_.store(now.state);
   io::save_checkpoint(o_.out_dir, now, {.keep = static_cast<int>(o_.keep_checkpoints)});

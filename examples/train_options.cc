@@ -19,7 +19,7 @@ constexpr const char* kPrefix = "option.";
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // These belong to a process, not to the run.
 const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks", "pin_threads",
-                                           "dist_timeout", "memory_report", "device"};
+                                           "dist_timeout", "memory_report", "device",      "shard_optimizer"};
 
 }  // namespace
 
@@ -52,6 +52,8 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("grad_clip", &o.grad_clip, "norm of all gradients together; 0: off");
   flags_.add("update_at_seams", &o.update_at_seams,
              "update each block during backward: less memory; needs --grad_clip=0");
+  flags_.add("shard_optimizer", &o.shard_optimizer,
+             "under rondorun: each process keeps its share of the optimizer's states");
   flags_.add("seed", &o.seed, "of weights, batches, dropout and samples");
 
   flags_.add("device", &o.device,
@@ -124,6 +126,9 @@ void OptionParser::check_and_finish() {
     throw Error(absl::StrCat("--update_at_seams: --grad_clip=", o.grad_clip,
                              " needs the norm of all gradients before the first block is "
                              "updated; pass --grad_clip=0"));
+
+  if (o.shard_optimizer && o.update_at_seams)
+    throw Error("--shard_optimizer updates after backward, --update_at_seams during it; choose one");
 
   if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;

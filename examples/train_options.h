@@ -35,6 +35,7 @@ struct TrainOptions {
   double weight_decay = 0.1;
   double grad_clip = 1;
   bool update_at_seams = false;
+  bool shard_optimizer = false;
   int64_t seed = 1337;
 
   Device device;

@@ -52,6 +52,13 @@ ModuleBase::Place*& ModuleBase::next_place() {
   return place;
 }
 
+ModuleBase::PlaceScope::PlaceScope(ModuleBase& parent, std::string name, std::span<const void* const> arguments)
+    : place_{&parent, std::move(name), arguments} {
+  parent.check_name(place_.name);
+  next_place() = &place_;
+}
+ModuleBase::PlaceScope::~PlaceScope() { next_place() = nullptr; }
+
 namespace {
 
 // Live modules that lie in no other module, by address. It tells which module an address lies in.

@@ -54,7 +54,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <tuple>
 #include <type_traits>
 #include <typeinfo>
 #include <utility>
@@ -69,7 +68,7 @@
 namespace rondo::nn {
 
 class ModuleBase;
-template <class... Args> class Child;
+template <class With, class... Args> class Child;
 
 struct NamedModule {
   std::string name;
@@ -197,8 +196,9 @@ class ModuleBase {
   void ignore_in_state_dict(std::string name) { ignored_.push_back(std::move(name)); }
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
   // argument that is a member declared further down is not initialised yet: Error.
-  template <class... Args> Child<Args...> child(std::string name, Args&&... args) {
-    return Child<Args...>(this, std::move(name), std::forward<Args>(args)...);
+  template <class... Args> auto child(std::string name, Args&&... args) {
+    const auto with = [&](auto construct) { return construct(std::forward<Args>(args)...); };
+    return Child<decltype(with), Args...>(this, std::move(name), with, args...);
   }
 
   using TensorCall = Tensor (*)(ModuleBase&, std::span<const Tensor* const> inputs, std::source_location where);
@@ -213,7 +213,7 @@ class ModuleBase {
   void call_through_hooks(const ModuleCall& call, absl::FunctionRef<void()> forward);
 
  private:
-  template <class... Args> friend class Child;
+  template <class With, class... Args> friend class Child;
   struct Entry {
     std::string name;
     Tensor tensor;
@@ -228,7 +228,19 @@ class ModuleBase {
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
-    std::vector<const void*> arguments;  // of its constructor
+    std::span<const void* const> arguments;  // of its constructor
+  };
+  // While it lives, the next module to be constructed on this thread goes there. Throws Error if the name cannot be
+  // one.
+  class PlaceScope {
+   public:
+    PlaceScope(ModuleBase& parent, std::string name, std::span<const void* const> arguments);
+    ~PlaceScope();  // an argument's conversion may have thrown
+    PlaceScope(const PlaceScope&) = delete;
+    PlaceScope& operator=(const PlaceScope&) = delete;
+
+   private:
+    Place place_;
   };
   bool contains(const void* p) const;
   // The innermost module that `p` lies in; null: none.
@@ -293,40 +305,31 @@ Tensor ModuleBase::call_with_tensors(ModuleBase& module, std::span<const Tensor*
   }
 }
 
-// The result of child(): converts to the module that is being declared, built in place.
-template <class... Args> class [[nodiscard]] Child {
+// The result of child(): converts to the module that is being declared, built in place. `With` calls a function with
+// the arguments of the full expression that declares the member. (A tuple of them would do, and every file that
+// includes modules would pay for it.)
+template <class With, class... Args> class [[nodiscard]] Child {
  public:
-  Child(ModuleBase* parent, std::string name, Args&&... args)
-      : parent_(parent), name_(std::move(name)), args_(std::forward<Args>(args)...) {}
+  Child(ModuleBase* parent, std::string name, With with, const Args&... args)
+      : parent_(parent), name_(std::move(name)), with_(with), arguments_{std::addressof(args)..., nullptr} {}
   template <std::derived_from<ModuleBase> M> operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
-    const PlaceScope scope(*this, /*is_member=*/true);
+    const ModuleBase::PlaceScope scope(*parent_, std::move(name_), {arguments_, sizeof...(Args)});
     if constexpr (std::is_constructible_v<M, Args...>)  // otherwise the message above is the only error
-      return std::apply([](auto&&... args) { return M(std::forward<Args>(args)...); }, std::move(args_));
+      return with_([](auto&&... args) { return M(std::forward<decltype(args)>(args)...); });
   }
   // The same on the heap, for lists.
   template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
-    const PlaceScope scope(*this, /*is_member=*/false);
-    return std::apply([](auto&&... args) { return std::make_unique<M>(std::forward<Args>(args)...); },
-                      std::move(args_));
+    const ModuleBase::PlaceScope scope(*parent_, std::move(name_), {});
+    return with_([](auto&&... args) { return std::unique_ptr<M>(new M(std::forward<decltype(args)>(args)...)); });
   }
 
  private:
-  struct PlaceScope {
-    PlaceScope(Child& child, bool is_member) {
-      child.parent_->check_name(child.name_);
-      place = {child.parent_, std::move(child.name_), {}};
-      if (is_member)
-        std::apply([&](const auto&... args) { (place.arguments.push_back(std::addressof(args)), ...); }, child.args_);
-      ModuleBase::next_place() = &place;
-    }
-    ~PlaceScope() { ModuleBase::next_place() = nullptr; }  // an argument's conversion may have thrown
-    ModuleBase::Place place;
-  };
   ModuleBase* parent_;
   std::string name_;
-  std::tuple<Args&&...> args_;  // of the full expression that declares the member
+  With with_;
+  const void* arguments_[sizeof...(Args) + 1];
 };
 
 template <class> inline constexpr bool kModulesMove = false;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"

@@ -1,5 +1,6 @@
 #include "rondo/optim/adam.h"
 
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/step_programs.h"
 
 namespace rondo::optim {

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step.h"
 #include "rondo/runtime/memory.h"

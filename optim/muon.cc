@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "rondo/compile/compile.h"
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/ops/ops.h"

@@ -23,6 +23,13 @@ void check_between_steps(const Optimizer& optimizer, const OptimizerState& state
                              "UpdateAtSeams::finish(), or with abandon() after an exception"));
 }
 
+// What an optimizer holds of its parameters as a whole.
+void check_not_sharded(const Optimizer& optimizer, const OptimizerState& state, const char* what, const char* instead) {
+  if (state.shards != nullptr)
+    throw Error(absl::StrCat(optimizer.name(), "::", what, ": the states are spread over processes; ", instead,
+                             " (dist/sharded_optimizer.h)"));
+}
+
 // Averages and copies follow parameters that somebody else has written.
 void refresh(std::vector<ParamSlot>& slots) {
   const NoGrad off;
@@ -59,6 +66,7 @@ void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan
 
 void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
   check_between_steps(*this, *state_, "add_param_group");
+  check_not_sharded(*this, *state_, "add_param_group", "add groups before the ShardedOptimizer is made");
   if (state_->at_seams)
     throw Error(absl::StrCat(name(),
                              "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
@@ -119,6 +127,7 @@ void Optimizer::check_has_parameters() const {
 }
 
 void Optimizer::zero_grad(bool set_to_none) {
+  if (state_->shards != nullptr) state_->shards->zero_grad(set_to_none);
   for (ParamSlot& slot : state_->slots) slot.param.zero_grad(set_to_none);
 }
 
@@ -188,6 +197,7 @@ void Optimizer::set_average_decay(double decay) {
 }
 
 std::vector<Tensor> Optimizer::averages() const {
+  check_not_sharded(*this, *state_, "averages", "use ShardedOptimizer::averages()");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots)
@@ -197,6 +207,7 @@ std::vector<Tensor> Optimizer::averages() const {
 
 void Optimizer::keep_copies(DType dtype) {
   check_between_steps(*this, *state_, "keep_copies");
+  check_not_sharded(*this, *state_, "keep_copies", "keep copies before the ShardedOptimizer is made");
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
@@ -208,6 +219,7 @@ void Optimizer::keep_copies(DType dtype) {
 }
 
 std::vector<Tensor> Optimizer::copies() const {
+  check_not_sharded(*this, *state_, "copies", "use ShardedOptimizer::copies()");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots) list.push_back(slot.copy);
@@ -239,6 +251,7 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 
 nn::StateDict Optimizer::state_dict() const {
   check_between_steps(*this, *state_, "state_dict");
+  check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
   refresh(state_->slots);
   std::vector<nn::NamedTensor> list;
   for (size_t i = 0; i < state_->slots.size(); ++i) {
@@ -271,8 +284,13 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 }
 }  // namespace
 
-void Optimizer::load_state_dict(const nn::StateDict& state) {
+void Optimizer::load_state_dict(const nn::StateDict& given_state) {
   check_between_steps(*this, *state_, "load_state_dict");
+  check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
+  // A sharded run saves f32 weights of 16-bit parameters, too. Here the parameters themselves are updated.
+  nn::StateDict state = given_state;
+  std::erase_if(
+      state, [](const auto& entry) { return entry.first.starts_with("state.") && entry.first.ends_with(".master"); });
   const NoGrad off;
   // Tensors that exist are written in place, step counts excepted. load_tensors checks everything before it writes
   // anything.

@@ -11,6 +11,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/param_slot.h"
+#include "rondo/optim/shard_hooks.h"
 #include "rondo/optim/step_passes.h"
 
 namespace rondo::optim {
@@ -38,6 +39,8 @@ struct OptimizerState {
 
   bool at_seams = false;  // an UpdateAtSeams makes the steps
   bool mid_step = false;  // it has updated some parameters of this step
+
+  ShardHooks* shards = nullptr;  // the states are spread over processes
 
   Device device() const { return slots[0].param.device(); }
 };

@@ -1,5 +1,6 @@
 // The formulas of the optimizers that are one file, compiled as kernel code.
 #include "rondo/optim/optimizers.h"
+#include "rondo/optim/formula_code.h"
 
 namespace rondo::optim {
 

@@ -15,7 +15,7 @@
 //
 // One launch makes any number of calls, in any order: no call may write what another one reads. An output may be an
 // input of its own call. Numbers are f64 in the device's memory, too; several calls may share them.
-// Sources that call program_body are kernel code, as for body_of (formula.h).
+// Sources that call program_body are kernel code, and include formula_code.h.
 #pragma once
 
 #include <array>

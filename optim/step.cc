@@ -99,14 +99,19 @@ StepReport Step::run(Optimizer& optimizer, const StepOptions& options, JoinedWor
                              ": its parameters are updated at seams; end the step with UpdateAtSeams::finish(), not "
                              "with step() (update_at_seams.h)"));
   const NoGrad off;
+  // With shards, a process may have no gradient where others have some.
+  if (state.shards != nullptr) state.shards->before_step(options.allow_no_gradients);
   Step step(optimizer);
   step.updates_.reserve(state.slots.size());
   for (size_t i = 0; i < state.slots.size(); ++i) step.collect(i);
-  step.check_any_gradient();
-  if (step.updates_.empty() && !options.allow_no_gradients) throw_no_gradients(optimizer);
+  if (state.shards == nullptr) {
+    step.check_any_gradient();
+    if (step.updates_.empty() && !options.allow_no_gradients) throw_no_gradients(optimizer);
+  }
   step.decide(options);
   step.update(options.zero_grad, joined);
   if (!step.updates_.empty()) state.passes.note_step();
+  if (state.shards != nullptr) state.shards->after_step();
   return step.measured_ ? StepReport(step.decision_) : StepReport();
 }
 
@@ -171,6 +176,7 @@ void Step::decide(const StepOptions& options) {
   operands.reserve(updates_.size());
   for (const StepUpdate& u : updates_) operands.push_back({u.grad, u.slot->param.dtype(), u.numel()});
   enqueue_sum_of_squares(device, operands, squares);
+  if (state_.shards != nullptr) state_.shards->sum_over_ranks(sum);
   const double* scale = options.device_scale.defined() ? reinterpret_cast<const double*>(options.device_scale.address())
                                                        : numbers + 2;
   call_program(

@@ -1,5 +1,6 @@
 #include "rondo/optim/step_programs.h"
 
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/scalar_program.h"
 
 namespace rondo::optim {

@@ -67,6 +67,10 @@ UpdateAtSeams::State::State(Optimizer& optimizer, UpdateAtSeamsOptions options, 
   check(options.step);
   Step::check_options(optimizer, options.step);
   if (kept.at_seams) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has one already"));
+  if (kept.shards != nullptr)
+    throw Error(absl::StrCat(kWho, ": the states of this ", optimizer.name(),
+                             " are spread over processes by a ShardedOptimizer, which updates after backward; use one "
+                             "of the two"));
   for (size_t i = 0; i < kept.slots.size(); ++i) slot_of[kept.slots[i].param.impl()] = i;
 }
 

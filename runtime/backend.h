@@ -45,8 +45,8 @@ namespace rondo {
 
 enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
 
-// Which piece of hardware a device is. `unit`: equal for two processes of a machine if they use the same one. `bus`: its
-// PCI address ("0000:3b:00.0") by which the system knows it. Empty: not known.
+// Which piece of hardware a device is. `unit`: equal for two processes of a machine if they use the same one. `bus`:
+// its PCI address ("0000:3b:00.0") by which the system knows it. Empty: not known.
 struct DevicePlace {
   std::string unit, bus;
 };

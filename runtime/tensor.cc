@@ -355,7 +355,7 @@ bool Tensor::base_requires_grad() const {
 }
 bool Tensor::is_leaf(std::source_location where) const {
   checked("is_leaf", where);
-  if (impl_->recorder != nullptr) return !impl_->requires_grad;
+  if (impl_->recorder != nullptr && impl_->recorded_value >= 0) return !impl_->requires_grad;
   return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr;
 }
 const Tensor& Tensor::grad(std::source_location where) const {

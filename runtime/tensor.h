@@ -23,7 +23,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/types/span.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/dtype.h"
 #include "rondo/runtime/error.h"

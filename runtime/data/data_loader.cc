@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <condition_variable>
 #include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/parallel.h"
@@ -75,21 +80,6 @@ Tensor stack(const std::vector<Tensor>& items) {
   return out;
 }
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
-    : dataset_(std::move(dataset)),
-      options_(options),
-      items_(dataset_ ? dataset_->size() : throw Error("DataLoader: no dataset")),
-      batches_(batches_in(items_, options)) {}
-
-DataLoader::~DataLoader() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  room_.notify_all();
-  for (std::thread& worker : workers_) worker.join();
-}
-
 Batch DataLoader::load(int64_t number) const {
   const int64_t epoch = number / batches_, begin = number % batches_ * options_.batch_size;
   const int64_t end = std::min(begin + options_.batch_size, items_);
@@ -109,6 +99,105 @@ Batch DataLoader::load(int64_t number) const {
   return batch;
 }
 
+// Batches are numbered through all epochs: number = epoch * batches_ + batch. The consumer takes every step-th of them.
+class DataLoader::Workers {
+ public:
+  // `first`: the number of the batch that take() will ask for.
+  Workers(const DataLoader& loader, int64_t first)
+      : loader_(loader),
+        slots_(static_cast<size_t>(loader.options_.num_workers) * static_cast<size_t>(loader.options_.prefetch)),
+        step_(loader.step_),
+        first_(first),
+        taken_(first),
+        wanted_(first) {
+    for (int i = 0; i < loader.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
+  }
+  ~Workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    room_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Workers(const Workers&) = delete;
+  Workers& operator=(const Workers&) = delete;
+
+  // Waits for batch `number`. Rethrows what the dataset threw for it.
+  Batch take(int64_t number) {
+    std::unique_lock lock(mutex_);
+    if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
+      wanted_ = taken_ = first_ = number;
+      for (Slot& slot : slots_) slot = {};
+      room_.notify_all();
+    }
+    Slot& slot = slot_of(number);
+    ready_.wait(lock, [&] { return slot.ready && slot.number == number; });
+    Slot taken = std::exchange(slot, {});
+    wanted_ += step_;
+    lock.unlock();
+    room_.notify_all();
+    if (taken.error) std::rethrow_exception(taken.error);
+    return std::move(taken.batch);
+  }
+
+ private:
+  struct Slot {
+    int64_t number = -1;
+    bool ready = false;
+    Batch batch;
+    std::exception_ptr error;
+  };
+  // REQUIRES for both: the lock is held.
+  Slot& slot_of(int64_t number) { return slots_[static_cast<size_t>((number - first_) / step_) % slots_.size()]; }
+  bool is_awaited(int64_t number) const {
+    const int64_t ahead = number - wanted_;
+    return ahead >= 0 && ahead % step_ == 0 && ahead / step_ < static_cast<int64_t>(slots_.size());
+  }
+
+  void work() {
+    const OneThread alone;  // workers run side by side, and beside the training
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      room_.wait(lock, [&] { return stop_ || is_awaited(taken_); });
+      if (stop_) return;
+      const int64_t number = std::exchange(taken_, taken_ + step_);
+      lock.unlock();
+      Slot filled{number, true, {}, nullptr};
+      try {
+        filled.batch = loader_.load(number);
+      } catch (...) {
+        filled.error = std::current_exception();
+      }
+      lock.lock();
+      // A seek may have moved on while this was loading, even to a range that holds the same number again.
+      if (!is_awaited(number)) continue;
+      if (Slot& slot = slot_of(number); !slot.ready) {
+        slot = std::move(filled);
+        ready_.notify_one();
+      }
+    }
+  }
+
+  const DataLoader& loader_;
+  std::mutex mutex_;                      // guards what follows, but for the threads
+  std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
+  std::vector<Slot> slots_;
+  const int64_t step_;
+  int64_t first_;   // the number that the consumer began with, after the last seek
+  int64_t taken_;   // the next number for a worker
+  int64_t wanted_;  // the next number for the consumer
+  bool stop_ = false;
+  std::vector<std::thread> threads_;
+};
+
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
+    : dataset_(std::move(dataset)),
+      options_(options),
+      items_(dataset_ ? dataset_->size() : throw Error("DataLoader: no dataset")),
+      batches_(batches_in(items_, options)) {}
+DataLoader::~DataLoader() = default;
+
 std::optional<Batch> DataLoader::next() {
   if (position_.batch >= batches_) {
     position_ = {position_.epoch + 1, 0};
@@ -118,21 +207,8 @@ std::optional<Batch> DataLoader::next() {
   ++position_.batch;
   if (options_.num_workers == 0) return load(number);
 
-  if (workers_.empty()) start();
-  std::unique_lock lock(mutex_);
-  if (number != wanted_) {  // after a seek; slots of other numbers are stale and will be overwritten
-    wanted_ = taken_ = first_ = number;
-    for (Slot& slot : slots_) slot = {};
-    room_.notify_all();
-  }
-  Slot& slot = slot_of(number);
-  ready_.wait(lock, [&] { return slot.ready && slot.number == number; });
-  Slot taken = std::exchange(slot, {});
-  wanted_ += step_;
-  lock.unlock();
-  room_.notify_all();
-  if (taken.error) std::rethrow_exception(taken.error);
-  return std::move(taken.batch);
+  if (!workers_) workers_ = std::make_unique<Workers>(*this, number);
+  return workers_->take(number);
 }
 
 void DataLoader::seek(Position position) {
@@ -145,48 +221,8 @@ void DataLoader::seek(Position position) {
 
 void DataLoader::read_every(int64_t n) {
   if (n < 1) throw Error(absl::StrCat("DataLoader::read_every: ", n));
-  const std::lock_guard lock(mutex_);
+  workers_.reset();  // the next next() starts others
   step_ = n;
-  wanted_ = taken_ = first_ = -1;  // the next next() begins anew
-}
-
-// REQUIRES for both: the lock is held.
-DataLoader::Slot& DataLoader::slot_of(int64_t number) {
-  return slots_[static_cast<size_t>((number - first_) / step_) % slots_.size()];
-}
-bool DataLoader::is_awaited(int64_t number) const {
-  const int64_t ahead = number - wanted_;
-  return ahead >= 0 && ahead % step_ == 0 && ahead / step_ < static_cast<int64_t>(slots_.size());
-}
-
-void DataLoader::start() {
-  slots_.resize(static_cast<size_t>(options_.num_workers) * static_cast<size_t>(options_.prefetch));
-  wanted_ = taken_ = first_ = position_.epoch * batches_ + position_.batch - 1;
-  for (int i = 0; i < options_.num_workers; ++i) workers_.emplace_back([this] { work(); });
-}
-
-void DataLoader::work() {
-  const OneThread alone;  // workers run side by side, and beside the training
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    room_.wait(lock, [&] { return stop_ || (taken_ >= 0 && is_awaited(taken_)); });
-    if (stop_) return;
-    const int64_t number = std::exchange(taken_, taken_ + step_);
-    lock.unlock();
-    Slot filled{number, true, {}, nullptr};
-    try {
-      filled.batch = load(number);
-    } catch (...) {
-      filled.error = std::current_exception();
-    }
-    lock.lock();
-    // A seek may have moved on while this was loading, even to a range that holds the same number again.
-    if (!is_awaited(number)) continue;
-    if (Slot& slot = slot_of(number); !slot.ready) {
-      slot = std::move(filled);
-      ready_.notify_one();
-    }
-  }
 }
 
 }  // namespace rondo::data

@@ -15,13 +15,9 @@
 // prepares the item, and do not come back after a resume.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
-#include <exception>
 #include <memory>
-#include <mutex>
 #include <optional>
-#include <thread>
 #include <vector>
 
 #include "rondo/runtime/data/batch_source.h"
@@ -68,35 +64,16 @@ class DataLoader : public BatchSource {
   void read_every(int64_t n) override;
 
  private:
-  // A batch that a worker prepares. Batches are numbered through all epochs: number = epoch * batches_ + batch.
-  struct Slot {
-    int64_t number = -1;
-    bool ready = false;
-    Batch batch;
-    std::exception_ptr error;
-  };
-
+  class Workers;  // the threads, and the batches that they have prepared
   Batch load(int64_t number) const;
-  void start();
-  void work();
-  Slot& slot_of(int64_t number);
-  bool is_awaited(int64_t number) const;
 
   const std::shared_ptr<const Dataset> dataset_;
   const DataLoaderOptions options_;
   const int64_t items_;
   const int64_t batches_;
   Position position_;
-
-  std::mutex mutex_;
-  std::condition_variable room_, ready_;  // a worker may take a number; a slot was filled
-  std::vector<Slot> slots_;               // slot_of() says which batch lives where
-  int64_t step_ = 1;                      // the consumer takes every step_-th number
-  int64_t first_ = 0;                     // the number that the consumer began with, after the last seek
-  int64_t taken_ = 0;                     // the next number for a worker
-  int64_t wanted_ = 0;                    // the next number for the consumer
-  bool stop_ = false;
-  std::vector<std::thread> workers_;
+  int64_t step_ = 1;                  // the consumer takes every step_-th batch
+  std::unique_ptr<Workers> workers_;  // null: not started
 };
 
 // Stacks tensors of equal shape and dtype: (...) to (B, ...). Copies bytes, outside autograd and any recording.

@@ -38,8 +38,8 @@ close() {
 
 declare -A options=(
   [plain]="" [accumulated]="--gradient_accumulation_steps=2" [clipped]="--grad_clip=0.05" [bf16]="--dtype=bfloat16"
-  [at_seams]="--grad_clip=0 --update_at_seams")
-modes="plain accumulated clipped bf16 at_seams"
+  [at_seams]="--grad_clip=0 --update_at_seams" [sharded]="--shard_optimizer=1")
+modes="plain accumulated clipped bf16 at_seams sharded"
 ranks="2"
 [ "$length" = short ] || ranks="2 3 4"
 for mode in $modes; do

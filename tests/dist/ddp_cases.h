@@ -12,6 +12,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
+#include "rondo/dist/sharded_optimizer.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/lora.h"
 #include "rondo/optim/adam.h"
@@ -29,7 +30,7 @@ struct DdpCase {
   const char* name;
   dist::BucketOptions buckets = {.min_bytes = 1};
   int accumulate = 1;
-  bool at_seams = false, lora = false, autocast = false, zeros = false;
+  bool at_seams = false, lora = false, autocast = false, zeros = false, sharded = false, half = false;
   double max_norm = std::numeric_limits<double>::infinity();
 };
 
@@ -50,12 +51,20 @@ inline const DdpCase kDdpCases[] = {
     {.name = "PiecesAtSeams", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .at_seams = true},
     {.name = "Autocast", .autocast = true},
     {.name = "Adapter", .lora = true},
+    {.name = "Sharded", .sharded = true},
+    {.name = "ShardedPieces", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .accumulate = 2, .sharded = true},
+    {.name = "ShardedClipped", .sharded = true, .max_norm = 0.1},
+    {.name = "ShardedAdapter", .lora = true, .sharded = true},
+    {.name = "ShardedHalfBuckets", .buckets = {.min_bytes = 1, .dtype = kBF16}, .sharded = true},
+    {.name = "ShardedMasters", .sharded = true, .half = true},
+    {.name = "ShardedUnused", .buckets = {.min_bytes = 1, .allow_unused = true}, .zeros = true, .sharded = true},
     {.name = "Unused", .buckets = {.min_bytes = 1, .allow_unused = true}, .at_seams = true},
 };
 
 inline std::unique_ptr<nn::GPT2> make_model(const DdpCase& c, int rank) {
   auto model = std::make_unique<nn::GPT2>(kDdpConfig, 1 + rank);  // rank 0's counts
   if (c.lora) nn::add_lora(*model, {.rank = 2, .targets = {"c_attn"}});
+  if (c.half) model->to(kBF16);
   return model;
 }
 
@@ -74,6 +83,8 @@ inline uint64_t train(const DdpCase& c, std::shared_ptr<dist::ProcessGroup> grou
   dist::DistributedDataParallel ddp(*model, group, c.buckets);
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
   if (compiled) compile::compile_regions(*model), optim::compile(optimizer);
+  std::optional<dist::ShardedOptimizer> shards;
+  if (c.sharded) shards.emplace(ddp, optimizer);
   std::optional<optim::UpdateAtSeams> updates;
   if (c.at_seams) updates.emplace(ddp, optimizer);
   for (int64_t step = 0; step < 5; ++step) {

@@ -6,6 +6,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/dist/ddp.h"
+#include "rondo/dist/work_state.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"

@@ -233,6 +233,41 @@ TEST_P(NcclOneRank, AnErrorThatComesLate) {
   EXPECT_EQ(nccl.aborted, 1);
 }
 
+// Kernels end when they are aborted, and their events are reached: that does not make the collectives done.
+TEST_P(NcclOneRank, WhatIsAbortedIsNotDone) {
+  const auto group = group_of_one(nccl, device);
+  Tensor out = Tensor::zeros({1, 4}, {kF32, kCPU}).to(device);
+  const Tensor in = Tensor::ones({4}, {kF32, kCPU}).to(device);
+  synchronize(device);
+  std::vector<Work> works;
+  for (int i = 0; i < 50; ++i) works.push_back(group->all_gather(out, in, "x"));
+  std::string error;
+  nccl.on_abort = [&] {
+    static_cast<void>(cuda::find_driver(nullptr)->context_synchronize());
+    error = error_of<ConnectionError>([&] { works.back().synchronize(); });
+  };
+  nccl.refusal = NcclResult::kInvalidUsage;
+  EXPECT_NE(error_of<ConnectionError>([&] { group->all_gather(out, in, "refused").wait(); }), "");
+  EXPECT_NE(error, "");
+  EXPECT_EQ(error_of<ConnectionError>([&] { works.back().wait(); }), error);
+  EXPECT_NE(error_of<ConnectionError>([&] { synchronize(device); }), "");
+}
+
+// The tensors of lost collectives are freed in the order of the compute stream, too.
+TEST_P(NcclOneRank, MemoryOfLostCollectivesIsNotGivenToOthers) {
+  const auto group = group_of_one(nccl, device);
+  Tensor out = Tensor::zeros({1, 5000}, {kF32, kCPU}).to(device);
+  const Tensor source = Tensor::ones({5000}, {kF32, kCPU}).to(device);
+  synchronize(device);
+  nccl.error = NcclResult::kRemoteError;
+  for (int i = 0; i < 200; ++i) group->all_gather(out, source.clone(), "x");
+  while (nccl.aborted == 0) std::this_thread::yield();
+  const Work after = group->all_gather(out, source, "the failure is over when this one knows it");
+  EXPECT_NE(error_of<ConnectionError>([&] { after.wait(); }), "");
+  for (int i = 0; i < 200; ++i) source.clone().fill_(2);
+  EXPECT_NE(error_of<ConnectionError>([&] { synchronize(device); }), "");
+}
+
 TEST_P(NcclOneRank, EnqueueingThatTakesTooLong) {
   const auto group = group_of_one(nccl, device, Milliseconds(100));
   Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(device);

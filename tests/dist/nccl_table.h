@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <string>
 
 #include "rondo/dist/nccl_library.h"
@@ -34,6 +35,7 @@ struct OneRankNccl {
   std::atomic<NcclResult> refusal = NcclResult::kSuccess;  // of the next collectives
   std::atomic<bool> answers_in_progress = false;           // collectives do not say kSuccess at once
   std::atomic<int> collectives = 0, finalized = 0, destroyed = 0, aborted = 0;
+  std::function<void()> on_abort;  // before abort() returns
   int blocking = -1;
   dist::NcclLibrary library;
 
@@ -93,7 +95,10 @@ struct OneRankNccl {
     };
     t.finalize = [](NcclComm) { return ++current()->finalized, NcclResult::kInProgress; };
     t.destroy = [](NcclComm) { return ++current()->destroyed, NcclResult::kSuccess; };
-    t.abort = [](NcclComm) { return ++current()->aborted, NcclResult::kSuccess; };
+    t.abort = [](NcclComm) {
+      if (current()->on_abort) current()->on_abort();
+      return ++current()->aborted, NcclResult::kSuccess;
+    };
     t.all_reduce = [](const void* from, void* to, size_t n, NcclType type, NcclOp, NcclComm of, void* stream) {
       return move(from, to, n * size_of(type), of, stream);
     };

@@ -25,16 +25,22 @@ class StagedGroup final : public dist::ProcessGroup {
     return staged(tensor, name, [&](const Tensor& there) { host_->broadcast(there, root, name).wait(); });
   }
   dist::Work all_gather(const Tensor& out, const Tensor& in, std::string_view name) override {
+    if (in.device() == device_)
+      return staged(out, name, [&](const Tensor& there) { host_->all_gather(there, to_host(in), name).wait(); });
     exchanges.emplace_back(name);
     return host_->all_gather(out, in, name);
   }
   dist::Work reduce_scatter(const Tensor& out, const Tensor& in, dist::ReduceOp op, std::string_view name) override {
-    return host_->reduce_scatter(out, in, op, name);
+    return staged(out, name, [&](const Tensor& there) { host_->reduce_scatter(there, to_host(in), op, name).wait(); });
   }
   dist::Work barrier(std::string_view name) override { return host_->barrier(name); }
   std::vector<std::string> issued, exchanges;  // names of collectives: on the device, and between the hosts
 
  private:
+  static Tensor to_host(const Tensor& tensor) {
+    const NoGrad off;
+    return tensor.to(kCPU);
+  }
   template <class Run> dist::Work staged(Tensor tensor, std::string_view name, Run run) {
     const NoGrad off;
     const bool on_device = tensor.device() == device_;

@@ -50,7 +50,7 @@ struct KernelBytes {
 struct Enqueued {
   enum class Kind { kKernel, kProduct, kFill, kCopy, kCollective } kind;
   std::string name;  // of the kernel; the sizes of a product; the direction of a copy; the call of a collective
-  // Of a fill or a copy; of a product, the least alignment that its algorithm relies on; of a collective, the bytes
+  // A fill or a copy: its bytes. A product: the least alignment that its algorithm relies on. A collective: the bytes
   // that each rank sends over its link.
   int64_t bytes = 0;
   int64_t threads = 0;                      // of a kernel's launch

@@ -1,6 +1,7 @@
 // The fake's state: contexts, streams as queues, and when their work runs. Work is queued, and runs when somebody
 // waits, or earlier by chance; each stream runs in its own order, and between streams every order that events allow is
-// possible: the seed chooses one. It runs on the thread that waits, under the one lock.
+// possible: the seed chooses one. It runs on the thread that waits, under the one lock. Where all that is left waits
+// for another process (a collective), that thread puts the lock down for a while, so that others can call.
 #pragma once
 
 #include <chrono>

@@ -16,6 +16,7 @@
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adagrad.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/lamb.h"

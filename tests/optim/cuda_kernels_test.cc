@@ -14,6 +14,7 @@
 #include "rondo/compile/codegen/cuda/schedule.h"
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/formula_code.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step_programs.h"
 #include "rondo/tests/cuda_on_host/kernel_files.h"

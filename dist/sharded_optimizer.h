@@ -1,0 +1,93 @@
+// ShardedOptimizer: the states of an optimizer spread over the processes of a DistributedDataParallel (ZeRO-1:
+// Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020, section 5.1). Each
+// rank keeps the states of its share of the elements, updates that share, and gets the others' from their ranks.
+//
+//   dist::DistributedDataParallel ddp(model, group);
+//   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
+//   dist::ShardedOptimizer shards(ddp, optimizer);       // before the first backward
+//   for (...) {
+//     model.loss(x, y).backward();
+//     ddp.finish();                                      // this rank has the averages of its share
+//     optimizer.step({.max_norm = 1.0});                 // updates the share; parameters are under way when it returns
+//     optimizer.zero_grad();
+//   }
+//   io::save_checkpoint(..., {.model = model.state_dict(), .optimizer = shards.state_dict()});   // on every rank
+//
+// What is shared, and how. An optimizer that changes each element by itself (Adam, AdamW, SGD, Lion, RMSprop, Adagrad,
+// with states in full or in bf16) is cut anywhere: a rank keeps 1/world_size of its states. One that needs whole
+// parameters (Muon, Adafactor, LAMB, and states of 8 bits) is divided by parameters, so large parameters decide how
+// evenly. The optimizer itself says which it is (UpdatePlan).
+//
+// Numbers. Those of the optimizer without shards, if the gradients are: two ranks give the same bits. With more ranks,
+// reduce_scatter adds in another order than all_reduce does. A norm is added up in another order, too: its last bits
+// may differ. All ranks have the same norm, and skip the same steps. With master weights, parameters of 16 bits are
+// rounded copies of f32 weights, which are part of the state: then more is kept than without shards.
+//
+// The differences to a plain optimizer:
+// - After finish(), parameters have no .grad: clip by step({.max_norm = ...}), not by clip_grad_norm_.
+// - step() is a collective. A parameter that is under way arrives when somebody reads it through its handle, so a
+//   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
+//   another thread reads the model, or if you read through views that are older than the step.
+// - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
+//   Error, and so does UpdateAtSeams. The first three of them are here.
+// - optim::Trainer saves the optimizer itself, so it does not work with shards yet: its first checkpoint throws Error.
+// - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
+//   whole on every rank until then.
+//
+// `ddp` and `optimizer` must outlive this. Several optimizers of one model have a ShardedOptimizer each. After it is
+// gone, neither can be used for another step. Thread safety: the thread that trains.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "rondo/dist/ddp.h"
+#include "rondo/optim/optimizer.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::dist {
+
+struct ShardOptions {
+  // Keeps f32 weights of bf16 and f16 parameters, this rank's share, and updates those: the gradient's average is then
+  // used as it is, in f32. false: the parameters are updated, as the optimizer does without shards. Must be equal on
+  // all ranks.
+  bool master_weights = true;
+};
+
+class ShardedOptimizer {
+ public:
+  // Throws Error after the first backward, if a parameter that requires a gradient is not one of `ddp`, if the
+  // optimizer has none of its parameters, or if somebody else uses its gradients (UpdateAtSeams, another
+  // ShardedOptimizer).
+  ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options = {});
+  ~ShardedOptimizer();
+  ShardedOptimizer(const ShardedOptimizer&) = delete;
+  ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
+
+  // Returns when every parameter has arrived. Throws DistError.
+  void wait();
+
+  // Collectives. The state of whole parameters, as Optimizer::state_dict() has it, on the CPU: it does not depend on
+  // world_size, and a plain optimizer loads it. "state.<i>.master": f32 weights, which a plain optimizer ignores. On
+  // all ranks, or on one and empty on the others.
+  nn::StateDict state_dict(std::optional<int> only_on = std::nullopt);
+  // Copies of the averages, whole, in the order of the optimizer's parameters. Throws Error unless they are tracked.
+  std::vector<Tensor> averages();
+
+  // A whole state, also of a plain optimizer, equal on every rank. Throws nn::StateDictError, before anything is
+  // changed. Not a collective.
+  void load_state_dict(const nn::StateDict& state);
+  // The copies that Optimizer::keep_copies() made before this: whole, updated in place when parameters arrive.
+  std::vector<Tensor> copies() const;
+  // How many elements this rank updates; 0 before the first finish().
+  int64_t elements() const;
+
+ private:
+  class State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace rondo::dist
+#pragma GCC visibility pop

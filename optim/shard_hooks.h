@@ -1,0 +1,23 @@
+// ShardHooks: what the steps of an optimizer ask of an object that spreads its states over several processes
+// (dist/sharded_optimizer.h). The optimizer's slots are then pieces of parameters, or the parameters of this process.
+#pragma once
+
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::optim {
+
+class ShardHooks {
+ public:
+  virtual ~ShardHooks() = default;
+  // A step begins. Throws Error if it may not: it then changes nothing. `allow_no_gradients`: StepOptions'.
+  virtual void before_step(bool allow_no_gradients) = 0;
+  // `sum`: one f64 on the parameters' device, this process's part. In stream order it becomes the sum of all parts,
+  // with the same bits in every process.
+  virtual void sum_over_ranks(const Tensor& sum) = 0;
+  // The launches of the step are enqueued.
+  virtual void after_step() = 0;
+  // Optimizer::zero_grad() was called: for gradients that are not those of slots.
+  virtual void zero_grad(bool set_to_none) = 0;
+};
+
+}  // namespace rondo::optim
