@@ -2,6 +2,8 @@
 // manual, or the chapter of the CUDA C++ Programming Guide, that the fake follows. Kernels: kernels_test.cc.
 #include <chrono>
 #include <cstdio>
+#include <set>
+#include <string>
 
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
@@ -95,6 +97,26 @@ TEST_F(Conformance, AttributesOfDevices) {  // cuDeviceGetAttribute; Guide, "Tec
   char name[256];
   ASSERT_OK(cu.device_name(name, sizeof name, 0));
   EXPECT_GT(std::strlen(name), 0u);
+}
+
+TEST_F(Conformance, PlacesOfDevices) {  // cuDeviceGetUuid, cuDeviceGetPCIBusId: 13 characters with the closing zero
+  int n = 0;
+  ASSERT_OK(cu.device_count(&n));
+  std::set<std::string> units;
+  for (int i = 0; i < n; ++i) {
+    cuda::Uuid uuid;
+    char bus[13] = "";
+    ASSERT_OK(cu.device_uuid(&uuid, i));
+    EXPECT_TRUE(units.emplace(uuid.bytes, sizeof uuid.bytes).second) << "two devices have one UUID";
+    ASSERT_OK(cu.device_bus(bus, sizeof bus, i));
+    unsigned domain, number, device, function;
+    EXPECT_EQ(std::sscanf(bus, "%4x:%2x:%2x.%1x", &domain, &number, &device, &function), 4) << bus;
+  }
+  cuda::Uuid uuid;
+  char bus[13];
+  EXPECT_EQ(cu.device_uuid(&uuid, n), Result::kInvalidDevice);
+  EXPECT_EQ(cu.device_bus(bus, sizeof bus, n), Result::kInvalidDevice);
+  EXPECT_EQ(cu.device_bus(bus, 5, 0), Result::kInvalidValue);
 }
 
 TEST_F(Conformance, EachThreadHasItsOwnStackOfContexts) {  // cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent
