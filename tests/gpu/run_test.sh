@@ -26,7 +26,7 @@ mkdir "$folder/tools"
 cat >"$folder/tools/nvidia-smi" <<'STUB'
 #!/usr/bin/env bash
 case "$*" in
-  -L) printf 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: MIG-2)\n' ;;
+  -L) printf 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: 1,0)\n' ;;
   *--query-gpu*) echo 'NVIDIA H100 80GB HBM3, 580.65.06, 81559 MiB, 1980 MHz, 2619 MHz, 700.00 W' ;;
 esac
 STUB
@@ -85,7 +85,7 @@ has "$folder/log" 'the programs need glibc 99.0 or later, and this machine has'
 # device's GPUs; the tools find something.
 cd "$folder"
 export RONDO_FAKE_CUDA_FOLDER=$fake PATH=$folder/tools:$PATH
-CUDA_VISIBLE_DEVICES=MIG-2 runs 1 --bin "$bin" --out short --fake 1 --short --budget 200
+CUDA_VISIBLE_DEVICES=1,0 runs 1 --bin "$bin" --out short --fake 1 --short --budget 200
 report=$folder/short/report.md
 has "$report" 'It holds no figure of a GPU'
 for section in machine conformance suite; do has "$report" "| $section | passed |"; done
@@ -96,7 +96,7 @@ if [ -x "$bin/train_gpt" ]; then
 fi
 if [ -x "$bin/bench_device" ]; then has "$report" '| figures | passed |' && has "$report" '## Figures' && has "$report" 'rondo_adam'; fi
 has "$report" 'MIG 1g.10gb'
-has "$report" 'CUDA_VISIBLE_DEVICES=MIG-2'
+has "$report" 'CUDA_VISIBLE_DEVICES=1,0'
 has "$report" '| sanitizer | failed |'
 has "$report" 'memcheck: ERROR SUMMARY: 0 errors, 1 tests passed; racecheck: RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)'
 has "$report" 'Race reported between Write access at rondo_sort_rows+0x110'

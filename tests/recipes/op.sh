@@ -65,13 +65,11 @@ commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_compile) || f
 compile() {
   local command compiled copied
   # FILE, or the unit that it is compiled in (cmake/unity.cmake), with the copy's files.
-  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
+  compiled=$(grep -lsF "\"rondo/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
   copied=$tree/$1
   command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "BUILD does not compile $1"
-  if [ "$compiled" != "$source/$1" ]; then
-    copied=$work/unit_of_$(basename "$1")
-    sed "s|\"$source/|\"$tree/|" "$compiled" >"$copied"
-  fi
+  # A unit names its files as "rondo/...": those of the include folder, which is the copy's.
+  [ "$compiled" = "$source/$1" ] || copied=$compiled
   sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
           s| -c $compiled| -c $copied|" <<<"$command" >"$work/compile_$(basename "$1")"
   (cd "$build" && sh -e "$work/compile_$(basename "$1")") || fail "$1 does not compile"

@@ -53,12 +53,10 @@ units=$(sed -n 's/^RONDO_UNITY_FOLDER:[A-Z]*=//p' CMakeCache.txt)
 # (cmake/unity.cmake), is that of the copy.
 compile() {
   local command compiled object=$tree/$(basename "$1").o copied=$tree/$1
-  compiled=$(grep -lsF "\"$source/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
+  compiled=$(grep -lsF "\"rondo/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
   command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "the build does not compile $1"
-  if [ "$compiled" != "$source/$1" ]; then
-    copied=$tree/unit_of_$(basename "$1")
-    sed "s|\"$source/optim/|\"$tree/optim/|" "$compiled" >"$copied"
-  fi
+  # A unit names its files as "rondo/...": those of the include folder, which is the copy's.
+  [ "$compiled" = "$source/$1" ] || copied=$compiled
   command=$(sed -E "s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $object|; s| -c $compiled| -c $copied|" <<<"$command")
   eval "${command//"-I$build/include"/"-I$tree/include"}"
 }
