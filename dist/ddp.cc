@@ -306,7 +306,8 @@ void DistributedDataParallel::put(Parcel& parcel, size_t k) {
   Tensor parameter = slot.parameter;
   Tensor& grad = arrivals_->held[i];
   if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
-    if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive"));
+    if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive; if a step may leave parameters out, set "
+                                                      "BucketOptions::allow_unused"));
     else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
   }
   // Taken with its first piece, so that no further backward before finish() can change what is sent.
@@ -471,7 +472,8 @@ void DistributedDataParallel::finish_with_zeros() {
   const NoGrad off;
   for (size_t i = parameters_.size(); i-- > 0 && !options_.allow_unused;) {  // from the last: as a backward would
     Tensor parameter = parameters_[i].tensor;
-    parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
+    if (!parameter.grad().defined())  // otherwise backwards under no_sync() have added it up
+      parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
     arrive(i);
   }
   finish();

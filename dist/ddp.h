@@ -11,7 +11,12 @@
 //     optimizer.zero_grad();
 //   }
 //
-// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
+// Each rank reads its own batches: data::BatchShare (runtime/data/batch_share.h) over a DataLoader gives a rank its
+// share, in an order that holds for any number of ranks. Saving and going on: rank 0 saves, all ranks load
+// (examples/job.h).
+//
+// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`. A block that
+// autograd::checkpoint() runs several times in one backward finishes its gradients several times: run it without.
 //
 // The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
 // backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same
@@ -79,8 +84,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   // on every rank; the gradients of this step must then not be used, but the next step may be tried, unless the ranks
   // had issued different collectives on a device.
   void finish();
-  // finish() on a rank that ran no backward in this step, because the batch has no part for it: its gradients count as
-  // zeros.
+  // finish() on a rank that ran no last backward in this step, because the batch has no part for it: that part counts
+  // as zeros, beside what backwards under no_sync() have added up. Averages divide by all ranks, also by this one:
+  // scale the loss by world_size over the number of ranks that have a part, if it is a mean.
   void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last

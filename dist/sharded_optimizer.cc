@@ -116,6 +116,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
   std::unordered_map<size_t, size_t> taken_of_;  // by bucket of the plan
+  std::unordered_map<size_t, Tensor> earlier_;   // by slot: the gradient from before the bucket that is under way
   nn::StateDict masters_;                        // that were loaded before the slots were cut
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
@@ -300,23 +301,36 @@ void ShardedOptimizer::State::before_send(size_t bucket) {
   Taken& taken = taken_at(bucket);
   gather_.wait(taken.in_gather);
   taken.has_gradients = false;
+  const NoGrad off;
   for (const std::vector<size_t>& slots : taken.slots)
-    for (const size_t slot : slots) kept_.slots[slot].param.set_grad(Tensor());
+    for (const size_t slot : slots) {
+      Tensor& param = kept_.slots[slot].param;
+      earlier_[slot] = param.grad().defined() ? param.grad().clone() : Tensor();  // it lies in the averages
+      param.set_grad(Tensor());
+    }
 }
 
 void ShardedOptimizer::State::take(size_t bucket, const std::vector<bool>& there) {
   Taken& taken = taken_at(bucket);
   for (size_t k = 0; k < taken.slots.size(); ++k)
     for (const size_t slot : taken.slots[k]) set_gradient(taken, slot, there[k]);
+  const auto has_gradient = [this](size_t slot) { return kept_.slots[slot].param.grad().defined(); };
   taken.has_gradients = std::find(there.begin(), there.end(), true) != there.end();
+  for (const std::vector<size_t>& slots : taken.slots)
+    taken.has_gradients = taken.has_gradients || std::any_of(slots.begin(), slots.end(), has_gradient);
 }
 
+// As the tape does it: what comes is added to a gradient that is there.
 void ShardedOptimizer::State::set_gradient(const Taken& taken, size_t slot, bool there) {
+  const NoGrad off;
   const ShardPiece& piece = pieces_[slot];
   Tensor& param = kept_.slots[slot].param;
-  if (!there || (!piece.is_cut && !piece.is_mine)) return param.set_grad(Tensor());
-  const Tensor average = taken.bucket.averages.slice(0, {piece.offset, piece.offset + piece.numel}).view(param.sizes());
-  param.set_grad(average.dtype() == param.dtype() ? average : average.to(param.dtype()));
+  const Tensor earlier = std::exchange(earlier_[slot], Tensor());
+  if (!there || (!piece.is_cut && !piece.is_mine)) return param.set_grad(earlier);
+  Tensor average = taken.bucket.averages.slice(0, {piece.offset, piece.offset + piece.numel}).view(param.sizes());
+  if (average.dtype() != param.dtype()) average = average.to(param.dtype());
+  if (earlier.defined()) average.add_(earlier);
+  param.set_grad(average);
 }
 
 void ShardedOptimizer::State::zero_grad(bool set_to_none) {

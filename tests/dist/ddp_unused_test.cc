@@ -214,5 +214,35 @@ TEST_P(DdpUnused, OnADeviceHostsSayWhatTheyUse) {
   for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
+// Rank 1 has no last part of the batch. Its first part counts all the same.
+TEST(FinishWithZeros, KeepsWhatNoSyncHasAddedUp) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const auto part_of = [](nn::Linear& model, int rank, int part) {
+    const Tensor y = model(batch(rank, part));
+    return (y * y).mean();
+  };
+  with_groups(2, [&](ProcessGroup& group) {
+    nn::Linear alone(6, 3), model(6, 3);
+    DistributedDataParallel ddp(model, shared(group));
+    alone.load_state_dict(model.state_dict());  // rank 0's
+    ((part_of(alone, 0, 0) + part_of(alone, 0, 1) + part_of(alone, 1, 0)) * 0.5).backward();
+    for (int step = 0; step < 2; ++step) {
+      {
+        const auto local = ddp.no_sync();
+        part_of(model, group.rank(), 0).backward();
+      }
+      if (group.rank() == 0) {
+        part_of(model, 0, 1).backward();
+        ddp.finish();
+      } else {
+        ddp.finish_with_zeros();
+      }
+      EXPECT_TRUE(test::is_close(model.weight.grad(), alone.weight.grad(), test::of_largest_above_1(1e-6)));
+      EXPECT_TRUE(test::is_close(model.bias.grad(), alone.bias.grad(), test::of_largest_above_1(1e-6)));
+      model.zero_grad();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace rondo::dist

@@ -10,6 +10,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/dist/sharded.h"
 #include "rondo/tests/errors.h"
 
@@ -180,6 +181,40 @@ TEST_P(ShardedRules, AConvertedModelIsRefused) {
     run.model.to(kF64);
     const std::string error = error_of([&] { run.step(1); });
     EXPECT_NE(error.find("was f32 on cpu and is f64 on cpu"), std::string::npos) << error;
+  });
+}
+
+// Gradients add up over several finish() before a step, over steps that do not zero them, and onto zeros: as without
+// shards, but for the order of the sums.
+TEST_P(ShardedRules, GradientsAddUpUntilTheyAreZeroed) {
+  with_groups(2, [&](ProcessGroup& group) {
+    for (const std::string_view how : {"two finishes", "never zeroed", "zeros stay", "the step zeroes"}) {
+      SCOPED_TRACE(how);
+      std::vector<std::vector<Tensor>> parameters;
+      for (const bool sharded : {false, true}) {
+        ShardedRun::Options o = options();
+        o.sharded = sharded;
+        o.step.zero_grad = how == "the step zeroes";
+        o.make = [](const nn::GPT2& model) {
+          return std::make_unique<optim::SGD>(model.parameters(), optim::SGDOptions{.lr = 0.1});
+        };
+        ShardedRun run(group, o);
+        for (int64_t step = 0; step < 4; ++step) {
+          for (int64_t part = 0; part < (how == "two finishes" ? 2 : 1); ++part) {
+            test::sharded_loss(run.model, group.rank(), 2, 7 * part + step).backward();
+            run.ddp->finish();
+          }
+          run.optimizer->step(o.step);
+          if (how == "two finishes") run.optimizer->zero_grad();
+          if (how == "zeros stay") run.optimizer->zero_grad(/*set_to_none=*/false);
+        }
+        run.ddp->check_parameters();
+        std::vector<Tensor>& values = parameters.emplace_back();
+        for (const Tensor& p : run.model.parameters()) values.push_back(p.detach().clone());
+      }
+      for (size_t i = 0; i < parameters[0].size(); ++i)
+        EXPECT_TRUE(test::is_close(parameters[1][i], parameters[0][i], test::of_largest_above_1(1e-6))) << i;
+    }
   });
 }
 
