@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/optim/optimizer_state.h"
+#include "rondo/optim/step.h"
 #include "rondo/optim/trainer/run_lock.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
@@ -223,6 +225,10 @@ class Trainer::Run::Session {
 
 TrainResult Trainer::Run::train() {
   if (training_) throw Error("Trainer::train: it is running already");
+  if (Step::state_of(optimizer_).shards != nullptr)
+    throw Error(
+        "Trainer::train: the optimizer's states are in shards (ShardedOptimizer), which a Trainer cannot save; train "
+        "in a loop of your own, or without shards");
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
   StopReason reason = StopReason::kFinished;

@@ -9,8 +9,10 @@
 #include <mutex>
 #include <set>
 
+#include "rondo/dist/sharded_optimizer.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 
 namespace rondo::dist {
@@ -320,6 +322,16 @@ TEST(TrainerReplicasTest, AnExceptionOnOneRankEndsTheOthersAndNamesIt) {
   });
   EXPECT_EQ(errors[1], "the data are gone");
   for (const size_t r : {0, 2}) EXPECT_NE(errors[r].find("rank 1"), std::string::npos) << errors[r];
+}
+
+// Before a step is made that a checkpoint could lose.
+TEST(TrainerReplicasTest, StatesInShardsAreRefused) {
+  with_runs(2, {.max_steps = 4}, [](RankRun& run, int) {
+    ShardedOptimizer shards(*run.ddp, *run.optimizer);
+    const std::string error = rondo::test::error_of([&] { run.trainer->train(); });
+    EXPECT_NE(error.find("Trainer::train: the optimizer's states are in shards"), std::string::npos) << error;
+    EXPECT_EQ(run.trainer->progress().step, 0);
+  });
 }
 
 TEST(TrainerReplicasTest, CancelledBeforeItBegins) {
