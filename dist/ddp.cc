@@ -240,6 +240,7 @@ void DistributedDataParallel::arrive(size_t i) {
   Tensor parameter = parameters_[i].tensor;
   if (const std::string wrong = misplaced(parameter.device(), parameters_[i].name); !wrong.empty())
     throw Error(absl::StrCat(kWho, ": ", wrong));  // the model was moved
+  if (late_) group_->check_usable(kWho);
   if (now.sent[i] || now.held[i].defined())
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
@@ -405,6 +406,7 @@ void DistributedDataParallel::finish() {
     if (shards == nullptr)
       throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
+  if (late_) group_->check_usable("DistributedDataParallel::finish");
   if (!learned_) agree_on_order();
   while (next_bucket_ < parcels_.size()) send(next_bucket_++);
   const auto deliver_all = [this] {
@@ -499,6 +501,7 @@ DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp
 DistributedDataParallel::NoSync::~NoSync() { ddp_.arrivals_->local = false; }
 
 uint64_t DistributedDataParallel::check_parameters() {
+  group_->check_usable("DistributedDataParallel::check_parameters");
   const std::vector<nn::NamedTensor> parameters = model_.named_parameters();
   const auto n = static_cast<int64_t>(parameters.size());
   std::vector<int64_t> hashes;

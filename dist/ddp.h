@@ -35,6 +35,10 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
+// After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
+// behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
+// every time from then on (Note [Where an error surfaces] in process_group.h).
+//
 // Optimizer states may be spread over the processes (sharded_optimizer.h):
 //   dist::ShardedOptimizer shards(ddp, optimizer);
 //
