@@ -42,7 +42,9 @@
 // waits up to 5 s more, so that the others can ask the store what went wrong.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
-// collective, which keeps it alive: neither read nor write it before wait().
+// collective, which keeps it alive: neither read nor write it before wait(). Two groups of the same ranks, such as
+// a group and a subgroup of it, can deadlock on a device if two threads issue their collectives. NCCL's rule: all ranks
+// enqueue the collectives of all communicators in the same order. So one thread issues the collectives of all groups.
 #pragma once
 
 #include <memory>
