@@ -66,13 +66,12 @@ struct DistributedDataParallel::Arrivals {
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
     : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
+  if (group_ == nullptr)
+    throw Error(absl::StrCat(kWho, ": no process group; subgroup() returns null on ranks outside it"));
   for (nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
-  // Where the first parameter is; all others must be there, too.
-  if (const auto device = group_->device();
-      device && !parameters_.empty() && parameters_[0].tensor.device() == *device && !has_host_memory(*device))
-    device_ = *device, late_ = true;
-  for (const nn::NamedTensor& p : state_of(model)) check_place(p.tensor.device(), p.name);
+  if (const auto device = group_->device(); device && !has_host_memory(*device)) device_ = *device, late_ = true;
+  check_places();
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kWho, ": ", other,
@@ -112,14 +111,26 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
                            "process"));
 }
 
-void DistributedDataParallel::check_place(Device device, std::string_view what) const {
-  if (late_ ? device == device_ : has_host_memory(device)) return;
-  const std::optional<Device> served = group_->device();
-  throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device), ", and ",
-                           late_    ? absl::StrCat("other parameters are on ", to_string(device_))
-                           : served ? absl::StrCat("the process group serves ", to_string(*served))
-                                    : "the process group exchanges host memory only; connect it with "
-                                      "GroupOptions::device, or train on the CPU"));
+// What is wrong with the place of a parameter or buffer; empty: nothing.
+std::string DistributedDataParallel::misplaced(Device device, std::string_view what) const {
+  if (late_ ? device == device_ : has_host_memory(device)) return "";
+  return absl::StrCat(std::string(what), " is on ", to_string(device), ", and ",
+                      late_ ? absl::StrCat("the process group serves ", to_string(device_),
+                                           "; call model.to(device) before wrapping the model")
+                            : "the process group exchanges host memory only; connect it with GroupOptions::device, or "
+                              "train on the CPU");
+}
+
+// A collective: a rank that is alone with its mistake must not leave the others waiting.
+void DistributedDataParallel::check_places() {
+  std::string mine;
+  if (!late_ || !parameters_.empty())  // otherwise there is nothing to average, and that is the error
+    for (const nn::NamedTensor& t : state_of(model_))
+      if (mine.empty()) mine = misplaced(t.tensor.device(), t.name);
+  const std::vector<std::string> all = gather_texts(*group_, mine, kMaxSentence, "places of the parameters");
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty())
+      throw Error(all.size() == 1 ? absl::StrCat(kWho, ": ", all[r]) : absl::StrCat(kWho, ", rank ", r, ": ", all[r]));
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -227,7 +238,9 @@ void DistributedDataParallel::arrive(size_t i) {
   Arrivals& now = *arrivals_;
   if (now.local) return;
   Tensor parameter = parameters_[i].tensor;
-  check_place(parameter.device(), parameters_[i].name);  // the model may have been moved
+  if (const std::string wrong = misplaced(parameter.device(), parameters_[i].name); !wrong.empty())
+    throw Error(absl::StrCat(kWho, ": ", wrong));  // the model was moved
+  if (late_) group_->check_usable(kWho);
   if (now.sent[i] || now.held[i].defined())
     throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
@@ -394,6 +407,7 @@ void DistributedDataParallel::finish() {
     if (shards == nullptr)
       throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
+  if (late_) group_->check_usable("DistributedDataParallel::finish");
   if (!learned_) agree_on_order();
   while (next_bucket_ < parcels_.size()) send(next_bucket_++);
   const auto deliver_all = [this] {
@@ -489,6 +503,7 @@ DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp
 DistributedDataParallel::NoSync::~NoSync() { ddp_.arrivals_->local = false; }
 
 uint64_t DistributedDataParallel::check_parameters() {
+  group_->check_usable("DistributedDataParallel::check_parameters");
   const std::vector<nn::NamedTensor> parameters = model_.named_parameters();
   const auto n = static_cast<int64_t>(parameters.size());
   std::vector<int64_t> hashes;

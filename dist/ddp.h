@@ -40,6 +40,10 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
+// After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
+// behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
+// every time from then on (Note [Where an error surfaces] in process_group.h).
+//
 // Optimizer states may be spread over the processes (sharded_optimizer.h):
 //   dist::ShardedOptimizer shards(ddp, optimizer);
 //
@@ -69,9 +73,10 @@ class Parcel;
 class DistributedDataParallel final : public optim::GradientSource {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
-  // rank if the plans differ. Throws Error if no parameter requires a gradient, if a parameter or buffer is not on the
-  // group's device, or in host memory where it has none, if the model has a DistributedDataParallel already, or if an
-  // UpdateAtSeams would use the gradients before they are averaged.
+  // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is not on its group's
+  // device, or not in host memory where the group has none, and if no parameter requires a gradient. Throws Error if
+  // the group is null, if the model has a DistributedDataParallel already, or if an UpdateAtSeams would use the
+  // gradients before they are averaged.
   DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
   ~DistributedDataParallel() override;
   // Throws Error unless models on this device can be wrapped with a group: for programs that know the device before
@@ -135,7 +140,8 @@ class DistributedDataParallel final : public optim::GradientSource {
   GradientTaker taker_of(const Tensor& parameter) const;
   void hand_to_shards(bool first);
   std::string describe_shards() const;
-  void check_place(Device device, std::string_view what) const;
+  std::string misplaced(Device device, std::string_view what) const;
+  void check_places();
   void send(size_t bucket);
   void put(Parcel& parcel, size_t slot);
   bool is_usable(size_t bucket);

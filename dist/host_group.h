@@ -15,8 +15,7 @@ class PeerStatus;
 
 class HostGroup : public ProcessGroup {
  public:
-  // Why no collective can run any more; empty as long as they can. Any thread may ask.
-  virtual std::string failure() = 0;
+  std::string failure() override = 0;  // returns at once
   // The device's side has failed, and has told the launcher and the other ranks why: no collective can run any more.
   // Returns at once. Any thread may call it.
   virtual void give_up(const std::string& sentence) = 0;

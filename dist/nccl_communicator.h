@@ -72,6 +72,9 @@ class NcclCommunicator {
 
   // Nothing can be issued any more; collectives in flight are aborted. Any thread.
   void fail_mismatched(const std::string& sentence);
+  // As ProcessGroup::failure(). Not empty from the moment on at which the device may throw the error, or at which a
+  // collective is aborted.
+  std::string failure() { return failing_.load() ? await_failure() : ""; }
 
  private:
   using Clock = std::chrono::steady_clock;

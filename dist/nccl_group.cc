@@ -59,6 +59,10 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
   int rank() const override { return host_->rank(); }
   int world_size() const override { return host_->world_size(); }
   std::optional<Device> device() const override { return device_; }
+  std::string failure() override {
+    std::string why = communicator_->failure();
+    return why.empty() ? host_->failure() : why;
+  }
 
   Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) override {
     check_reducible(tensor, op, name, device_);

@@ -86,6 +86,11 @@ void ParameterGather::take_storage(Tensor& tensor, Storage& kept) {
   impl.recorded_value = -1;
 }
 
+void ParameterGather::take_parameter(Parameter& p) {
+  take_storage(p.tensor, p.storage);
+  if (p.copy.defined()) take_storage(p.copy, p.copy_storage);
+}
+
 void ParameterGather::give_back(Tensor& tensor, Storage& kept) {
   TensorImpl& impl = *tensor.impl();
   impl.recorder = nullptr;
@@ -103,9 +108,7 @@ void ParameterGather::start(size_t b, const std::string& name) {
   bucket.under_way = true;
   for (const size_t i : bucket.parameters) {
     Parameter& p = parameters_[i];
-    if (p.under_way++ > 0) continue;
-    take_storage(p.tensor, p.storage);
-    if (p.copy.defined()) take_storage(p.copy, p.copy_storage);
+    if (p.under_way++ == 0) take_parameter(p);
   }
 }
 
@@ -113,6 +116,7 @@ void ParameterGather::wait(size_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.under_way) return;
   bucket.work.wait();  // may throw: then the bucket stays under way, and every read throws
+  if (!group_->failure().empty()) bucket.work.synchronize();  // throws unless this one was done before
   const NoGrad off;
   const RecorderScope eager(nullptr);  // no recording reads these parameters yet
   for (const Piece& piece : bucket.pieces) {
@@ -123,7 +127,6 @@ void ParameterGather::wait(size_t b) {
                bucket.all.select(0, piece.rank).slice(0, {piece.offset, piece.offset + piece.numel}));
   }
   bucket.under_way = false;
-  bucket.work = Work();
   for (const size_t i : bucket.parameters) {
     Parameter& p = parameters_[i];
     if (--p.under_way > 0) continue;
@@ -135,7 +138,27 @@ void ParameterGather::wait(size_t b) {
   }
 }
 
+// Buckets that have landed from a collective that failed afterwards. A parameter that has other values by now (it was
+// loaded) keeps them.
+void ParameterGather::revoke_failed() {
+  for (Bucket& bucket : buckets_) {
+    if (bucket.under_way) continue;
+    try {
+      bucket.work.synchronize();
+      continue;
+    } catch (const DistError&) {
+      bucket.under_way = true;
+    }
+    for (const size_t i : bucket.parameters) {
+      Parameter& p = parameters_[i];
+      if (p.under_way == 0 && !(p.landed == optim::Contents::of(p.tensor))) continue;
+      if (p.under_way++ == 0) take_parameter(p);
+    }
+  }
+}
+
 void ParameterGather::wait() {
+  if (!group_->failure().empty()) revoke_failed();
   for (size_t b = buckets_.size(); b-- > 0;) wait(b);
 }
 

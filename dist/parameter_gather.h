@@ -7,6 +7,9 @@
 // that is read through the parameter's handle is old. A view or a detached handle that was made before start() reads
 // old elements until then.
 //
+// On a device, a bucket lands when its copies are enqueued, and its collective may still fail. wait() then finds it
+// again: its parameters are under way once more, for ever, and every read throws.
+//
 // Thread safety: the thread that trains. Before another thread reads a parameter, call wait().
 #pragma once
 
@@ -70,9 +73,11 @@ class ParameterGather final : public Recorder {
     Tensor all;  // (world_size, row)
     std::vector<Piece> pieces;
     std::vector<size_t> parameters;
-    Work work;
+    Work work;  // the last one
     bool under_way = false;
   };
+  void take_parameter(Parameter& parameter);
+  void revoke_failed();
   void take_storage(Tensor& tensor, Storage& kept);
   static void give_back(Tensor& tensor, Storage& kept);
 

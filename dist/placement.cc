@@ -92,7 +92,11 @@ std::vector<pid_t> other_threads() {
 Device device_of_rank(std::string_view text, const Environment& environment) {
   Device device = parse_device(text);
   const bool has_number = text.find(':') != std::string_view::npos;
-  if (device == kCPU || has_number || environment.local_world_size == 1) return device;
+  if (device == kCPU) return device;
+  if (has_number || environment.local_world_size == 1) {
+    require_device(device);
+    return device;
+  }
   std::string why_not;
   const int n = device_count(device.backend, &why_not);
   if (n == 0) throw Error(why_not);

@@ -23,7 +23,7 @@ namespace rondo::dist {
 // The device that `text` means on this rank. A text without a number ("cuda") means the device of the rank's number on
 // this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the process sees one device
 // only, it is that one: srun can show each rank its own. A text with a number ("cuda:1"), "cpu", and a job with one
-// process on this machine: as parse_device(). Throws Error if there is no such device.
+// process on this machine: as parse_device(). Throws Error if this process has no such device.
 Device device_of_rank(std::string_view text, const Environment& environment);
 
 // What a rank says about its device. `machine` keeps apart devices of different machines.

@@ -112,6 +112,11 @@ bool Work::is_done() const { return !state_ || state_->is_done(); }
 
 // ---- Groups
 
+void ProcessGroup::check_usable(std::string_view what) {
+  if (const std::string why = failure(); !why.empty())
+    throw ConnectionError(absl::StrCat(std::string(what), " cannot run: ", why));
+}
+
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environment, GroupOptions options) {
   if (options.device && has_host_memory(*options.device)) options.device.reset();
   if (options.device) require_device(*options.device);

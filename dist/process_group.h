@@ -27,8 +27,14 @@
 // returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
 // device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
 // [Late errors] in backend.h). The communicator is aborted, so that no kernel of NCCL waits for ever; what its
-// collectives wrote is of no use, and optimizers change nothing from then on. A collective of a device is late when
-// `timeout` has passed since the device came to it. A rank that has died is noticed within a second.
+// collectives wrote is of no use. A collective of a device is late when `timeout` has passed since the device came to
+// it. A rank that has died is noticed within a second.
+//
+// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of
+// the device. Steps that it enqueued behind the aborted collective may have run on what that collective left there.
+// Optimizers skip a step only as long as the device keeps the error, which is until a call throws it. From the failure
+// on, failure() says what happened. DistributedDataParallel (its part of backward, finish(), check_parameters()) and
+// ShardedOptimizer (wait(), state_dict(), the optimizer's step()) throw every time.
 //
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
@@ -36,7 +42,9 @@
 // waits up to 5 s more, so that the others can ask the store what went wrong.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
-// collective, which keeps it alive: neither read nor write it before wait().
+// collective, which keeps it alive: neither read nor write it before wait(). Two groups of the same ranks, such as
+// a group and a subgroup of it, can deadlock on a device if two threads issue their collectives. NCCL's rule: all ranks
+// enqueue the collectives of all communicators in the same order. So one thread issues the collectives of all groups.
 #pragma once
 
 #include <memory>
@@ -122,6 +130,12 @@ class ProcessGroup {
   virtual int world_size() const = 0;
   // The device whose tensors the group takes beside host tensors.
   virtual std::optional<Device> device() const { return std::nullopt; }
+
+  // The message of the group's first error; empty as long as collectives can run. Waits, at most a few seconds, while
+  // the cause is being found. Any thread may ask.
+  virtual std::string failure() { return ""; }
+  // Throws ConnectionError, which repeats that message, once the group has failed. `what`: what cannot be done now.
+  void check_usable(std::string_view what);
 
   // Collectives. Tensors are dense, in host memory or on the group's device, and have the same shape and dtype on every
   // rank. `name` is for messages, and the ranks compare it (its first 80 bytes). A tensor that does not fit throws

@@ -78,7 +78,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   void load(const nn::StateDict& whole);
   std::vector<Tensor> copies();
   int64_t elements() const;
-  void wait() { gather_.wait(); }
+  void wait();
 
  private:
   struct Taken {
@@ -341,7 +341,14 @@ void ShardedOptimizer::State::zero_grad(bool set_to_none) {
 
 // ---- Steps
 
+// The error of a bucket comes first: it says which collective failed.
+void ShardedOptimizer::State::wait() {
+  gather_.wait();
+  group_->check_usable(kSharded);
+}
+
 void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
+  if (!group_->failure().empty()) wait();  // throws
   ddp_.check_finished();
   if (pieces_.empty())
     throw Error(absl::StrCat(optimizer_.name(),
@@ -349,7 +356,7 @@ void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
                              "DistributedDataParallel::finish() before step()"));
   const bool any = std::any_of(taken_.begin(), taken_.end(), [](const Taken& t) { return t.has_gradients; });
   if (!any && !allow_no_gradients) optim::Step::throw_no_gradients(optimizer_);
-  gather_.wait();
+  wait();
   const NoGrad off;
   for (size_t slot = 0; slot < pieces_.size(); ++slot)
     if (pieces_[slot].bucket) follow(slot);
@@ -405,6 +412,7 @@ nn::StateDict ShardedOptimizer::State::whole_state(std::optional<int> only_on,
                                                    absl::FunctionRef<bool(std::string_view)> wanted) {
   if (only_on && (*only_on < 0 || *only_on >= group_->world_size()))
     throw Error(absl::StrCat(kSharded, "::state_dict: there is no rank ", *only_on));
+  wait();
   nn::StateDict local = directly([&] { return optimizer_.state_dict(); });
   if (pieces_.empty()) {
     for (const auto& [name, value] : masters_) local[name] = value;
@@ -414,7 +422,9 @@ nn::StateDict ShardedOptimizer::State::whole_state(std::optional<int> only_on,
   for (size_t slot = 0; slot < pieces_.size(); ++slot)
     if (pieces_[slot].has_master && kept_.slots[slot].state.exists())
       local[absl::StrCat("state.", slot, ".master")] = kept_.slots[slot].param.detach();
-  return gather_state(*group_, parameters_, pieces_, local, only_on, wanted);
+  nn::StateDict whole = gather_state(*group_, parameters_, pieces_, local, only_on, wanted);
+  wait();  // a collective of the device may have failed after it was enqueued
+  return whole;
 }
 
 std::vector<Tensor> ShardedOptimizer::State::averages() {

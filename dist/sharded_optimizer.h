@@ -69,7 +69,10 @@ class ShardedOptimizer {
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
 
-  // Returns when every parameter has arrived. Throws DistError.
+  // Every parameter that is read from now on has arrived. Host memory: returns when it is so. On a device: later work
+  // there comes after the arrival, and this thread does not wait. Throws DistError, and so do state_dict() and the
+  // optimizer's step(), every time once the group has failed; a parameter whose values did not come then cannot be read
+  // any more.
   void wait();
 
   // Collectives. The state of whole parameters, as Optimizer::state_dict() has it, on the CPU: it does not depend on

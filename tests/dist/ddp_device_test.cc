@@ -174,8 +174,51 @@ TEST_F(DdpDeviceRules, TheGroupServesTheDeviceOfTheModel) {
   model.low.to(fake.device(0));
   EXPECT_NE(error_of([&] {
               DistributedDataParallel(model, std::make_shared<test::StagedGroup>(solo, fake.device(0)));
-            }).find("high.weight is on fake:1, and other parameters are on fake:0"),
+            }).find("high.weight is on fake:1, and the process group serves fake:0"),
             std::string::npos);
+}
+
+struct Buffers : nn::Module<Buffers> {
+  Tensor mean = buffer("mean", Tensor::ones({3}));
+  Tensor forward(const Tensor& x) { return x; }
+};
+
+// Whatever is wrong with the model of one rank is an error on all: none of them waits for the others.
+TEST_F(DdpDeviceRules, AModelThatCannotBeWrappedIsAnErrorOnEveryRank) {
+  const auto expect = [](const std::vector<std::string>& errors, const std::string& what) {
+    for (const std::string& error : errors) EXPECT_NE(error.find(what), std::string::npos) << error;
+  };
+  for (const bool all : {true, false}) {
+    expect(on_devices([all](std::shared_ptr<test::StagedGroup> group, Device device) {
+             Pair model;
+             model.to(device);
+             if (all || group->rank() == 1)
+               for (Tensor& p : model.parameters()) p.requires_grad_(false);
+             if (all) DistributedDataParallel(model, group);
+             else throw Error(error_of<MismatchError>([&] { DistributedDataParallel(model, group); }));
+           }),
+           all ? "Pair has no parameter that requires a gradient" : "rank 1 has another plan than rank 0");
+    expect(on_devices([all](std::shared_ptr<test::StagedGroup> group, Device device) {
+             Pair model;
+             if (!all && group->rank() == 0) model.to(device);
+             DistributedDataParallel(model, group);
+           }),
+           all ? "DistributedDataParallel, rank 0: low.weight is on cpu, and the process group serves fake:0; call "
+                 "model.to(device) before wrapping the model"
+               : "DistributedDataParallel, rank 1: low.weight is on cpu, and the process group serves fake:1");
+  }
+  expect(on_devices([](std::shared_ptr<test::StagedGroup> group, Device device) {
+           Buffers model;
+           model.to(device);
+           DistributedDataParallel(model, group);
+         }),
+         "Buffers has no parameter that requires a gradient");
+}
+
+TEST(DdpConstruction, ThereHasToBeAGroup) {
+  nn::Linear model(3, 2);
+  EXPECT_EQ(error_of([&] { DistributedDataParallel(model, nullptr); }),
+            "DistributedDataParallel: no process group; subgroup() returns null on ranks outside it");
 }
 
 TEST(BucketOptions, GradientsTravelInFloats) {

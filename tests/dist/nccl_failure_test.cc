@@ -2,10 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <optional>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/dist/ddp.h"
+#include "rondo/dist/sharded_optimizer.h"
+#include "rondo/modules/layers.h"
+#include "rondo/optim/optimizers.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/nccl_ranks.h"
@@ -25,6 +31,8 @@ std::string at_rank_1(const std::string& what, int ranks, const std::string& val
   for (int i = 0; i < ranks; ++i) faults.push_back(absl::StrCat(what, "@1,", i, value));
   return absl::StrJoin(faults, ":");
 }
+
+bool repeats_error(const std::string& later, const std::string& first) { return absl::EndsWith(later, first); }
 
 class NcclFailure : public testing::TestWithParam<int> {
  protected:
@@ -139,6 +147,103 @@ TEST_P(NcclFailure, ARankThatLeavesIsNamedSoon) {
           << errors[static_cast<size_t>(r)];
     }
   EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient / 2);
+  clear(ranks);
+}
+
+// A rank leaves while parameters are on their way to the others. The first read throws what the device has kept; from
+// then on everything that trains or saves throws, and so does every read.
+TEST_P(NcclFailure, NothingIsTrainedOrSavedAfterwards) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+    const Device device = *group->device();
+    nn::Linear model(6, 4);
+    model.to(device);
+    const auto loss = [&] { return ops::sum(model(Tensor::ones({2, 6}, {kF32, device}))); };
+    std::optional<DistributedDataParallel> ddp(std::in_place, model, group);
+    optim::AdamW optimizer(model.parameters());
+    std::optional<ShardedOptimizer> shards(std::in_place, *ddp, optimizer);
+    const auto step = [&] {
+      loss().backward();
+      ddp->finish();
+      optimizer.step();
+    };
+    for (int i = 0; i < 2; ++i) step();
+    shards->wait();
+    synchronize(device);
+    group->barrier("on").wait();
+    loss().backward();
+    ddp->finish();
+    if (e.rank == 1) return;
+    // Enqueues only; on a machine that is slow, the failure is known by now.
+    error_of<DistError>([&] {
+      optimizer.step();
+      shards->wait();
+    });
+    const Tensor weight = model.weight;
+    const std::string read = error_of<ConnectionError>([&] { weight.to_vector<float>(); });
+    const std::string first = group->failure();
+    EXPECT_NE(first, "");
+    EXPECT_PRED2(repeats_error, read, first);
+    const auto repeats = [&](const char* what, const std::function<void()>& call) {
+      for (int i = 0; i < 2; ++i) EXPECT_PRED2(repeats_error, error_of<DistError>(call), first) << what;
+    };
+    repeats("wait", [&] { shards->wait(); });
+    repeats("state_dict", [&] { shards->state_dict(); });
+    repeats("step", [&] { optimizer.step(); });
+    repeats("read", [&] { weight.to_vector<float>(); });
+    repeats("forward", [&] { loss(); });
+    repeats("backward", [&] {
+      const Tensor x = Tensor::ones({2, 4}, {kF32, device});
+      model.bias.set_grad(Tensor());
+      ops::sum(x * model.bias).backward();
+    });
+    repeats("finish", [&] { ddp->finish(); });
+    repeats("check_parameters", [&] { ddp->check_parameters(); });
+    shards.reset();
+    EXPECT_NE(error_of([&] { weight.to_vector<float>(); }).find("did not come from the other processes"),
+              std::string::npos);
+    throw Error(first);
+  });
+  for (int r = 0; r < n; ++r)
+    EXPECT_EQ(errors[static_cast<size_t>(r)].find("rank 1 is gone") != std::string::npos, r != 1)
+        << errors[static_cast<size_t>(r)];
+  clear(ranks);
+}
+
+// Without shards, the parameters are there, and are of no use.
+TEST_P(NcclFailure, GradientsAreRefusedAfterwards) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  const auto errors = ranks.run([&](const Environment& e) {
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+    const Device device = *group->device();
+    nn::Linear model(6, 4);
+    model.to(device);
+    DistributedDataParallel ddp(model, group);
+    Tensor x = Tensor::ones({2, 6}, {kF32, device});
+    const auto loss = [&] { return ops::sum(model(x)); };
+    loss().backward();
+    ddp.finish();
+    group->barrier("on").wait();
+    if (e.rank == 1) return;
+    const Tensor sum = Tensor::ones({4}, {kF32, device});
+    const std::string first = error_of<ConnectionError>([&] {
+      group->all_reduce(sum, ReduceOp::kSum, "alone").wait();
+      sum.to_vector<float>();
+    });
+    EXPECT_NE(first, "");
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_PRED2(repeats_error, error_of<ConnectionError>([&] { loss().backward(); }), first);
+      EXPECT_PRED2(repeats_error, error_of<ConnectionError>([&] { ddp.finish(); }), first);
+      EXPECT_PRED2(repeats_error, error_of<ConnectionError>([&] { ddp.check_parameters(); }), first);
+    }
+    throw Error(first);
+  });
+  for (int r = 0; r < n; ++r)
+    EXPECT_EQ(errors[static_cast<size_t>(r)].find("rank 1 is gone") != std::string::npos, r != 1)
+        << errors[static_cast<size_t>(r)];
   clear(ranks);
 }
 

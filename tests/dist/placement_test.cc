@@ -46,6 +46,9 @@ TEST(DeviceOfRank, IsThatOfTheLocalRank) {
       error_of([] { device_of_rank("fake", rank_of_machine(3, 4)); }),
       "rank 3 is process 3 of 4 on this machine, and the last of the 3 devices that it sees is fake:2: start fewer "
       "processes, or show them more devices (CUDA_VISIBLE_DEVICES)");
+  for (const int n : {1, 4})
+    EXPECT_EQ(error_of([n] { device_of_rank("fake:9", rank_of_machine(0, n)); }),
+              "no device fake:9: fake has 3 devices, counted from 0");
 }
 
 TEST(DeviceOfRank, OneVisibleDeviceIsTheRanksOwn) {
