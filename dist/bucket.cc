@@ -29,6 +29,9 @@ BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Se
   if (options.dtype && (!is_floating(*options.dtype) || *options.dtype == kF64))
     throw Error(absl::StrCat("BucketOptions::dtype: gradients travel in f32, bf16 or f16, not in ",
                              std::string(name_of(*options.dtype))));
+  if (options.max_bytes <= 0 || options.min_bytes < 0 || options.min_bytes > options.max_bytes)
+    throw Error(absl::StrCat("BucketOptions: min_bytes=", options.min_bytes, ", max_bytes=", options.max_bytes,
+                             ": max_bytes must be positive, and min_bytes from 0 to max_bytes"));
   std::unordered_map<const TensorImpl*, std::string> names;
   for (const nn::NamedTensor& p : model.named_parameters()) names[p.tensor.impl()] = p.name;
 

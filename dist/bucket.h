@@ -18,6 +18,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
+// DistributedDataParallel throws Error unless 0 <= min_bytes <= max_bytes and max_bytes > 0.
 struct BucketOptions {
   int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
   int64_t max_bytes = 64 << 20;   // larger parts and larger parameters are split, so that the first piece leaves early

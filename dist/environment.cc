@@ -30,14 +30,15 @@ int number_of(const char* name, int otherwise, int least, int most) {
 // How a launcher that is not ours tells a process its rank.
 struct Launcher {
   const char* name;
-  const char* rank;  // the others count only if this and world_size are set
+  const char* rank;  // the others count only if this and world_size are set. One of the two alone is an error
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;  // or the number of machines, if counts_machines
   bool counts_machines;
   std::vector<const char*> job;  // together they name the job on this machine
+  bool may_have_rank_alone = false;
 };
-// A shell of sbatch has SLURM_PROCID, too, but is no step and has no SLURM_STEP_NUM_TASKS.
+// A shell of sbatch has SLURM_PROCID, too, but is no step and has no SLURM_STEP_NUM_TASKS: a job of one process.
 const std::vector<Launcher>& launchers() {
   static const auto* const all = new std::vector<Launcher>{
       {"mpirun (Open MPI)",
@@ -53,7 +54,8 @@ const std::vector<Launcher>& launchers() {
        "SLURM_LOCALID",
        "SLURM_STEP_NUM_NODES",
        true,
-       {"SLURM_JOB_ID", "SLURM_STEP_ID"}},
+       {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+       true},
       {"mpirun (MPICH)", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", false, {"PMI_PORT"}},
   };
   return *all;
@@ -86,6 +88,18 @@ void read_launcher(const Launcher& launcher, Environment& e, int most) {
   e.master_port = port_of(job);
 }
 
+// Throws if the launcher's variables say that there are other processes, and not which one this is.
+void require_whole(const Launcher& launcher, int most) {
+  const auto complain = [&](const char* set, const char* missing) {
+    throw Error(absl::StrCat("the variable ", set, "=", text_of(set), " without ", missing,
+                             ": start the program with rondorun or ", launcher.name));
+  };
+  const bool has_rank = !text_of(launcher.rank).empty();
+  if (!has_rank && number_of(launcher.world_size, 1, 1, most) > 1) complain(launcher.world_size, launcher.rank);
+  if (has_rank && text_of(launcher.world_size).empty() && !launcher.may_have_rank_alone)
+    complain(launcher.rank, launcher.world_size);
+}
+
 }  // namespace
 
 HostPort Environment::store_address() const {
@@ -104,9 +118,12 @@ Environment Environment::from_process() {
   const auto started_by = std::find_if(launchers().begin(), launchers().end(), [](const Launcher& launcher) {
     return !text_of(launcher.rank).empty() && !text_of(launcher.world_size).empty();
   });
-  if (text_of("RANK").empty() && text_of("WORLD_SIZE").empty() && started_by != launchers().end()) {
+  const bool is_ours = !text_of("RANK").empty() || !text_of("WORLD_SIZE").empty();
+  if (!is_ours && started_by != launchers().end()) {
     read_launcher(*started_by, e, kMost);
   } else {
+    for (const Launcher& launcher : launchers())
+      if (!is_ours) require_whole(launcher, kMost);
     e.world_size = number_of("WORLD_SIZE", 1, 1, kMost);
     if (e.world_size > 1 && text_of("RANK").empty())
       throw Error(

@@ -30,9 +30,10 @@ struct Environment {
   // WORLD_SIZE is set: the ranks that Open MPI's mpirun (OMPI_COMM_WORLD_*), MPICH's (PMI_*, MPI_LOCAL*) or a step of
   // srun (SLURM_*) give, of jobs on one machine. These name no port: it follows from the job's id, and MASTER_PORT
   // names another. Where torchrun's agent uses MASTER_PORT itself (TORCHELASTIC_USE_AGENT_STORE=True), the port follows
-  // from it. If none of these is set: a job of one process. No other place of the library reads variables not
-  // named RONDO_*, and this one only when a program calls it. Throws Error, which names the variable, if a value makes
-  // no sense.
+  // from it. If none of these is set: a job of one process. A rank without the number of ranks is an error, and so is a
+  // number above one without the rank; a script of sbatch has SLURM_PROCID alone, and is a job of one process. No other
+  // place of the library reads variables not named RONDO_*, and this one only when a program calls it. Throws Error,
+  // which names the variable, if a value makes no sense.
   static Environment from_process();
 };
 

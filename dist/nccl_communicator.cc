@@ -146,6 +146,7 @@ NcclResult NcclCommunicator::settle(const NamedCall& call) {
     }
     if (!posted && waited >= kPost) {
       posted = true;
+      posted_ = call.call.number;
       if (const auto group = host(); group != nullptr && group->peers() != nullptr)
         group->peers()->begin(PeerStatus::Lane::kDevice, call.call.number, text_of(call));
     }
@@ -160,8 +161,15 @@ void NcclCommunicator::watch() {
     {
       std::unique_lock lock(mutex_);
       idle_ = in_flight_.empty();
-      changed_.wait(lock, [this] { return closing_ || !in_flight_.empty(); });
+      const auto has_work = [this] { return closing_ || !in_flight_.empty(); };
+      const bool all_told = posted_ >= done_.call.number;
+      const bool comes = all_told ? (changed_.wait(lock, has_work), true) : changed_.wait_for(lock, kPost, has_work);
       idle_ = false;
+      if (!comes) {
+        lock.unlock();
+        post_done();
+        continue;
+      }
       if (!closing_) changed_.wait_for(lock, kGlance, [this] { return closing_; });
       if (closing_) break;
     }
@@ -192,7 +200,7 @@ bool NcclCommunicator::drop_reached() {
     }
     const std::lock_guard lock(mutex_);
     if (in_flight_.empty() || in_flight_.front() != first) return true;  // the group failed meanwhile
-    done_ = first->call().call.number;
+    done_ = first->call();
     in_flight_.pop_front();
   }
 }
@@ -227,8 +235,11 @@ void NcclCommunicator::look_for_trouble(DeviceWork& first) {
   const NamedCall& call = first.call();
   if (const std::string error = library_error(); !error.empty()) return fail(call, /*late=*/false, error);
   const auto started = first.started();
-  if (!started) return;  // the device is not there yet: nothing is late
   const auto now = Clock::now();
+  if (!started) {  // the device is not there yet: nothing is late
+    if (now - last_post_ >= kPost) post_done();
+    return;
+  }
   const auto taken = now - *started;
   if (taken >= options_.timeout) {
     post_progress(call);
@@ -254,6 +265,13 @@ void NcclCommunicator::post_progress(const NamedCall& call) {
   group->peers()->begin(PeerStatus::Lane::kDevice, call.call.number, text_of(call));
   posted_ = call.call.number;
   last_post_ = Clock::now();
+}
+
+// Where this rank was last, if it goes no further for a while: it is not there yet where others wait for it.
+void NcclCommunicator::post_done() {
+  if (posted_ >= done_.call.number) return;
+  post_progress(done_);
+  posted_ = done_.call.number;  // also where nobody is told
 }
 
 // ---- Failing: Note [Watching]
@@ -384,7 +402,7 @@ void NcclCommunicator::tear_down(bool unwinds) {
   }
   // What other ranks see of a rank that has left: how far it has really come.
   if (const std::shared_ptr<HostGroup> group = host(); group != nullptr && group->peers() != nullptr) {
-    const uint64_t last = done && !left.empty() ? left.back()->call().call.number : done_;
+    const uint64_t last = done && !left.empty() ? left.back()->call().call.number : done_.call.number;
     group->peers()->begin(PeerStatus::Lane::kDevice, last, "its last one");
   }
 }

@@ -87,6 +87,7 @@ class NcclCommunicator {
   std::string library_error();
   void look_for_trouble(DeviceWork& first);
   void post_progress(const NamedCall& call);
+  void post_done();
   void fail(const NamedCall& call, bool late, const std::string& error);
   void fail_with(Work::Outcome outcome, const std::string& sentence, const std::vector<int>& causes, bool tell);
   std::string await_failure();
@@ -113,9 +114,10 @@ class NcclCommunicator {
   bool idle_ = false, closing_ = false, unwinds_ = false, ended_ = false;
   std::string failure_;
 
+  std::atomic<uint64_t> posted_{0};  // what other ranks know: the number of a collective
+
   // The watching thread's own
-  uint64_t posted_ = 0;
-  uint64_t done_ = 0;  // the number of the last collective that is done
+  NamedCall done_;  // the last collective that is done
   Clock::time_point last_post_, last_look_;
 };
 

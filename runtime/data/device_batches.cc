@@ -61,13 +61,16 @@ void DeviceBatches::seek(Position position) {
 }
 
 // A copy that has started writes into memory that is freed here, so it is joined first.
-void DeviceBatches::drop() noexcept {
+void DeviceBatches::drop_front() noexcept {
   try {
-    for (Entry& entry : queue_)
-      if (entry.slot != nullptr) copies_->join(*std::exchange(entry.slot, nullptr));
+    if (StagingSlot* const slot = std::exchange(queue_.front().slot, nullptr)) copies_->join(*slot);
   } catch (...) {  // the device is lost: nothing runs there any more
   }
-  queue_.clear();
+  queue_.pop_front();
+}
+
+void DeviceBatches::drop() noexcept {
+  while (!queue_.empty()) drop_front();
 }
 
 void DeviceBatches::read() {
@@ -111,32 +114,57 @@ void DeviceBatches::start_following() {
     if (!queue_[i].host) continue;
     try {
       start(queue_[i]);
-    } catch (const OutOfMemoryError&) {  // its own next() tries again
+    } catch (...) {  // its own next() tries again
     }
     return;
   }
 }
 
-std::optional<Batch> DeviceBatches::next() {
-  if (queue_.empty()) read();
-  // Until the entry is taken, whatever throws leaves it: the next call tries again.
-  if (copies_ != nullptr) {
-    if (queue_.front().host) start(queue_.front());
-    if (queue_.front().error == nullptr) start_following();
-  }
-  std::optional<Batch> out;
-  Entry& front = queue_.front();
-  if (front.host) {
-    out.emplace();
-    for (size_t i = 0; i < front.host->size(); ++i) {
-      const bool is_there = front.is_started && front.there[i].defined();
-      out->push_back(is_there ? front.there[i] : (*front.host)[i].to(device_));
+Batch DeviceBatches::moved(const Entry& entry) const {
+  Batch batch;
+  for (size_t i = 0; i < entry.host->size(); ++i) {
+    if (entry.is_started && entry.there[i].defined()) {
+      batch.push_back(entry.there[i]);
+      continue;
+    }
+    const auto what = [&] {
+      return absl::StrCat("DeviceBatches: tensor ", i, " of batch ", entry.before.batch, " of epoch ",
+                          entry.before.epoch, " cannot be moved to ", to_string(device_), ": ");
+    };
+    const Tensor& tensor = (*entry.host)[i];
+    if (!tensor.defined()) throw Error(absl::StrCat(what(), "it is undefined"));
+    try {
+      batch.push_back(tensor.to(device_));
+    } catch (const OutOfMemoryError&) {
+      throw;
+    } catch (const DeviceError& error) {
+      throw DeviceError(absl::StrCat(what(), error.what()), error.lost());
+    } catch (const Error& error) {
+      throw Error(absl::StrCat(what(), error.what()));
     }
   }
-  if (front.slot != nullptr) copies_->join(*std::exchange(front.slot, nullptr));
-  const Entry taken = std::move(front);
+  return batch;
+}
+
+std::optional<Batch> DeviceBatches::next() {
+  if (queue_.empty()) read();
+  std::optional<Batch> out;
+  try {
+    if (copies_ != nullptr) {
+      if (queue_.front().host) start(queue_.front());
+      if (queue_.front().error == nullptr) start_following();
+    }
+    if (queue_.front().host) out = moved(queue_.front());
+    if (queue_.front().slot != nullptr) copies_->join(*std::exchange(queue_.front().slot, nullptr));
+  } catch (const OutOfMemoryError&) {  // the entry is left: the next call tries again
+    throw;
+  } catch (...) {  // the batch is skipped, as after an error of the source
+    drop_front();
+    throw;
+  }
+  const std::exception_ptr error = queue_.front().error;
   queue_.pop_front();
-  if (taken.error != nullptr) std::rethrow_exception(taken.error);
+  if (error != nullptr) std::rethrow_exception(error);
   return out;
 }
 
@@ -158,7 +186,7 @@ void DeviceBatches::read_ahead(int64_t batches) {
     // The coming next() starts the copies of two batches at most.
     try {
       if (!entry.is_started) stage(entry, /*may_wait=*/false);
-    } catch (const OutOfMemoryError&) {  // its own next() tries again
+    } catch (...) {  // its own next() tries again
     }
   }
 }

@@ -16,7 +16,9 @@
 // not count; the destructor takes the source back. Until then the source's own position is ahead, and it must not be
 // read by anybody else, except one who takes it back where it was.
 // Errors: what the source throws for a batch is thrown by the next() that would return it, which skips the batch if the
-// source does. A copy ahead that finds no memory is tried again by that next(), which throws OutOfMemoryError.
+// source does. A copy ahead that finds no memory is tried again by that next(), which throws OutOfMemoryError. Then the
+// batch stays: the next call tries again. A batch that cannot be moved (a tensor is undefined, the device is lost) is
+// skipped; the Error names the batch and the tensor.
 // Memory: two batches on the device at most, the one in use included, and StagedCopies::kSlots in page-locked memory.
 // Tensors of a batch that are on the device already are passed on; those that require gradients or are on another
 // device move with Tensor::to() when their batch is returned. Random numbers: numbers that a source draws from the
@@ -86,6 +88,8 @@ class DeviceBatches : public BatchSource {
   void stage(Entry& entry, bool may_wait);
   void start(Entry& entry);
   void start_following();
+  Batch moved(const Entry& entry) const;
+  void drop_front() noexcept;
   void drop() noexcept;
 
   BatchSource& source_;

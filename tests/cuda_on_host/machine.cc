@@ -8,7 +8,6 @@
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <sstream>
@@ -73,7 +72,13 @@ struct Running {
   enum class Wrong : uint8_t { kNothing, kGuard, kNowhere, kMisaligned } wrong = Wrong::kNothing;
   int wrong_line = 0, wrong_bytes = 0;
 };
-Running running;
+// Never destroyed, as the threads of a block: at exit() another thread may still run a kernel.
+union Kept {
+  Running machine;
+  Kept() : machine() {}
+  ~Kept() {}
+} kept;
+Running& running = kept.machine;
 using Wrong = Running::Wrong;
 // The addresses that TSan's happens-before relations are named after.
 char block_began, block_left, block_met, warp_met[kMaxThreads / kWarp];
@@ -392,7 +397,7 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
             Traffic* traffic) {
   if (grid.threads < 1 || grid.threads > kMaxThreads || grid.x < 1 || grid.y < 1)
     throw Fault(joined("kernel ", kernel.name, ": ", grid.x, " x ", grid.y, " blocks of ", grid.threads, " threads"));
-  static std::unique_ptr<Thread[]> threads;
+  static Thread* threads = nullptr;
   static int started = 0;
   static bool carries = false;
   static std::thread::id caller;
@@ -403,14 +408,14 @@ void launch(const Kernel& kernel, const GridSize& grid, void** parameters, Order
     running.scheduler.is_of_caller();
   }
   if (threads == nullptr) {
-    threads = std::make_unique<Thread[]>(kMaxThreads);
-    running.threads = threads.get();
+    threads = new Thread[kMaxThreads];
+    running.threads = threads;
     running.view.sync_block = &sync_block;
     running.view.sync_warp = &sync_warp;
     running.view.shuffle = &shuffle;
     running.view.misaligned = &misaligned;
   }
-  for (; started < grid.threads; ++started) threads[static_cast<size_t>(started)].fiber.start(&run_thread);
+  for (; started < grid.threads; ++started) threads[started].fiber.start(&run_thread);
   if (!std::exchange(carries, true)) running.carrier.start(&run_many);
   running.call = kernel.call;
   running.parameters = parameters;

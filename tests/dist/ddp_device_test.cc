@@ -230,5 +230,18 @@ TEST(BucketOptions, GradientsTravelInFloats) {
               std::string::npos);
 }
 
+TEST(BucketOptions, SizesMakeSense) {
+  nn::Linear model(3, 2);
+  const auto error = [&](int64_t least, int64_t most) {
+    return error_of(
+        [&] { DistributedDataParallel(model, ProcessGroup::connect({}), {.min_bytes = least, .max_bytes = most}); });
+  };
+  for (const auto& [least, most] : std::vector<std::pair<int64_t, int64_t>>{{0, 0}, {-5, -1}, {-1, 64}, {65, 64}})
+    EXPECT_EQ(error(least, most), absl::StrCat("BucketOptions: min_bytes=", least, ", max_bytes=", most,
+                                               ": max_bytes must be positive, and min_bytes from 0 to max_bytes"));
+  for (const auto& [least, most] : std::vector<std::pair<int64_t, int64_t>>{{0, 1}, {64, 64}, {INT64_MAX, INT64_MAX}})
+    EXPECT_EQ(error(least, most), "");
+}
+
 }  // namespace
 }  // namespace rondo::dist

@@ -166,6 +166,27 @@ TEST_F(EnvironmentTest, ReadsSrunsVariables) {
   EXPECT_EQ(Environment::from_process().world_size, 1);
 }
 
+// A rank of a larger job would otherwise train alone.
+TEST_F(EnvironmentTest, HalfOfALaunchersVariables) {
+  const auto expect_missing = [](const std::string& set, const std::string& value, const std::string& missing) {
+    EXPECT_EQ(error({{set, value}}).find("the variable " + set + "=" + value + " without " + missing + ": start"), 0u)
+        << error({{set, value}});
+  };
+  expect_missing("OMPI_COMM_WORLD_SIZE", "2", "OMPI_COMM_WORLD_RANK");
+  expect_missing("OMPI_COMM_WORLD_RANK", "0", "OMPI_COMM_WORLD_SIZE");
+  expect_missing("PMI_SIZE", "2", "PMI_RANK");
+  expect_missing("PMI_RANK", "1", "PMI_SIZE");
+  expect_missing("SLURM_STEP_NUM_TASKS", "4", "SLURM_PROCID");
+  EXPECT_EQ(error({{"PMI_SIZE", "two"}}), "the variable PMI_SIZE=two must be a number from 1 to 16384");
+  // These are whole: a job of one, a shell of sbatch, another launcher that says all, variables of our own.
+  set({{"OMPI_COMM_WORLD_SIZE", "1"}, {"SLURM_PROCID", "0"}});
+  EXPECT_EQ(Environment::from_process().world_size, 1);
+  set({{"PMI_RANK", "1"}, {"SLURM_PROCID", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_JOB_ID", "7"}});
+  EXPECT_EQ(Environment::from_process().world_size, 2);
+  set({{"OMPI_COMM_WORLD_SIZE", "4"}, {"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  EXPECT_EQ(Environment::from_process().world_size, 1);
+}
+
 TEST_F(EnvironmentTest, NonsenseIsNamed) {
   EXPECT_EQ(error({{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "3"}}),
             "the variable OMPI_COMM_WORLD_RANK=3 must be a number from 0 to 2");

@@ -482,16 +482,36 @@ void Machine::let_others() {
 // A device works on while its process does something else. Late: the pauses are long beside the work.
 void Machine::run_in_background() {
   if (std::exchange(in_background_, true)) return;
+  process_ = getpid();
+  std::atexit([] { instance().end_background(); });  // if the main thread has never called the driver
   std::thread([this] {
     for (;;) {
       std::this_thread::sleep_for(std::chrono::microseconds(300));
       const Inside inside;
       const std::lock_guard lock(mutex);
+      if (exits_) return;
       if (memory == nullptr || gone || queued_ == 0) continue;
       auto left = static_cast<int64_t>(1 + random_() % 64);
       run_until([&] { return left-- <= 0; });
     }
   }).detach();
+}
+
+// What work uses is destroyed at exit(), in the reverse order of its making: that of oneDNN is made by the first
+// product. The main thread's thread_local objects go before all of it.
+void Machine::end_background() {
+  if (getpid() != process_) return;  // there is none; or after fork() the lock may be one that nobody puts down
+  const std::lock_guard lock(mutex);
+  exits_ = true;
+}
+void end_background_with_main_thread() {
+  struct End {
+    ~End() {
+      if (gettid() == getpid()) Machine::instance().end_background();
+    }
+  };
+  thread_local const End end;
+  static_cast<void>(&end);
 }
 
 void Machine::run_some() {

@@ -4,6 +4,9 @@
 // for another process (a collective), that thread puts the lock down for a while, so that others can call.
 #pragma once
 
+#include <sys/types.h>
+
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -92,12 +95,18 @@ struct OpaquePool {
 
 namespace rondo::fake_cuda {
 
+// At exit() no work runs in the background any more, if the main thread has called this.
+void end_background_with_main_thread();
+
 // While one of them lives, this thread is in the fake: its time is counted, and TSan looks away (tsan.h).
 class Inside {
  public:
   Inside() {
     begin_unseen();
-    if (depth_++ == 0) start_ = now();
+    if (depth_++ == 0) {
+      end_background_with_main_thread();
+      start_ = now();
+    }
   }
   ~Inside() {
     if (--depth_ == 0) {
@@ -189,6 +198,7 @@ class Machine final : public Control {
   void wait_until(const std::function<bool()>& enough);
   // Work runs from now on although no thread calls the driver: other processes wait for it.
   void run_in_background();
+  void end_background();
   // The host waits for something that no stream of this process leads to.
   void wait_for_others(const std::function<bool()>& enough);
   uint64_t random() { return random_(); }
@@ -240,11 +250,12 @@ class Machine final : public Control {
   std::map<std::string, KernelBytes> kernel_bytes_;
   bool keeps_journal_ = false;
   std::vector<Enqueued> journal_;
-  bool keeps_timeline_ = false, in_background_ = false;
+  bool keeps_timeline_ = false, in_background_ = false, exits_ = false;
   Timeline timeline_;
   std::optional<Enqueued> noted_;  // of the next push()
   uint64_t records_ = 0;
   std::map<std::thread::id, int> threads_;  // of the timeline
+  std::atomic<pid_t> process_{0};           // that works in the background
   int thread_number();
 };
 

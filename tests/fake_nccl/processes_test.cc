@@ -117,6 +117,12 @@ TEST(NcclProcesses, Blocking) { expect_right(run_ranks("blocking", 2)); }
 
 TEST(NcclProcesses, AHostThatIsBusyElsewhereHoldsUpNobody) { expect_right(run_ranks("idle_host", 3)); }
 
+TEST(NcclProcesses, ExitWhileTheDeviceWorks) {
+  for (uint64_t seed = 1; seed <= seeds(3); ++seed)
+    for (const Ended& rank : run_ranks("busy_exit", 2, seed))
+      EXPECT_EQ(rank.code, 5) << "signal " << rank.signal << "\n" << rank.out;
+}
+
 TEST(NcclProcesses, TwoRanksOnOneDevice) {
   for (const Ended& rank : run_ranks("same_device", 2)) {
     EXPECT_EQ(rank.code, 4);

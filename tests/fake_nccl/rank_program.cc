@@ -48,6 +48,9 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "nccl_rank SCENARIO RANK RANKS FOLDER SEED\n");
     return 2;
   }
+  // Runs after the destructors of what is made from now on: threads that still run then have the time to crash.
+  if (std::string(argv[1]) == "busy_exit")
+    std::atexit([] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); });
   std::setvbuf(stdout, nullptr, _IOLBF, 0);
   try {
     const int code = rondo::test::run(argv[1], std::atoi(argv[2]), std::atoi(argv[3]), argv[4],

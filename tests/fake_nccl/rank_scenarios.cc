@@ -398,6 +398,17 @@ bool idle_host(Rank& self) {
   return waited == (self.rank == 1);
 }
 
+// exit() while the device is at work, as after an error.
+void leave_busy(Rank& self) {
+  connect(self);
+  const Tensor x = Tensor::ones({64, 64}, {kF32, self.device});
+  for (int i = 0; i < 500; ++i) {
+    static_cast<void>(x.sum());      // runs on fibers
+    static_cast<void>(x.matmul(x));  // calls oneDNN
+  }
+  std::exit(5);
+}
+
 }  // namespace
 
 bool run_scenario(const std::string& name, Rank& rank) {
@@ -406,6 +417,7 @@ bool run_scenario(const std::string& name, Rank& rank) {
   if (name == "steps") return steps(rank);
   if (name == "splits") return splits(rank);
   if (name == "idle_host") return idle_host(rank);
+  if (name == "busy_exit") return leave_busy(rank), false;
   if (name == "abort") return abort_from_another_thread(rank), true;
   if (name == "connect" || name == "same_device") return finish(connect(rank)), true;
   if (name.starts_with("odd_")) return all_reduces(rank, name.substr(4)), true;

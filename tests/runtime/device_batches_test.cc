@@ -354,6 +354,34 @@ TEST_F(DeviceBatchesTest, NoMemoryForACopyAhead) {
   for (size_t i = 2; i < expected.size(); ++i) expect_same(batches.next(), expected[i].batch);
 }
 
+// A loop that catches the error goes on with the next batch.
+TEST_F(DeviceBatchesTest, ABatchThatCannotBeMovedIsSkipped) {
+  for (const bool on_cpu : {false, true}) {
+    FakeDevice fake;
+    FunctionBatches source(5, [](Position at) -> Batch {
+      const bool is_bad = at.batch == 1 || at.batch == 4;
+      return {Tensor::full({3}, static_cast<double>(at.batch)), is_bad ? Tensor() : Tensor::ones({3})};
+    });
+    const Device device = on_cpu ? kCPU : fake.device();
+    DeviceBatches batches(source, device, {.across_epochs = true});
+    for (int64_t epoch = 0; epoch < 2; ++epoch)
+      for (int64_t i = 0; i < 5; ++i) {
+        EXPECT_EQ(batches.position(), (Position{epoch, i}));
+        if (i == 0) batches.read_ahead();
+        if (i == 1 || i == 4) {
+          EXPECT_EQ(error_of([&] { batches.next(); }),
+                    "DeviceBatches: tensor 1 of batch " + std::to_string(i) + " of epoch " + std::to_string(epoch) +
+                        " cannot be moved to " + to_string(device) + ": it is undefined");
+        } else {
+          EXPECT_EQ((*batches.next())[0].to_vector<float>()[2], static_cast<float>(i));
+        }
+        if (i == 4) {
+          EXPECT_FALSE(batches.next());
+        }
+      }
+  }
+}
+
 TEST_F(DeviceBatchesTest, RefusesADeviceThatIsNotThere) {
   FakeDevice fake;
   const auto loader = loader_of(4);
