@@ -319,8 +319,10 @@ void DistributedDataParallel::put(Parcel& parcel, size_t k) {
   Tensor parameter = slot.parameter;
   Tensor& grad = arrivals_->held[i];
   if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
-    if (!options_.allow_unused) note(absl::StrCat("the gradient of ", slot.name, " did not arrive; if a step may leave parameters out, set "
-                                                      "BucketOptions::allow_unused"));
+    if (!options_.allow_unused)
+      note(absl::StrCat("the gradient of ", slot.name,
+                        " did not arrive; if a step may leave parameters out, set "
+                        "BucketOptions::allow_unused"));
     else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
   }
   // Taken with its first piece, so that no further backward before finish() can change what is sent.
