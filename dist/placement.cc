@@ -93,13 +93,13 @@ Device device_of_rank(std::string_view text, const Environment& environment) {
   Device device = parse_device(text);
   const bool has_number = text.find(':') != std::string_view::npos;
   if (device == kCPU) return device;
+  std::string why_not;
+  const int n = device_count(device.backend, &why_not);
+  if (n == 0) throw Error(why_not);
   if (has_number || environment.local_world_size == 1) {
     require_device(device);
     return device;
   }
-  std::string why_not;
-  const int n = device_count(device.backend, &why_not);
-  if (n == 0) throw Error(why_not);
   if (n == 1) return device;
   if (environment.local_rank >= n)
     throw Error(absl::StrCat("rank ", environment.rank, " is process ", environment.local_rank, " of ",
