@@ -199,7 +199,7 @@ void GlooTransport::reduce_scatter(const void* in, DType dtype, void* sums, size
   const uint32_t first_tag = s.tag;
   const size_t pieces = (n + piece - 1) / piece, total = pieces * (ranks - 1);
   s.tag += static_cast<uint32_t>(total);
-  // Piece i of all that this rank sends, and of all that it receives.
+  // The i-th piece that this rank sends, and the i-th that it receives.
   const auto slot_of = [&](size_t i) {
     return gloo::Slot::build(kExchangePrefix, first_tag + static_cast<uint32_t>(i));
   };

@@ -19,7 +19,7 @@ double tag_of(int64_t step, size_t bucket, DType dtype) {
   return static_cast<double>(1 + sum.digest() % (dtype == kBF16 ? 251 : 1023));
 }
 
-// Of an average, which is rounded once.
+// For averages: each is rounded once.
 double tolerance(DType dtype) { return dtype == kBF16 ? 1.0 / 256 : dtype == kF16 ? 1.0 / 2048 : 1e-5; }
 
 bool is_same_memory(const Tensor& a, const Tensor& b) {

@@ -59,7 +59,7 @@ class ModesOf {
   std::vector<std::pair<nn::ModuleBase*, bool>> training_;
 };
 
-// Of all processes. The last step of an epoch has the batches that are left.
+// Batches of a step, all processes together. The last step of an epoch has the batches that are left.
 int64_t batches_of_step(const TrainerOptions& options) {
   return std::max<int64_t>(options.gradient_accumulation_steps, 1) *
          (options.replicas != nullptr ? options.replicas->size() : 1);

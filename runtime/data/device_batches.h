@@ -14,7 +14,7 @@
 //
 // Position: position() is that of the next batch that next() returns. A batch that was read ahead and not returned does
 // not count; the destructor takes the source back. Until then the source's own position is ahead, and it must not be
-// read by anybody else, except one who takes it back where it was.
+// read by anybody else, unless they seek back to where it was.
 // Errors: what the source throws for a batch is thrown by the next() that would return it, which skips the batch if the
 // source does. A copy ahead that finds no memory is tried again by that next(), which throws OutOfMemoryError. Then the
 // batch stays: the next call tries again. A batch that cannot be moved (a tensor is undefined, the device is lost) is
