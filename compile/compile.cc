@@ -2,12 +2,14 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
+#include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
@@ -51,7 +53,10 @@ class RegionTrace final : public Trace {
       const Device device = outputs[0].impl()->device;
       if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
       piece_device_ = device;
-      return Trace::record(op, inputs, attrs, outputs, in_place, where);
+      if (loop_.is_running() && runs_at_once_in_loop(op, inputs, attrs, outputs, where)) return;
+      Trace::record(op, inputs, attrs, outputs, in_place, where);
+      if (!loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size())) loop_.search(lines());
+      return;
     }
     // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
     const TensorImpl& target = *inputs[0]->impl();
@@ -85,18 +90,24 @@ class RegionTrace final : public Trace {
 
   // Where it throws, too, the recording is gone: it must not run twice.
   void finish() {
-    const absl::Cleanup forget = [this] { abandon(); };
-    if (!graph.nodes.empty()) run_piece();
+    const absl::Cleanup forget = [this] {
+      loop_.forget();
+      abandon();
+    };
+    if (loop_.is_running()) run_steps_left();
+    if (!graph.nodes.empty()) run_piece(piece_++);
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
-    if (broken_ || graph.nodes.empty()) {
-      why_not = broken_ ? "there is a graph break" : "nothing is computed";
+    if (broken_ || in_pieces_ || graph.nodes.empty()) {
+      why_not = broken_      ? "there is a graph break"
+                : in_pieces_ ? "a loop runs in pieces"
+                             : "nothing is computed";
       finish();
       return nullptr;
     }
-    const std::shared_ptr<const Binding> ran = run_piece();
+    const std::shared_ptr<const Binding> ran = run_piece(piece_++);
     std::shared_ptr<const Replay> replay;
     if (ran != nullptr) replay = Replay::make(call_, *this, ran, why_not);
     else why_not = "it ran eagerly";
@@ -124,11 +135,65 @@ class RegionTrace final : public Trace {
     broken_ = true;
     finish();
   }
-  std::shared_ptr<const Binding> run_piece() {
+  std::shared_ptr<const Binding> run_piece(int number) {
     RecorderScope eager(nullptr);
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };
-    return region_.run(*this, call_, piece_++);
+    return region_.run(*this, call_, number);
+  }
+
+  // ---- Note [Loops over time] (capture/loop_steps.h)
+  // The calls of the recording, as lines of a program.
+  std::vector<LoopSteps::Line> lines() const {
+    std::vector<LoopSteps::Line> lines;
+    std::vector<const Tensor*> inputs;
+    std::vector<Tensor> outputs;
+    static const Tensor kNone;
+    for (const GraphNode& node : graph.nodes) {
+      inputs.clear();
+      outputs.clear();
+      for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? &kNone : &handle(id));
+      for (ValueId id : node.outputs) outputs.push_back(handle(id));
+      lines.push_back(LoopSteps::line_of(*node.op, inputs, node.attrs, outputs, node.where));
+    }
+    return lines;
+  }
+  // Before a call is recorded: runs the piece that is complete. True: the call is a view that has been made.
+  bool runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                            std::span<Tensor> outputs, std::source_location where) {
+    const LoopSteps::Next next = loop_.next(LoopSteps::line_of(op, inputs, attrs, outputs, where));
+    if (next == LoopSteps::Next::kEnd) return end_loop(), false;
+    if (next == LoopSteps::Next::kCutAndRecord) run_steps(loop_.complete_steps());
+    if (!loop_.moves()) return false;
+    if (inputs[0]->impl()->recorder != nullptr) return end_loop(), false;  // a view of what this piece makes
+    RecorderScope eager(nullptr);
+    std::vector<TensorArg> args;
+    for (const Tensor* input : inputs) args.emplace_back(*input, where);
+    call(op, args, attrs, outputs);
+    return true;
+  }
+  // Runs what is recorded: `steps` steps, or (0) the piece that the loop was found in.
+  void run_steps(int steps) {
+    const absl::Cleanup forget = [this] { abandon(); };
+    in_pieces_ = true;
+    region_.count_loop_piece();
+    run_piece(piece_ + std::bit_width(static_cast<unsigned>(steps)));
+  }
+  // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
+  void run_steps_left() {
+    const int32_t calls = loop_.calls_a_step();
+    for (int steps = LoopSteps::kSteps, left = loop_.steps_left(); left > 0; steps /= 2) {
+      if (left < steps) continue;
+      left -= steps;
+      const Tail tail = cut(steps * calls - 1);
+      run_steps(steps);
+      resume(tail);
+    }
+  }
+  void end_loop() {
+    run_steps_left();
+    loop_.forget();
+    piece_ += 1 + std::bit_width(static_cast<unsigned>(LoopSteps::kSteps));
   }
   Region& region_;
   const nn::ModuleCall& call_;
@@ -138,6 +203,8 @@ class RegionTrace final : public Trace {
   bool wrote_ = false;      // by a pointer: a replay would leave that out
   bool overwrote_ = false;  // by an op of this call, so that views may be read again
   bool broken_ = false;     // also by what happened before the first op, which makes no piece
+  LoopSteps loop_;
+  bool in_pieces_ = false;  // a loop has run in pieces
 };
 
 class RegionHook final : public nn::CallHook {

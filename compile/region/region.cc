@@ -354,6 +354,9 @@ void Region::begin_call(const nn::ModuleCall& call) {
 void Region::count_replay() {
   ledger_->update([](RegionReport& report) { ++report.replays; });
 }
+void Region::count_loop_piece() {
+  ledger_->update([](RegionReport& report) { ++report.loop_pieces; });
+}
 void Region::refuse_replay(const std::string& why) {
   const std::string known = ledger_->update(
       [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });

@@ -39,6 +39,7 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call);
   void count_replay();
+  void count_loop_piece();
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
