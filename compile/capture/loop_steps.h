@@ -8,6 +8,8 @@
 //   its integers are part of the key. In a piece such views are made at once, and the recording's inputs are the parts.
 //   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
 //   break could stand, and each is keyed by all that it records.
+//   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
+//   the loop is known after some steps, and these are one piece with what stands before them.
 //   A loop whose step has no product of matrices stays whole: it is a handful of kernels, which pieces would split. So
 //   does a loop over layers, which have parameters of their own: compile_regions() is for these.
 #pragma once
@@ -27,19 +29,33 @@ class LoopSteps {
 
   // What two calls have in common that are the same line of a loop, and what a loop's steps may differ in.
   struct Line {
-    uint64_t call = 0;      // op, place in the program, parameters, what the results are
-    uint64_t integers = 0;  // that are part of the key: positions, sizes
+    uint64_t call = 0;        // op, place in the program, what the results are
+    uint64_t parameters = 0;  // that it reads
+    uint64_t integers = 0;    // that are part of the key: positions, sizes
     bool is_view = false;
     bool is_product = false;
+    bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
+    friend bool operator==(const Line&, const Line&) = default;
   };
   static Line line_of(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                       std::span<const Tensor> outputs, std::source_location where);
 
+  // The step of a loop that was found.
+  struct Step {
+    std::vector<Line> lines;
+    std::vector<bool> moves;  // by line: reads its own part of a tensor in each step
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+
   // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one.
   static bool is_time_to_search(size_t n) { return n >= kShortest && (n & (n - 1)) == 0; }
   // Looks for a loop at the end of a recording. True: it found one; from then on each call is told to next().
-  bool search(std::vector<Line> lines);
-  bool is_running() const { return !step_.empty(); }
+  bool search(std::span<const Line> lines);
+  // True if `line` begins a step of `known`, whatever its parameters are: the loop runs from this call on, which is
+  // told to next().
+  bool begin(const Step& known, const Line& line);
+  const Step& step() const { return step_; }
+  bool is_running() const { return !step_.lines.empty(); }
 
   // What to do before a call is recorded.
   enum class Next : uint8_t {
@@ -51,7 +67,7 @@ class LoopSteps {
   // 0: it is the piece that the loop was found in.
   int complete_steps() const { return complete_; }
   // True if the call that next() has just admitted reads its own part of a tensor in each step, and can be made at once.
-  bool moves() const { return !in_first_ && moves_[at_ == 0 ? step_.size() - 1 : at_ - 1]; }
+  bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
   // The whole steps since the latest cut, and the calls that are recorded of one.
   int steps_left() const { return in_first_ ? 0 : steps_; }
   int32_t calls_a_step() const;
@@ -60,11 +76,11 @@ class LoopSteps {
  private:
   static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
 
-  std::vector<Line> step_;   // of one step; empty: no loop has been found
-  std::vector<bool> moves_;  // by line of a step
+  Step step_;                // without lines: no loop has been found
   size_t at_ = 0;            // the line that comes next
   int steps_ = 0;            // whole ones since the latest cut
   int complete_ = 0;
+  bool learns_ = false;      // the parameters of the first step
   bool in_first_ = false;    // the piece that the loop was found in, whose views are recorded
 };
 
