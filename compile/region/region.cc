@@ -344,6 +344,24 @@ void Region::begin_call(const nn::ModuleCall& call) {
 void Region::count_replay() {
   ledger_->update([](RegionReport& report) { ++report.replays; });
 }
+void Region::count_loop_piece() {
+  ledger_->update([](RegionReport& report) { ++report.loop_pieces; });
+}
+std::shared_ptr<const std::vector<LoopSteps::Step>> Region::loops() const {
+  if (!has_loops_.load(std::memory_order_relaxed)) return nullptr;
+  std::lock_guard lock(mutex_);
+  return loops_;
+}
+void Region::add_loop(const LoopSteps::Step& step) {
+  constexpr size_t kMostLoops = 8;
+  std::lock_guard lock(mutex_);
+  auto all = loops_ == nullptr ? std::vector<LoopSteps::Step>() : *loops_;
+  if (std::find(all.begin(), all.end(), step) != all.end()) return;
+  if (all.size() >= kMostLoops) all.erase(all.begin());
+  all.push_back(step);
+  loops_ = std::make_shared<const std::vector<LoopSteps::Step>>(std::move(all));
+  has_loops_.store(true, std::memory_order_relaxed);
+}
 void Region::refuse_replay(const std::string& why) {
   const std::string known = ledger_->update(
       [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });

@@ -1,6 +1,7 @@
 // A region: the executables of one repeated block, keyed by what the block records. See compile.h.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry.h"
@@ -39,6 +41,10 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call);
   void count_replay();
+  void count_loop_piece();
+  // The steps of loops that recordings have; null: none. Note [Loops over time].
+  std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
+  void add_loop(const LoopSteps::Step& step);
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
@@ -98,6 +104,8 @@ class [[gnu::visibility("hidden")]] Region {
   int64_t uses_ = 0;
   int64_t float_changes_ = 0;
   std::shared_ptr<const Entry> latest_;  // that was compiled
+  std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
+  std::atomic<bool> has_loops_ = false;
 };
 
 }  // namespace rondo::compile
