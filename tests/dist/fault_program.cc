@@ -95,8 +95,9 @@ struct Fault {
 // Kills the process some time after the gradients are averaged: while the optimizer runs, or just behind it.
 class Replicas : public dist::TrainerReplicas {
  public:
+  // The check of all parameters waits for a device in every step, which hides what comes late.
   Replicas(dist::DistributedDataParallel& ddp, std::function<bool()> kills)
-      : TrainerReplicas(ddp, {.check_parameters = true}), kills_(std::move(kills)) {}
+      : TrainerReplicas(ddp, {.check_parameters = ddp.group().device() == std::nullopt}), kills_(std::move(kills)) {}
   void average_gradients(bool ran_backward) override {
     TrainerReplicas::average_gradients(ran_backward);
     if (!kills_()) return;
