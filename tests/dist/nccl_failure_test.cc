@@ -307,7 +307,8 @@ TEST_P(NcclFailure, AGroupThatIsDestroyedInAStepLeavesNothingToRead) {
     });
     EXPECT_EQ(error, "the data are gone");
     const std::string read = error_of<ConnectionError>([&] { x.to_vector<float>(); });
-    EXPECT_NE(read.find("all_reduce 1 (x; 4 f32) was given up: the process group was closed"), std::string::npos) << read;
+    EXPECT_NE(read.find("all_reduce 1 (x; 4 f32) was given up: the process group was closed"), std::string::npos)
+        << read;
     EXPECT_EQ(error_of<ConnectionError>([&] { x.to_vector<float>(); }), read);
     // Others may still wait for this rank.
     for (++gone; gone < n;) std::this_thread::sleep_for(Milliseconds(5));

@@ -33,8 +33,10 @@ class DeviceFailureTest : public testing::Test {
   // Each way to see a number of the device says `text`, each time.
   void every_read_throws(const std::string& text) {
     const std::function<void()> reads[] = {
-        [&] { failed_.to_vector<float>(); }, [&] { ops::sum(failed_).item(); },
-        [&] { failed_.to(kCPU); },           [&] { failed_.to(other_.device()); },
+        [&] { failed_.to_vector<float>(); },
+        [&] { ops::sum(failed_).item(); },
+        [&] { failed_.to(kCPU); },
+        [&] { failed_.to(other_.device()); },
         [&] { synchronize(other_.device()), failed_.to(other_.device()).to_vector<float>(); },
     };
     for (const auto& read : reads)
