@@ -25,16 +25,19 @@
 // cannot be used any more: every later collective, of host and device, fails at once and repeats the first error's
 // message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
 // returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
-// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
-// [Late errors] in backend.h). The communicator is aborted, so that no kernel of NCCL waits for ever; what its
-// collectives wrote is of no use. A collective of a device is late when `timeout` has passed since the device came to
-// it. A rank that has died is noticed within a second.
+// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize()). The
+// communicator is aborted, so that no kernel of NCCL waits for ever; what its collectives wrote is of no use. A
+// collective of a device is late when `timeout` has passed since the device came to it. A rank that has died is noticed
+// within a second.
 //
-// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of
-// the device. Steps that it enqueued behind the aborted collective may have run on what that collective left there.
-// Optimizers skip a step only as long as the device keeps the error, which is until a call throws it. From the failure
-// on, failure() says what happened. DistributedDataParallel (its part of backward, finish(), check_parameters()) and
-// ShardedOptimizer (wait(), state_dict(), the optimizer's step()) throw every time.
+// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of the
+// device. Steps that it enqueued behind the aborted collective may have run on what that collective left there. So
+// every read of the device's tensors throws the error, also when it is the second one. A program that starts over in
+// the same process destroys the group, calls rondo::synchronize(), which throws the error for the last time, and loads
+// a checkpoint: Note [Failed devices] in runtime/device_failure.h. A group that is destroyed while its collectives are
+// under way makes its device fail, too. From the failure on, failure() says what happened. DistributedDataParallel (its
+// part of backward, finish(), check_parameters()) and ShardedOptimizer (wait(), state_dict(), the optimizer's step())
+// throw every time.
 //
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
