@@ -143,14 +143,39 @@ class AccumulateNode final : public Node {
   }
   Tensor home_for_all() const { return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() ? Tensor() : home; }
 
+  // Null while gradients must not come in parts: Note [Gradients in parts].
+  autograd::GradientParts* parts_now() const {
+    return grad_mode || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
+  }
+
   Tensor home;
+  autograd::GradientParts* parts = nullptr;
   void leaf_grad_added() override {
     if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
     if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+    if (autograd::outer_backward_has_more(*this)) {
+      if (autograd::GradientParts* const taker = parts_now(); taker != nullptr && taker->wants_part())
+        taker->part_added();
+      return;
+    }
+    tell_of_end();
+  }
+  void complete() {
+    if (!autograd::outer_backward_has_more(*this)) tell_of_end();
+  }
+  bool offer_part(Tensor& total) {
+    autograd::GradientParts* const taker = parts_now();
+    if (taker == nullptr || !taker->wants_part()) return false;
+    accumulate(std::move(total));
+    slot_->grad.storage().set_purpose(Purpose::kGradients);
+    taker->part_added();
+    return true;
   }
 
  private:
+  void tell_of_end() {
+    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
   void accumulate(Tensor grad) {
     Tensor& total = slot_->grad;
     if (!grad_mode && grad.requires_grad()) grad = grad.detach();  // what a hook returned
@@ -237,7 +262,10 @@ class OpNode final : public Node {
   }
   void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
     autograd::apply_extras(*this, grads_out);
-    if (!grads_in.empty()) backward(grads_out, grads_in);
+    if (grads_in.empty()) return;
+    const bool all = !grad_mode && autograd::Asked::now() == nullptr;
+    const autograd::RowsOfLeaf scope(all ? edges[0].node.get() : nullptr);
+    backward(grads_out, grads_in);
   }
 
   std::weak_ptr<Node> self;
@@ -442,8 +470,17 @@ GradientHome::GradientHome(const Tensor& leaf) {
     throw Error("GradientHome: the tensor is not a leaf that requires a gradient");
   accumulator_ = gradient_edge(leaf).node;
 }
-GradientHome::~GradientHome() { set(Tensor()); }
+GradientHome::~GradientHome() {
+  set(Tensor());
+  set_parts(nullptr);
+}
 void GradientHome::set(Tensor home) { static_cast<AccumulateNode&>(*accumulator_).home = std::move(home); }
+
+void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
+
+bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
+void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
+GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
 
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
@@ -462,23 +499,6 @@ int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
 void remove_on_accumulated(const Tensor& leaf, int64_t id) {
   if (!leaf.defined() || leaf.impl()->autograd == nullptr || leaf.impl()->autograd->slot == nullptr) return;
   std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
-}
-
-void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
-  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
-    throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
-  gradient_edge(leaf);  // makes the slot
-  const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
-  if (owner != nullptr)
-    throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
-  owner = who;
-}
-void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
-  if (gradient_claim(leaf, claim) != nullptr) leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] = nullptr;
-}
-const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
-  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr && leaf.impl()->autograd->slot != nullptr;
-  return has_slot ? leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] : nullptr;
 }
 
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {

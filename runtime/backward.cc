@@ -26,10 +26,23 @@ const Asked* Asked::now() { return asked; }
 
 namespace {
 
+class Backward;
+thread_local Backward* innermost = nullptr;  // of those that run
+
 // One run of the tape.
 class Backward {
  public:
   Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
+
+  Backward* outer() const { return outer_; }  // the one in which this one runs
+  bool has_more(const Node& leaf) const {
+    const auto task = tasks_.find(const_cast<Node*>(&leaf));
+    return task != tasks_.end() && task->second.waiting > 0;
+  }
+  // A contribution to the leaf's gradient is not part of this backward's sum.
+  void note_apart(const Node& leaf) {
+    if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
+  }
 
   void seed(const Edge& edge, Tensor grad) {
     roots_.push_back(edge.node);
@@ -39,6 +52,8 @@ class Backward {
   void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
 
   void run(std::vector<Tensor>* captured) {
+    outer_ = std::exchange(innermost, this);
+    const absl::Cleanup end = [this] { innermost = outer_; };
     count_dependencies();
     if (captured != nullptr) find_needed();
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
@@ -61,6 +76,8 @@ class Backward {
       const LastRead last(!retain_graph_);
       if (tasks_[node].added_in_place) {
         node->leaf_grad_added();
+      } else if (tasks_[node].came_apart && !(any && needed)) {
+        complete_leaf(*node);
       } else if (node->adds_to_totals()) {
         leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
@@ -91,8 +108,12 @@ class Backward {
       for (size_t i = 0; i < node->edges.size(); ++i) {
         const Edge& edge = node->edges[i];
         if (!edge.node) continue;
-        if (needed && grads_in[i].defined()) add(edge, std::move(grads_in[i]));
-        if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
+        const bool arrives = needed && grads_in[i].defined();
+        if (arrives) add(edge, std::move(grads_in[i]));
+        Task& task = tasks_[edge.node.get()];
+        if (--task.waiting == 0) ready.push(edge.node.get());
+        else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
+          task.came_apart |= offer_part(*edge.node, task.grads[0]);
       }
       if (!retain_graph_ && needed && any) node->release_saved();
     }
@@ -103,6 +124,7 @@ class Backward {
     std::vector<Tensor> grads;
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
+    bool came_apart = false;      // a leaf's: complete_leaf()
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
@@ -216,6 +238,7 @@ class Backward {
   }
 
   bool retain_graph_;
+  Backward* outer_ = nullptr;
   GradMode mode_;
   amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
@@ -268,7 +291,31 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
   return one;
 }
 
+thread_local Node* rows_of = nullptr;
+
 }  // namespace
+
+bool outer_backward_has_more(const Node& leaf) {
+  if (innermost == nullptr) return false;
+  for (Backward* run = innermost->outer(); run != nullptr; run = run->outer()) {
+    if (!run->has_more(leaf)) continue;
+    run->note_apart(leaf);
+    return true;
+  }
+  return false;
+}
+
+RowsOfLeaf::RowsOfLeaf(Node* leaf)
+    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)) {}
+RowsOfLeaf::~RowsOfLeaf() { rows_of = previous_; }
+
+bool offer_rows(const Tensor& rows, const Tensor& indices) {
+  if (rows_of == nullptr) return false;
+  GradientParts* const parts = parts_of(*rows_of);
+  if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
+  innermost->note_apart(*rows_of);
+  return true;
+}
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where) {

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
@@ -316,7 +317,11 @@ class Dispatcher {
   }
 
   bool needs_grad() const {
-    if (!grad_enabled()) return false;
+    if (!grad_enabled()) {
+      if (autograd::LeafNotes* const notes = autograd::LeafNotes::now()) [[unlikely]]
+        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // as given: before autocast
+      return false;
+    }
     bool needs = false;
     for (int i = 0; i < n_; ++i) {
       if (!inputs_[i]->defined() || !inputs_[i]->requires_grad()) continue;
