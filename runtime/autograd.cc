@@ -160,9 +160,7 @@ class AccumulateNode final : public Node {
     }
     tell_of_end();
   }
-  void complete() {
-    if (!autograd::outer_backward_has_more(*this)) tell_of_end();
-  }
+  void complete() { autograd::outer_backward_has_more(*this) ? void() : tell_of_end(); }
   bool offer_part(Tensor& total) {
     autograd::GradientParts* const taker = parts_now();
     if (taker == nullptr || !taker->wants_part()) return false;
@@ -481,7 +479,6 @@ void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
 void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
-
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
   return node == nullptr ? Tensor() : node->home_for_all();

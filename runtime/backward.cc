@@ -105,6 +105,8 @@ class Backward {
         if (any && needed) node->backward(grads, grads_in);
       }
       grads.clear();
+      // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
+      if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         const Edge& edge = node->edges[i];
         if (!edge.node) continue;
@@ -115,7 +117,6 @@ class Backward {
         else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
           task.came_apart |= offer_part(*edge.node, task.grads[0]);
       }
-      if (!retain_graph_ && needed && any) node->release_saved();
     }
   }
 
