@@ -15,8 +15,11 @@
 // share, in an order that holds for any number of ranks. Saving and going on: rank 0 saves, all ranks load
 // (examples/job.h).
 //
-// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`. A block that
-// autograd::checkpoint() runs several times in one backward finishes its gradients several times: run it without.
+// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
+//
+// A gradient leaves when all uses of its parameter have contributed, also those that autograd::checkpoint() runs again.
+// A tied embedding's gradient leaves in two parts, so that backward hides its all-reduce, too: Note [Two parts] in
+// row_parcel.h. The average differs from that of one process by the rounding of sums in another order.
 //
 // The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
 // backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same

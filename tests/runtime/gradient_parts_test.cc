@@ -1,0 +1,175 @@
+// autograd::GradientParts: the gradient of a leaf with several uses, taken in parts.
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "rondo/runtime/anomaly.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+
+namespace rondo {
+namespace {
+
+using test::same_bits;
+
+// Takes what it can get: the first `dense` contributions, and all rows.
+class Taker final : public autograd::GradientParts {
+ public:
+  Taker(Tensor leaf, int dense) : leaf_(std::move(leaf)), home_(leaf_), dense_(dense) { home_.set_parts(this); }
+  bool wants_part() override { return ++seen == dense_; }
+  void part_added() override {
+    part = leaf_.grad();
+    leaf_.set_grad(Tensor());
+  }
+  bool take_rows(const Tensor& r, const Tensor& i) override {
+    if (!part.defined()) return false;
+    rows.push_back(r);
+    indices.push_back(i);
+    return true;
+  }
+  // All of it.
+  Tensor sum() const {
+    const NoGrad off;
+    Tensor total = part.clone();
+    for (size_t k = 0; k < rows.size(); ++k) autograd::add_rows(total, rows[k], indices[k]);
+    return leaf_.grad().defined() ? total + leaf_.grad() : total;
+  }
+  int seen = 0;
+  Tensor part;
+  std::vector<Tensor> rows, indices;
+
+ private:
+  Tensor leaf_;
+  autograd::GradientHome home_;
+  const int dense_;
+};
+
+class GradientPartsTest : public testing::Test {
+ protected:
+  Tensor table = Tensor::from<float>({1, 2, 3, 4, 5, 6, 7, 8}, {4, 2}).requires_grad_();
+  const Tensor ids = Tensor::from<int64_t>({3, 0, 3}, {3});
+  int told = 0;
+  const int64_t id = autograd::on_accumulated(table, [this] { ++told; });
+
+  // A tied embedding: rows, and then `heads` products.
+  Tensor loss(int heads = 1) const {
+    const Tensor h = ops::embedding(table, ids);  // (3, 2)
+    Tensor y = ops::tanh(h);
+    Tensor sum = ops::sum(h * 0.5);
+    for (int i = 0; i < heads; ++i) sum = sum + ops::sum(ops::tanh(ops::matmul(y, table.transpose(0, 1))));
+    return sum;
+  }
+  Tensor whole(int heads = 1) {
+    loss(heads).backward();
+    const Tensor grad = table.grad();
+    table.set_grad(Tensor());
+    told = 0;
+    return grad;
+  }
+};
+
+TEST_F(GradientPartsTest, TheFirstPartAndRows) {
+  for (const int heads : {1, 3}) {
+    const Tensor expected = whole(heads);
+    Taker taker(table, heads);
+    loss(heads).backward();
+    EXPECT_EQ(told, 1);
+    ASSERT_EQ(taker.rows.size(), 1u);
+    EXPECT_EQ(taker.rows[0].sizes(), (Dims{3, 2}));
+    EXPECT_TRUE(same_bits(taker.indices[0], ids));
+    EXPECT_FALSE(table.grad().defined());
+    EXPECT_TRUE(same_bits(taker.sum(), expected)) << heads;
+    table.set_grad(Tensor());
+  }
+}
+
+// What an earlier backward left in .grad is in the first part.
+TEST_F(GradientPartsTest, AddsToWhatIsThere) {
+  const Tensor expected = whole();
+  loss().backward();
+  const Tensor before = table.grad().clone();
+  told = 0;
+  Taker taker(table, 1);
+  loss().backward();
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(same_bits(before, expected));
+  const Tensor sum = taker.sum();
+  for (int64_t i = 0; i < 8; ++i)
+    EXPECT_NEAR(sum.view({8}).to_vector<float>()[i], 2 * expected.view({8}).to_vector<float>()[i], 1e-5);
+}
+
+// A dense contribution after the first part goes to .grad.
+TEST_F(GradientPartsTest, WhatIsNotTakenIsInGrad) {
+  const Tensor expected = whole(3);
+  Taker taker(table, 2);
+  loss(3).backward();
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(table.grad().defined());
+  const Tensor sum = taker.sum();
+  for (int64_t i = 0; i < 8; ++i)
+    EXPECT_NEAR(sum.view({8}).to_vector<float>()[i], expected.view({8}).to_vector<float>()[i], 1e-5);
+}
+
+// Nothing but the first part: the other use has no gradient.
+TEST_F(GradientPartsTest, IsToldIfNothingFollows) {
+  Taker taker(table, 1);
+  const Tensor h = ops::embedding(table, ids);
+  const Tensor sum = ops::sum(ops::matmul(Tensor::ones({1, 4}), table));
+  const Tensor roots[] = {sum, h}, grads[] = {Tensor(), Tensor::zeros({3, 2})};
+  autograd::backward(roots, grads, false, false, {});
+  EXPECT_EQ(told, 1);
+  EXPECT_TRUE(same_bits(taker.sum(), Tensor::ones({4, 2})));
+}
+
+TEST_F(GradientPartsTest, HooksSecondDerivativesAnomaliesAndGradSeeItWhole) {
+  const Tensor expected = whole();
+  Taker taker(table, 1);
+  const auto expect_whole = [&](const char* what) {
+    EXPECT_EQ(taker.seen, 0) << what;
+    EXPECT_TRUE(taker.rows.empty()) << what;
+  };
+  const Tensor of[] = {table};
+  const Tensor l = loss();
+  EXPECT_TRUE(same_bits(autograd::grad({&l, 1}, of)[0], expected));
+  expect_whole("grad()");
+  const auto expect_grad = [&](const char* what) {
+    expect_whole(what);
+    EXPECT_TRUE(same_bits(table.grad().detach(), expected)) << what;
+    table.set_grad(Tensor());
+  };
+  loss().backward(Tensor(), false, /*create_graph=*/true);
+  expect_grad("create_graph");
+  {
+    const autograd::DetectAnomaly detect;
+    loss().backward();
+    expect_grad("DetectAnomaly");
+  }
+  const int64_t hook = table.register_hook([](const Tensor&) { return Tensor(); });
+  loss().backward();
+  expect_grad("a hook");
+  table.remove_hook(hook);
+}
+
+// The output layer runs in a checkpoint: its part is offered when the checkpoint's own backward has ended.
+TEST_F(GradientPartsTest, APartOutOfACheckpoint) {
+  const auto checkpointed = [&] {
+    const Tensor h = ops::embedding(table, ids);
+    const Tensor in[] = {ops::tanh(h)};
+    const auto head = [&](std::span<const Tensor> y) {
+      return std::vector<Tensor>{ops::sum(ops::tanh(ops::matmul(y[0], table.transpose(0, 1))))};
+    };
+    return ops::sum(h * 0.5) + autograd::checkpoint(head, in)[0];
+  };
+  const Tensor expected = whole();
+  Taker taker(table, 1);
+  checkpointed().backward();
+  EXPECT_EQ(told, 1);
+  EXPECT_EQ(taker.rows.size(), 1u);
+  EXPECT_TRUE(same_bits(taker.sum(), expected));
+}
+
+}  // namespace
+}  // namespace rondo
