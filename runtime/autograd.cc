@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
-thread_local bool in_gradient_rule = false;
+thread_local const Node* in_gradient_rule = nullptr;  // the node whose rule runs
 
 // Freeing a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
@@ -160,7 +160,9 @@ class AccumulateNode final : public Node {
     }
     tell_of_end();
   }
-  void complete() { autograd::outer_backward_has_more(*this) ? void() : tell_of_end(); }
+  void complete() {
+    if (!autograd::outer_backward_has_more(*this)) tell_of_end();
+  }
   bool offer_part(Tensor& total) {
     autograd::GradientParts* const taker = parts_now();
     if (taker == nullptr || !taker->wants_part()) return false;
@@ -177,7 +179,9 @@ class AccumulateNode final : public Node {
   void accumulate(Tensor grad) {
     Tensor& total = slot_->grad;
     if (!grad_mode && grad.requires_grad()) grad = grad.detach();  // what a hook returned
-    if (!total.defined()) total = autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
+    const bool at_home = home.defined() && grad.storage() == home.storage() &&
+                         grad.storage_offset() == home.storage_offset();
+    if (!total.defined()) total = at_home || autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
     else if (grad_mode || autograd::overlaps_itself(total)) total = total + grad;
     else total.add_(grad);
   }
@@ -253,7 +257,7 @@ class OpNode final : public Node {
       }
     }
     const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
-    const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, true)] { in_gradient_rule = outer; };
+    const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, this)] { in_gradient_rule = outer; };
     if (anomaly::detecting) [[unlikely]]
       return checked_rule(context, inputs, outputs, grads_out, grads_in);
     op_.grad(context);
@@ -476,6 +480,8 @@ void GradientHome::set(Tensor home) { static_cast<AccumulateNode&>(*accumulator_
 
 void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
 
+const Node* node_of_rule() { return in_gradient_rule; }
+
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
 void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
@@ -509,7 +515,7 @@ void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
   const AutogradMeta* base_meta = base.impl()->autograd.get();
   const bool of_view = base_meta != nullptr && base_meta->base.defined();
   // Views of gradients, inside a gradient rule, stay inside it. To know their base would only keep its memory shared.
-  if (in_gradient_rule && under_no_grad && !of_view && !base.requires_grad()) return;
+  if (in_gradient_rule != nullptr && under_no_grad && !of_view && !base.requires_grad()) return;
   AutogradMeta& meta = meta_of(view);
   meta.base = of_view ? base_meta->base : base;
   meta.view_version = view.version();
@@ -589,10 +595,5 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
 }
 
 }  // namespace autograd
-
-void GradContext::set_reduced(int i, Tensor grad) const {
-  grad = ops::sum_to(grad, input_sizes(i));
-  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
-}
 
 }  // namespace rondo

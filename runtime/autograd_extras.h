@@ -41,9 +41,9 @@ class GradientParts {
 };
 
 // Where the gradient of a leaf is made: memory that its owner, an averager, has chosen. Nodes that write into memory of
-// the caller's choice (compiled regions) use it while the leaf has no .grad, and the home then is the .grad. All other
-// nodes make the gradient elsewhere; the averager copies it. One home for each leaf. Thread safety: as the leaf's
-// .grad.
+// the caller's choice (compiled regions, and ops whose rule asks for home_of_operand()) use it while the leaf has no
+// .grad, and the home then is the .grad. All other nodes make the gradient elsewhere; the averager copies it. One home
+// for each leaf. Thread safety: as the leaf's .grad.
 class GradientHome {
  public:
   // Throws Error unless `leaf` is a leaf that requires grad. No home is set yet.
@@ -61,6 +61,14 @@ class GradientHome {
 };
 // The home of a leaf, by its node, if this backward may make the whole .grad there; else undefined.
 Tensor gradient_home(const Node& leaf);
+// The node whose op's rule runs on this thread; null: none does.
+const Node* node_of_rule();
+// For the rule of an op: the home of the leaf that is operand `i`, if the gradient that the rule makes is all that the
+// leaf gets; else undefined.
+Tensor home_of_operand(int i);
+// As rondo::call(). homes[i]: the memory that output i is wanted in, or undefined. Where it does not fit, or no single
+// kernel makes the output, it is made elsewhere.
+void call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs, std::span<const Tensor> homes);
 
 // For backward(): the end of the tape at a leaf.
 inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX; }

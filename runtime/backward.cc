@@ -34,6 +34,16 @@ class Backward {
  public:
   Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
 
+  Tensor home_of(const Node& node, int i) const {
+    if (captured_ || static_cast<size_t>(i) >= node.edges.size() || node.edges[i].node == nullptr) return {};
+    Node* const leaf = node.edges[i].node.get();
+    const auto task = tasks_.find(leaf);
+    if (!is_leaf_node(*leaf) || task == tasks_.end() || task->second.waiting != 1) return {};
+    for (const Tensor& grad : task->second.grads)
+      if (grad.defined()) return {};
+    return gradient_home(*leaf);
+  }
+  const Node* running() const { return running_; }
   Backward* outer() const { return outer_; }  // the one in which this one runs
   bool has_more(const Node& leaf) const {
     const auto task = tasks_.find(const_cast<Node*>(&leaf));
@@ -55,7 +65,8 @@ class Backward {
     outer_ = std::exchange(innermost, this);
     const absl::Cleanup end = [this] { innermost = outer_; };
     count_dependencies();
-    if (captured != nullptr) find_needed();
+    captured_ = captured != nullptr;
+    if (captured_) find_needed();
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
@@ -64,6 +75,7 @@ class Backward {
     while (!ready.empty()) {
       Node* node = ready.top();
       ready.pop();
+      running_ = node;
       std::vector<Tensor> grads = std::move(tasks_[node].grads);
       grads.resize(static_cast<size_t>(node->n_outputs));
       drop_unasked(node, grads);
@@ -239,7 +251,9 @@ class Backward {
   }
 
   bool retain_graph_;
+  bool captured_ = false;  // a grad()
   Backward* outer_ = nullptr;
+  const Node* running_ = nullptr;
   GradMode mode_;
   amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
@@ -304,6 +318,14 @@ bool outer_backward_has_more(const Node& leaf) {
     return true;
   }
   return false;
+}
+
+// Rules also run where they are traced, or replayed; then the running node is not that of the rule.
+Tensor home_of_operand(int i) {
+  const Node* const node = node_of_rule();
+  if (node == nullptr || innermost == nullptr || innermost->running() != node || active_recorder() != nullptr)
+    return {};
+  return innermost->home_of(*node, i);
 }
 
 RowsOfLeaf::RowsOfLeaf(Node* leaf)

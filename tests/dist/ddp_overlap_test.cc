@@ -70,7 +70,7 @@ double length_of_step(const nn::GPT2Config& config) {
   }
   EXPECT_NEAR(step.communicating, 0.3 * alone.computing, 1e-3 * alone.computing);
   EXPECT_GE(alone.seconds, alone.computing);
-  EXPECT_LE(step.computing, 1.005 * alone.computing);  // the same work, and two small copies
+  EXPECT_LE(step.computing, 1.005 * alone.computing);  // the same work, and the rows of the other rank
   std::printf("predicted: %.2f ms of computation, %.2f ms of communication, a step of %.2f ms (%.3f times)\n",
               1e3 * alone.computing, 1e3 * step.communicating, 1e3 * step.seconds, step.seconds / alone.seconds);
   return step.seconds / alone.seconds;
