@@ -1,7 +1,9 @@
 // autograd::GradientParts: the gradient of a leaf with several uses, taken in parts.
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "rondo/runtime/anomaly.h"
@@ -170,6 +172,88 @@ TEST_F(GradientPartsTest, APartOutOfACheckpoint) {
   EXPECT_EQ(taker.rows.size(), 1u);
   EXPECT_TRUE(same_bits(taker.sum(), expected));
 }
+
+// autograd::GradientHome, for ops on the eager tape: a norm makes the gradients of its parameters where they are
+// wanted.
+class NormsAtHome : public testing::TestWithParam<DType> {
+ protected:
+  void SetUp() override {
+    for (Tensor* t : {&w, &b}) {
+      *t = t->to(GetParam()).requires_grad_();
+      homes.push_back(std::make_unique<autograd::GradientHome>(*t));
+    }
+    flat = Tensor::full({64}, -77.0, {GetParam()});
+  }
+  void set_homes() {
+    for (size_t i = 0; i < 2; ++i)
+      homes[i]->set(Tensor::from_storage(flat.storage(), 32 * static_cast<int64_t>(i), {4}, {1}, GetParam()));
+  }
+  static bool is_home(const Tensor& grad, const Tensor& flat, int64_t at) {
+    return grad.storage() == flat.storage() && grad.storage_offset() == at;
+  }
+  Tensor norms() const {
+    const Tensor in = x.to(GetParam());
+    return ops::sum(ops::tanh(ops::layer_norm(in, w, b, 1e-5)).to(kF32));
+  }
+  std::vector<Tensor> gradients_of(const std::function<Tensor()>& loss) {
+    for (const auto& home : homes) home->set(Tensor());
+    w.set_grad(Tensor()), b.set_grad(Tensor());
+    loss().backward();
+    std::vector<Tensor> grads = {w.grad(), b.grad()};
+    w.set_grad(Tensor()), b.set_grad(Tensor());
+    return grads;
+  }
+  Tensor w = Tensor::from<float>({1, 2, 0.5, -1}, {4}), b = Tensor::from<float>({0, 1, -1, 2}, {4}), flat;
+  const Tensor x = Tensor::from<float>({1, 2, 3, 5, -1, 0.5, 2, 8}, {2, 4});
+  std::vector<std::unique_ptr<autograd::GradientHome>> homes;
+};
+
+TEST_P(NormsAtHome, OfLayerNorm) {
+  const std::vector<Tensor> expected = gradients_of([&] { return norms(); });
+  set_homes();
+  norms().backward();
+  EXPECT_TRUE(is_home(w.grad(), flat, 0));
+  EXPECT_TRUE(is_home(b.grad(), flat, 32));
+  EXPECT_TRUE(same_bits(w.grad(), expected[0]));
+  EXPECT_TRUE(same_bits(b.grad(), expected[1]));
+  EXPECT_EQ(flat[4].item(), -77);
+  norms().backward();  // adds there
+  EXPECT_TRUE(is_home(w.grad(), flat, 0));
+  EXPECT_TRUE(same_bits(w.grad(), expected[0] + expected[0]));
+}
+
+TEST_P(NormsAtHome, OfRmsNorm) {
+  const auto loss = [&] { return ops::sum(ops::tanh(ops::rms_norm(x.to(GetParam()), w, 1e-5)).to(kF32)); };
+  const std::vector<Tensor> expected = gradients_of(loss);
+  set_homes();
+  loss().backward();
+  EXPECT_TRUE(is_home(w.grad(), flat, 0));
+  EXPECT_TRUE(same_bits(w.grad(), expected[0]));
+}
+
+// Two uses, a hook, and gradients that grad() returns: elsewhere, and the same.
+TEST_P(NormsAtHome, OnlyIfItIsTheWholeGradient) {
+  const auto twice = [&] { return norms() + ops::sum((w * b).to(kF32)); };
+  const std::vector<Tensor> expected = gradients_of(twice);
+  set_homes();
+  twice().backward();
+  EXPECT_FALSE(is_home(w.grad(), flat, 0));
+  EXPECT_TRUE(same_bits(w.grad(), expected[0]));
+  EXPECT_TRUE(same_bits(b.grad(), expected[1]));
+  const std::vector<Tensor> once = gradients_of([&] { return norms(); });
+  set_homes();
+  const Tensor loss = norms(), of[] = {w, b};
+  EXPECT_TRUE(same_bits(autograd::grad({&loss, 1}, of)[0], once[0]));
+  w.register_hook([](const Tensor&) { return Tensor(); });
+  norms().backward();
+  EXPECT_FALSE(is_home(w.grad(), flat, 0));
+  EXPECT_TRUE(is_home(b.grad(), flat, 32));
+  EXPECT_TRUE(same_bits(w.grad(), once[0]));
+  EXPECT_EQ(flat[0].item(), -77);
+}
+
+INSTANTIATE_TEST_SUITE_P(DTypes, NormsAtHome, testing::Values(kF32, kBF16, kF64),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 }  // namespace
 }  // namespace rondo
