@@ -15,8 +15,11 @@
 // share, in an order that holds for any number of ranks. Saving and going on: rank 0 saves, all ranks load
 // (examples/job.h).
 //
-// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`. A block that
-// autograd::checkpoint() runs several times in one backward finishes its gradients several times: run it without.
+// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
+//
+// A gradient leaves when all uses of its parameter have contributed, also those that autograd::checkpoint() runs again.
+// A tied embedding's gradient leaves in two parts, so that backward hides its all-reduce, too: Note [Two parts] in
+// row_parcel.h. The average differs from that of one process by the rounding of sums in another order.
 //
 // The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
 // backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same
@@ -69,6 +72,7 @@ class GradientHome;
 namespace rondo::dist {
 
 class Parcel;
+class RowParcel;
 
 class DistributedDataParallel final : public optim::GradientSource {
  public:
@@ -134,7 +138,12 @@ class DistributedDataParallel final : public optim::GradientSource {
   struct Arrivals;  // what backward's callbacks have seen in this step
   void compare_plans(const std::string& text);
   void broadcast_state();
+  void watch_uses();
   void arrive(size_t parameter);
+  void check_arrival(size_t parameter);
+  void take(size_t parameter);
+  void send_what_is_ready();
+  std::string agree_on_parts();
   void agree_on_order();
   void make_parcels();
   GradientTaker taker_of(const Tensor& parameter) const;
@@ -143,11 +152,16 @@ class DistributedDataParallel final : public optim::GradientSource {
   std::string misplaced(Device device, std::string_view what) const;
   void check_places();
   void send(size_t bucket);
+  void send_rows(size_t in_two_parts);
+  int64_t tag_of_rows(size_t parameter) const;
+  void check_rows();
+  void deliver_second_parts();
   void put(Parcel& parcel, size_t slot);
   bool is_usable(size_t bucket);
   void deliver(size_t bucket);
   void start_over();
   std::vector<std::string> exchange_end_of_step(int64_t step);
+  std::vector<std::string> exchange_on_device(const std::string& mine, const std::string& name, int64_t reserved);
   void check_no_stranger();
   void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
@@ -166,10 +180,14 @@ class DistributedDataParallel final : public optim::GradientSource {
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
   std::vector<Parcel> parcels_;               // by bucket
   std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
+  std::vector<std::unique_ptr<RowParcel>> rows_;  // by parameter; once plan_ is learned, null for those in one part
+  std::vector<size_t> in_two_parts_;              // parameters: Note [Two parts] in row_parcel.h
+  std::vector<size_t> first_part_at_;             // of those: where in the order of the gradients the first part was
   std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter
   std::vector<std::vector<size_t>> buckets_of_;                 // by parameter: one for each piece
   std::shared_ptr<Arrivals> arrivals_;                          // shared with hooks that a tape may keep alive
   size_t next_bucket_ = 0;                                      // buckets before it are sent
+  size_t next_rows_ = 0;                                        // of in_two_parts_: before it, rows are sent
   size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
   bool spoilt_ = false;        // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;

@@ -96,8 +96,8 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
           if (state->updated[slot])
             throw Error(absl::StrCat(
                 kWho, ": the gradient of ", slot_name(slot), " of ", state->optimizer.name(),
-                " changed after its update; call finish() once per step (after an exception: abandon()), put all "
-                "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
+                " changed after its update; call finish() once per step (after an exception: abandon()), and put "
+                "all but the last backward of a step under no_update()"));
         }));
   state->seams = std::make_unique<Seams>(model, [state](const Seam& seam) {
     if (state->listening && !state->held) state->update(state->slots_of(seam.parameters));

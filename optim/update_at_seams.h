@@ -18,8 +18,8 @@
 // - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second
 //   backward that adds to an updated parameter's gradient is an Error.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
-//   StaleTensorError. A checkpoint() that runs again after a parameter it shares was updated causes the Error above; a
-//   checkpoint that reads a parameter through detach() only is not noticed.
+//   StaleTensorError. A parameter that several checkpoints use is updated when all of them have run again; a checkpoint
+//   that reads a parameter through detach() only is not noticed.
 // - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
 //   a step.
 // - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -57,6 +58,23 @@ Tensor apart_from_grads(Tensor gradient) {
 // The node and its gradient rule both hold the handle, so only the memory is asked about.
 bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
+}
+
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
+  gradient_edge(leaf);  // makes the slot
+  const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
+  if (owner != nullptr)
+    throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
+  owner = who;
+}
+void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
+  if (gradient_claim(leaf, claim) != nullptr) leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] = nullptr;
+}
+const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
+  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr && leaf.impl()->autograd->slot != nullptr;
+  return has_slot ? leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] : nullptr;
 }
 
 }  // namespace rondo::autograd

@@ -7,6 +7,7 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 
 namespace rondo::compile {
 
@@ -95,6 +96,8 @@ void Replay::run(const nn::ModuleCall& call) const {
   for (const Source& source : sources_)
     inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
                                         : *slots_[static_cast<size_t>(source.index)]);
+  if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
+    for (const Tensor& input : inputs) notes->note(input);
   const Entry& entry = *binding_->entry();
   count(Outcome::kCompiled);
   std::vector<Tensor> results = run_checked(*entry.forward, inputs, binding_->forward());
