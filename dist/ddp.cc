@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/dist/agreement.h"
 #include "rondo/dist/parcel.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
@@ -21,12 +22,23 @@ namespace {
 
 constexpr const char* kWho = "DistributedDataParallel";
 
-constexpr int64_t kMaxSentence = 512;
+constexpr int64_t kMaxSentence = 512, kMaxFacts = 1 << 24;
 
 uint64_t hash_of(const Tensor& tensor) {
   const Tensor dense = tensor.detach().contiguous().to(kCPU);
   io::Checksum sum;
   sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
+  return sum.digest();
+}
+
+// 0: there were no updates.
+uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
+  if (updates.empty()) return 0;
+  io::Checksum sum;
+  for (const UpdateFacts& facts : updates) {
+    const uint64_t hash = facts.hash();
+    sum.update(&hash, sizeof hash);
+  }
   return sum.digest();
 }
 
@@ -194,24 +206,17 @@ void DistributedDataParallel::compare_plans(const std::string& text) {
   sum.update(text);
   const std::string mine = absl::StrCat(sum.digest(), " ", text.size());
   const std::vector<std::string> hashes = gather_texts(*group_, mine, 64, "hash of the plan");
-  size_t other = 1;
-  while (other < hashes.size() && hashes[other] == hashes[0]) ++other;
-  if (other >= hashes.size()) return;
+  if (!first_difference(hashes)) return;
   size_t longest = 0;
   for (const std::string& hash : hashes) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(hash, ' ');
     longest = std::max(longest, static_cast<size_t>(std::stoull(parts.second)));
   }
-  const std::vector<std::string> texts = gather_texts(*group_, text, static_cast<int64_t>(longest), "plan");
-  const std::vector<std::string> theirs = absl::StrSplit(texts[other], '\n'), first = absl::StrSplit(texts[0], '\n');
-  size_t line = 0;
-  while (line < theirs.size() && line < first.size() && theirs[line] == first[line]) ++line;
-  const auto at = [line](const std::vector<std::string>& lines) {
-    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"")
-                                                       : std::string("nothing more");
-  };
-  throw MismatchError(absl::StrCat("DistributedDataParallel: rank ", other, " has another plan than rank 0; line ",
-                                   line + 1, " is ", at(theirs), " there, and ", at(first),
+  const std::optional<TextDifference> found = first_difference(
+      gather_texts(*group_, text, static_cast<int64_t>(longest), "plan"));
+  invariant(found.has_value(), "plans with different hashes are equal");
+  throw MismatchError(absl::StrCat(kWho, ": rank ", found->rank, " has another plan than rank 0; line ",
+                                   found->line + 1, " is ", found->there, " there, and ", found->first,
                                    " on rank 0. Every rank must make the same model, frozen in the same places"));
 }
 
@@ -436,38 +441,62 @@ void DistributedDataParallel::finish() {
 // no rank has used is not claimed until it gets a gradient again.
 void DistributedDataParallel::set_claim(size_t i, bool claims) {
   if (claimed_[i] == claims) return;
-  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
+  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho, this);
   else autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
   claimed_[i] = claims;
 }
 
-// What is wrong on each rank. On a device, the ranks compare what they have issued, too. With allow_unused they also
-// say, slot by slot, what they have a gradient for: four slots in a character.
+// What is wrong on each rank, in one exchange of 32 bytes if nothing is. The ranks compare a hash of the updates that
+// optimizers have made since the exchange before and, on a device, what they have issued. On a device with allow_unused
+// they also say, slot by slot, what they have a gradient for: four slots in a character.
 std::vector<std::string> DistributedDataParallel::exchange_end_of_step(int64_t step) {
   const std::string name = absl::StrCat("end of step ", step);
   const std::string mine = std::exchange(trouble_, "").substr(0, kMaxSentence);
-  if (!late_) return gather_texts(*group_, mine, kMaxSentence, name);
   std::vector<int> flags;  // 0 to 15
   size_t slots = 0;
   const auto for_each_slot = [&](const auto& visit) {
     slots = 0;
-    for (size_t b = 0; options_.allow_unused && b < parcels_.size(); ++b)
+    for (size_t b = 0; late_ && options_.allow_unused && b < parcels_.size(); ++b)
       for (size_t k = 0; k < parcels_[b].parameters().size(); ++k, ++slots) visit(b, k);
   };
   for_each_slot([&](size_t b, size_t k) {
     if (slots % 4 == 0) flags.push_back(0);
     if (parcels_[b].has_gradient(k)) flags.back() |= 1 << slots % 4;
   });
-  std::string text;
+  const std::vector<UpdateFacts> updates = std::exchange(updates_, {});
+  const uint64_t hash = hash_of(updates);
+  std::string text(reinterpret_cast<const char*>(&hash), sizeof hash);
   for (const int f : flags) text += static_cast<char>('A' + f);
+  const size_t head = text.size();
   text += mine;
-  std::vector<std::string> texts = group_->check_sequence(text, name, static_cast<int64_t>(flags.size()));
+  std::vector<std::string> texts = group_->check_sequence(text, name, static_cast<int64_t>(head));
   for (const std::string& other : texts)
-    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(i) - 'A';
-  somewhere_.assign(parcels_.size(), {});
+    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(sizeof hash + i) - 'A';
+  if (late_) somewhere_.assign(parcels_.size(), {});
   for_each_slot([&](size_t b, size_t) { somewhere_[b].push_back((flags[slots / 4] >> slots % 4 & 1) != 0); });
-  for (std::string& other : texts) other.erase(0, flags.size());
+  const bool updates_differ = std::any_of(texts.begin(), texts.end(), [&](const std::string& other) {
+    return other.compare(0, sizeof hash, texts[0], 0, sizeof hash) != 0;
+  });
+  for (std::string& other : texts) other.erase(0, head);
+  if (updates_differ) note_other_updates(updates, texts);
   return texts;
+}
+
+// A collective: adds to `troubles` the first rank whose optimizers made other updates than those of rank 0.
+void DistributedDataParallel::note_other_updates(const std::vector<UpdateFacts>& updates,
+                                                 std::vector<std::string>& troubles) {
+  std::string mine;
+  for (const UpdateFacts& facts : updates) mine += facts.text();
+  const std::optional<TextDifference> found = first_difference(
+      gather_texts(*group_, mine, kMaxFacts, "options of the optimizers"));
+  invariant(found.has_value(), "updates with different hashes are equal");
+  std::string& trouble = troubles[found->rank];
+  if (!trouble.empty()) return;
+  trouble = absl::StrCat(
+      "its last update of the parameters was another one than that of rank 0: ", found->there, " there, and ",
+      found->first,
+      " on rank 0. Every rank must make the same optimizers, set the same options, load the same states "
+      "and make the same steps");
 }
 
 void DistributedDataParallel::start_over() {

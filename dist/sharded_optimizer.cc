@@ -47,6 +47,7 @@ class Gone final : public optim::ShardHooks {
   }
   void sum_over_ranks(const Tensor&) override {}
   void after_step() override {}
+  UpdateListener& listener() override { throw_internal("a step of a sharded optimizer goes on without it"); }
   void zero_grad(bool) override {}
 };
 
@@ -71,6 +72,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   void before_step(bool allow_no_gradients) override;
   void sum_over_ranks(const Tensor& sum) override;
   void after_step() override;
+  UpdateListener& listener() override { return ddp_; }
   void zero_grad(bool set_to_none) override;
 
   nn::StateDict whole_state(std::optional<int> only_on, absl::FunctionRef<bool(std::string_view)> wanted);
@@ -452,6 +454,8 @@ void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   const nn::StateDict cut = cut_state(optimizer_.name(), parameters_, pieces_, kept_.slots, whole);
   directly([&] { optimizer_.load_state_dict(cut); });
   load_masters(cut);
+  kept_.states_loaded = false;  // the pieces differ from rank to rank
+  kept_.loaded_facts = optim::Step::facts_of_states(optimizer_.name(), whole);
 }
 
 // A state without master weights: the parameters are the weights.

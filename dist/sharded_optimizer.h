@@ -31,9 +31,7 @@
 // - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
 //   Error, and so does UpdateAtSeams. The first three of them are here.
 // - optim::Trainer saves the optimizer itself, so it does not work with shards yet: train() throws Error.
-// - Options and loaded states must be equal on all ranks. Nothing compares them: another lr on one rank trains its
-// share
-//   with that.
+// - Options and loaded states must be equal on all ranks. The next finish() compares them, as without shards (ddp.h).
 // - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
 //   whole on every rank until then.
 //

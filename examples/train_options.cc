@@ -69,7 +69,8 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
 
   flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");
-  flags_.add("eval_iters", &o.eval_iters, "validation batches; 0: the whole validation split");
+  flags_.add("eval_iters", &o.eval_iters,
+             "validation batches, of all processes together; 0: the whole validation split");
   flags_.add("log_interval", &o.log_interval, "steps between lines of metrics.jsonl");
   flags_.add("checkpoint_interval", &o.checkpoint_interval, "steps between checkpoints; 0: eval_interval");
   flags_.add("keep_checkpoints", &o.keep_checkpoints, "how many stay");

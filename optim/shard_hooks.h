@@ -3,6 +3,7 @@
 #pragma once
 
 #include "rondo/runtime/tensor.h"
+#include "rondo/runtime/update_facts.h"
 
 namespace rondo::optim {
 
@@ -16,6 +17,8 @@ class ShardHooks {
   virtual void sum_over_ranks(const Tensor& sum) = 0;
   // The launches of the step are enqueued.
   virtual void after_step() = 0;
+  // Who learns of the step what must be equal in all processes.
+  virtual UpdateListener& listener() = 0;
   // Optimizer::zero_grad() was called: for gradients that are not those of slots.
   virtual void zero_grad(bool set_to_none) = 0;
 };

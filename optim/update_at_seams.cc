@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -54,6 +55,8 @@ struct UpdateAtSeams::State {
   int64_t listener = 0;          // of the source
   std::vector<bool> updated;     // by slot of the optimizer, in this step
   UpdateReport report;
+  UpdateListener* told = nullptr;  // what processes compare of this step: update_facts.h
+  std::optional<UpdateFacts> facts;
   bool listening = true;
   bool held = false;  // under no_update()
 };
@@ -148,6 +151,10 @@ void UpdateAtSeams::State::update(std::span<const size_t> slots) {
   for (size_t slot : slots)
     if (!updated[slot] && step.collect(slot)) chosen.push_back(slot);
   if (chosen.empty()) return;
+  if (!kept.mid_step) {
+    told = step.listener();
+    if (told != nullptr) facts = Step::facts_of(optimizer, options.step);
+  }
   step.decide({});
   step.update(options.step.zero_grad);
   kept.mid_step = true;
@@ -170,7 +177,11 @@ UpdateReport UpdateAtSeams::State::end_step() {
   start_over_seams();
   report.without_gradient = std::count(updated.begin(), updated.end(), false);
   updated.assign(updated.size(), false);
-  if (kept.mid_step) kept.passes.note_step();
+  if (kept.mid_step) {
+    kept.passes.note_step();
+    if (facts) told->on_update(std::move(*facts));
+  }
+  facts.reset();
   kept.mid_step = false;
   return std::exchange(report, {});
 }
