@@ -197,8 +197,21 @@ void DistributedDataParallel::hand_to_shards(bool first) {
         buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
     shards_[i]->begin(std::move(buckets));
   }
+  shards_begun_ = true;
   for (size_t b = 0; b < parcels_.size(); ++b)
-    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+    if (plan_.buckets[b].taker != 0 && !parcels_[b].is_taken) hand_over(b);
+}
+
+void DistributedDataParallel::hand_over(size_t b) {
+  parcels_[b].is_taken = true;
+  shards_[plan_.buckets[b].taker - 1]->take(b, parcels_[b].there);
+}
+
+// Somebody wants averages before finish().
+bool DistributedDataParallel::delivers_early() const {
+  return !listeners_.empty() || std::any_of(shards_.begin(), shards_.end(), [](const GradientShards* shards) {
+    return shards != nullptr && shards->takes_early();
+  });
 }
 
 void DistributedDataParallel::compare_plans(const std::string& text) {
@@ -262,7 +275,7 @@ void DistributedDataParallel::arrive(size_t i) {
   for (size_t b : buckets_of_[i]) --parcels_[b].waiting;
   while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
   // Delivers what has come back by now. When that happens differs from run to run, the result does not.
-  while (!late_ && !listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
+  while (!late_ && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done() && delivers_early())
     deliver(next_delivered_++);
 }
 
@@ -369,6 +382,8 @@ void DistributedDataParallel::deliver(size_t b) {
       parcel.there.push_back(parcel.has_gradient(k));
     for (size_t k = 0; k < parcel.there.size(); ++k)
       if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
+    const GradientShards* const shards = shards_[parcel.bucket().taker - 1];
+    if (shards_begun_ && shards != nullptr && shards->takes_early()) hand_over(b);
     return;
   }
   std::vector<Tensor> final_ones;
@@ -506,6 +521,7 @@ void DistributedDataParallel::start_over() {
   arrivals_->start_over(parameters_.size());
   for (Parcel& parcel : parcels_) {
     parcel.waiting = parcel.parameters().size();
+    parcel.is_taken = false;
     for (size_t k = 0; k < parcel.parameters().size(); ++k) homes_[parcel.parameters()[k]]->set(parcel.home(k));
   }
 }

@@ -149,6 +149,8 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   void make_parcels();
   GradientTaker taker_of(const Tensor& parameter) const;
   void hand_to_shards(bool first);
+  void hand_over(size_t bucket);
+  bool delivers_early() const;
   std::string describe_shards() const;
   std::string misplaced(Device device, std::string_view what) const;
   void check_places();
@@ -175,6 +177,7 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   BucketPlan plan_;
   std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
+  bool shards_begun_ = false;                 // they know their buckets
   std::vector<Parcel> parcels_;               // by bucket
   std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
   std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter

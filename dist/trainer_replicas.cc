@@ -34,6 +34,19 @@ void TrainerReplicas::average_gradients(bool ran_backward) {
   else ddp_.finish_with_zeros();
 }
 
+bool TrainerReplicas::share_states_of(const optim::Optimizer& optimizer) const {
+  return options_.shards != nullptr && &options_.shards->optimizer() == &optimizer;
+}
+
+nn::StateDict TrainerReplicas::optimizer_state(const optim::Optimizer& optimizer) {
+  return share_states_of(optimizer) ? options_.shards->state_dict(/*only_on=*/0) : optimizer.state_dict();
+}
+
+void TrainerReplicas::load_optimizer_state(optim::Optimizer& optimizer, const nn::StateDict& state) {
+  if (share_states_of(optimizer)) options_.shards->load_state_dict(state);
+  else optimizer.load_state_dict(state);
+}
+
 void TrainerReplicas::end_step() {
   if (options_.check_parameters) ddp_.check_parameters();
 }

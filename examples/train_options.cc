@@ -128,9 +128,6 @@ void OptionParser::check_and_finish() {
                              " needs the norm of all gradients before the first block is "
                              "updated; pass --grad_clip=0"));
 
-  if (o.shard_optimizer && o.update_at_seams)
-    throw Error("--shard_optimizer updates after backward, --update_at_seams during it; choose one");
-
   if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;
   if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;

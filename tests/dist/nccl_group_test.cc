@@ -233,7 +233,7 @@ TEST_F(NcclGroup, OptionsThatSomeRanksHaveAreNamedOnEveryRank) {
          if (rank == 2) o.device.reset();
        }))
     EXPECT_EQ(error,
-              "the ranks connect with different GroupOptions; device = cuda on ranks 0, 1; device = none on rank 2");
+              "the ranks connect with different GroupOptions; device = none on rank 2; device = cuda on ranks 0, 1");
 }
 
 TEST_F(NcclGroup, ARankWithoutNcclIsNamedOnEveryRank) {
