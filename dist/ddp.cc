@@ -9,6 +9,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/dist/agreement.h"
 #include "rondo/dist/arrivals.h"
 #include "rondo/dist/parcel.h"
 #include "rondo/dist/row_parcel.h"
@@ -163,8 +164,21 @@ void DistributedDataParallel::hand_to_shards(bool first) {
         buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
     shards_[i]->begin(std::move(buckets));
   }
+  shards_begun_ = true;
   for (size_t b = 0; b < parcels_.size(); ++b)
-    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+    if (plan_.buckets[b].taker != 0 && !parcels_[b].is_taken) hand_over(b);
+}
+
+void DistributedDataParallel::hand_over(size_t b) {
+  parcels_[b].is_taken = true;
+  shards_[plan_.buckets[b].taker - 1]->take(b, parcels_[b].there);
+}
+
+// Somebody wants averages before finish().
+bool DistributedDataParallel::delivers_early() const {
+  return !listeners_.empty() || std::any_of(shards_.begin(), shards_.end(), [](const GradientShards* shards) {
+    return shards != nullptr && shards->takes_early();
+  });
 }
 
 void DistributedDataParallel::compare_plans(const std::string& text) {
@@ -172,24 +186,17 @@ void DistributedDataParallel::compare_plans(const std::string& text) {
   sum.update(text);
   const std::string mine = absl::StrCat(sum.digest(), " ", text.size());
   const std::vector<std::string> hashes = gather_texts(*group_, mine, 64, "hash of the plan");
-  size_t other = 1;
-  while (other < hashes.size() && hashes[other] == hashes[0]) ++other;
-  if (other >= hashes.size()) return;
+  if (!first_difference(hashes)) return;
   size_t longest = 0;
   for (const std::string& hash : hashes) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(hash, ' ');
     longest = std::max(longest, static_cast<size_t>(std::stoull(parts.second)));
   }
-  const std::vector<std::string> texts = gather_texts(*group_, text, static_cast<int64_t>(longest), "plan");
-  const std::vector<std::string> theirs = absl::StrSplit(texts[other], '\n'), first = absl::StrSplit(texts[0], '\n');
-  size_t line = 0;
-  while (line < theirs.size() && line < first.size() && theirs[line] == first[line]) ++line;
-  const auto at = [line](const std::vector<std::string>& lines) {
-    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"")
-                                                       : std::string("nothing more");
-  };
-  throw MismatchError(absl::StrCat("DistributedDataParallel: rank ", other, " has another plan than rank 0; line ",
-                                   line + 1, " is ", at(theirs), " there, and ", at(first),
+  const std::optional<TextDifference> found = first_difference(
+      gather_texts(*group_, text, static_cast<int64_t>(longest), "plan"));
+  invariant(found.has_value(), "plans with different hashes are equal");
+  throw MismatchError(absl::StrCat(kDdp, ": rank ", found->rank, " has another plan than rank 0; line ",
+                                   found->line + 1, " is ", found->there, " there, and ", found->first,
                                    " on rank 0. Every rank must make the same model, frozen in the same places"));
 }
 
@@ -261,7 +268,7 @@ void DistributedDataParallel::send_what_is_ready() {
          arrivals_->complete[in_two_parts_[next_rows_]])
     send_rows(next_rows_++);
   // Delivers what has come back by now. When that happens differs from run to run, the result does not.
-  while (!late_ && !listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
+  while (!late_ && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done() && delivers_early())
     deliver(next_delivered_++);
 }
 
@@ -417,6 +424,8 @@ void DistributedDataParallel::deliver(size_t b) {
       parcel.there.push_back(parcel.has_gradient(k));
     for (size_t k = 0; k < parcel.there.size(); ++k)
       if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
+    const GradientShards* const shards = shards_[parcel.bucket().taker - 1];
+    if (shards_begun_ && shards != nullptr && shards->takes_early()) hand_over(b);
     return;
   }
   std::vector<Tensor> final_ones;

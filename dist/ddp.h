@@ -43,6 +43,12 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
+// Optimizers. Every rank must make the same updates: finish() compares those that optimizers have made since the
+// finish() before, by a hash in the exchange that it makes anyway. Another learning rate or other option, another group
+// of parameters, other loaded states (compared at their first step) or a step that one rank left out is a MismatchError
+// on every rank, which names the rank and the option. So it comes one step late, and no finish() compares the last
+// step.
+//
 // After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
 // behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
 // every time from then on (Note [Where an error surfaces] in process_group.h).
@@ -64,6 +70,7 @@
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/update_at_seams.h"
+#include "rondo/runtime/update_facts.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::autograd {
@@ -74,7 +81,7 @@ namespace rondo::dist {
 class Parcel;
 class RowParcel;
 
-class DistributedDataParallel final : public optim::GradientSource {
+class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
   // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is not on its group's
@@ -106,6 +113,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   int64_t on_final(Listener listener) override;
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
+
+  // An optimizer has updated parameters: the next finish() compares how.
+  void on_update(UpdateFacts facts) override { updates_.push_back(std::move(facts)); }
 
   // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
   // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
@@ -148,6 +158,8 @@ class DistributedDataParallel final : public optim::GradientSource {
   void make_parcels();
   GradientTaker taker_of(const Tensor& parameter) const;
   void hand_to_shards(bool first);
+  void hand_over(size_t bucket);
+  bool delivers_early() const;
   std::string describe_shards() const;
   std::string misplaced(Device device, std::string_view what) const;
   void check_places();
@@ -161,7 +173,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   void deliver(size_t bucket);
   void start_over();
   std::vector<std::string> exchange_end_of_step(int64_t step);
-  std::vector<std::string> exchange_on_device(const std::string& mine, const std::string& name, int64_t reserved);
+  void note_other_updates(const std::vector<UpdateFacts>& updates, std::vector<std::string>& troubles);
   void check_no_stranger();
   void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
@@ -178,6 +190,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   BucketPlan plan_;
   std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
+  bool shards_begun_ = false;                 // they know their buckets
   std::vector<Parcel> parcels_;               // by bucket
   std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
   std::vector<std::unique_ptr<RowParcel>> rows_;  // by parameter; once plan_ is learned, null for those in one part
@@ -192,6 +205,7 @@ class DistributedDataParallel final : public optim::GradientSource {
   bool spoilt_ = false;        // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
+  std::vector<UpdateFacts> updates_;              // since the last exchange
   std::string trouble_;                           // of this rank, in this step
   std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
 };

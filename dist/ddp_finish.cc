@@ -1,10 +1,12 @@
 // DistributedDataParallel: the end of a step.
 #include <algorithm>
+#include <optional>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/dist/agreement.h"
 #include "rondo/dist/arrivals.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/parcel.h"
@@ -16,6 +18,19 @@
 
 namespace rondo::dist {
 namespace {
+
+constexpr int64_t kMaxFacts = 1 << 24;
+
+// 0: there were no updates.
+uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
+  if (updates.empty()) return 0;
+  io::Checksum sum;
+  for (const UpdateFacts& facts : updates) {
+    const uint64_t hash = facts.hash();
+    sum.update(&hash, sizeof hash);
+  }
+  return sum.digest();
+}
 
 uint64_t hash_of(const Tensor& tensor) {
   const Tensor dense = tensor.detach().contiguous().to(kCPU);
@@ -92,55 +107,69 @@ void DistributedDataParallel::finish() {
 // no rank has used is not claimed until it gets a gradient again.
 void DistributedDataParallel::set_claim(size_t i, bool claims) {
   if (claimed_[i] == claims) return;
-  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kDdp);
+  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kDdp, this);
   else autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
   claimed_[i] = claims;
 }
 
-// What is wrong on each rank. Before it, the ranks say what their second parts are (RowParcel::news).
+// What is wrong on each rank, in one exchange. Before it the ranks say: a hash of the updates that optimizers have made
+// since the exchange before; what their second parts are (RowParcel::news); on a device with allow_unused, slot by slot,
+// what they have a gradient for: four slots in a character. On a device they compare what they have issued, too.
 std::vector<std::string> DistributedDataParallel::exchange_end_of_step(int64_t step) {
-  std::string mine;
-  for (const size_t i : in_two_parts_) mine += rows_[i]->news();
-  const size_t news = mine.size();
-  mine += std::exchange(trouble_, "").substr(0, kMaxSentence);
-  const std::string name = absl::StrCat("end of step ", step);
-  std::vector<std::string> texts = late_ ? exchange_on_device(mine, name, static_cast<int64_t>(news))
-                                         : gather_texts(*group_, mine, kMaxSentence + static_cast<int64_t>(news), name);
-  for (size_t p = 0; p < in_two_parts_.size(); ++p) {
-    std::vector<std::string> heard;
-    for (const std::string& text : texts)
-      heard.push_back(text.substr(p * RowParcel::kNewsBytes, RowParcel::kNewsBytes));
-    rows_[in_two_parts_[p]]->hear(heard);
-  }
-  for (std::string& text : texts) text.erase(0, news);
-  return texts;
-}
-
-// The ranks compare what they have issued, too. With allow_unused they also say, slot by slot, what they have a
-// gradient for: four slots in a character. Texts up to `reserved` bytes take no further exchange.
-std::vector<std::string> DistributedDataParallel::exchange_on_device(const std::string& mine, const std::string& name,
-                                                                     int64_t reserved) {
   std::vector<int> flags;  // 0 to 15
   size_t slots = 0;
   const auto for_each_slot = [&](const auto& visit) {
     slots = 0;
-    for (size_t b = 0; options_.allow_unused && b < parcels_.size(); ++b)
+    for (size_t b = 0; late_ && options_.allow_unused && b < parcels_.size(); ++b)
       for (size_t k = 0; k < parcels_[b].parameters().size(); ++k, ++slots) visit(b, k);
   };
   for_each_slot([&](size_t b, size_t k) {
     if (slots % 4 == 0) flags.push_back(0);
     if (parcels_[b].has_gradient(k)) flags.back() |= 1 << slots % 4;
   });
-  std::string text;
+  const std::vector<UpdateFacts> updates = std::exchange(updates_, {});
+  const uint64_t hash = hash_of(updates);
+  std::string text(reinterpret_cast<const char*>(&hash), sizeof hash);
+  for (const size_t i : in_two_parts_) text += rows_[i]->news();
+  const size_t flags_at = text.size();
   for (const int f : flags) text += static_cast<char>('A' + f);
-  text += mine;
-  std::vector<std::string> texts = group_->check_sequence(text, name, static_cast<int64_t>(flags.size()) + reserved);
+  const size_t head = text.size();
+  text += std::exchange(trouble_, "").substr(0, kMaxSentence);
+  std::vector<std::string> texts = group_->check_sequence(text, absl::StrCat("end of step ", step),
+                                                          static_cast<int64_t>(head));
+  for (size_t p = 0; p < in_two_parts_.size(); ++p) {
+    std::vector<std::string> heard;
+    for (const std::string& other : texts)
+      heard.push_back(other.substr(sizeof hash + p * RowParcel::kNewsBytes, RowParcel::kNewsBytes));
+    rows_[in_two_parts_[p]]->hear(heard);
+  }
   for (const std::string& other : texts)
-    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(i) - 'A';
-  somewhere_.assign(parcels_.size(), {});
+    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(flags_at + i) - 'A';
+  if (late_) somewhere_.assign(parcels_.size(), {});
   for_each_slot([&](size_t b, size_t) { somewhere_[b].push_back((flags[slots / 4] >> slots % 4 & 1) != 0); });
-  for (std::string& other : texts) other.erase(0, flags.size());
+  const bool updates_differ = std::any_of(texts.begin(), texts.end(), [&](const std::string& other) {
+    return other.compare(0, sizeof hash, texts[0], 0, sizeof hash) != 0;
+  });
+  for (std::string& other : texts) other.erase(0, head);
+  if (updates_differ) note_other_updates(updates, texts);
   return texts;
+}
+
+// A collective: adds to `troubles` the first rank whose optimizers made other updates than those of rank 0.
+void DistributedDataParallel::note_other_updates(const std::vector<UpdateFacts>& updates,
+                                                 std::vector<std::string>& troubles) {
+  std::string mine;
+  for (const UpdateFacts& facts : updates) mine += facts.text();
+  const std::optional<TextDifference> found = first_difference(
+      gather_texts(*group_, mine, kMaxFacts, "options of the optimizers"));
+  invariant(found.has_value(), "updates with different hashes are equal");
+  std::string& trouble = troubles[found->rank];
+  if (!trouble.empty()) return;
+  trouble = absl::StrCat(
+      "its last update of the parameters was another one than that of rank 0: ", found->there, " there, and ",
+      found->first,
+      " on rank 0. Every rank must make the same optimizers, set the same options, load the same states "
+      "and make the same steps");
 }
 
 void DistributedDataParallel::start_over() {
@@ -152,6 +181,7 @@ void DistributedDataParallel::start_over() {
   for (const size_t i : in_two_parts_) rows_[i]->start_over();
   for (Parcel& parcel : parcels_) {
     parcel.waiting = parcel.parameters().size();
+    parcel.is_taken = false;
     for (size_t k = 0; k < parcel.parameters().size(); ++k) homes_[parcel.parameters()[k]]->set(parcel.home(k));
   }
 }

@@ -71,6 +71,7 @@ class Parcel {
   std::vector<bool> read_flags() const;
 
   std::vector<bool> there;  // with a layout, by slot: there is an average in this step
+  bool is_taken = false;    // and its GradientShards has it
   size_t waiting = 0;       // slots whose gradient has not arrived in this step
   Work work;
 

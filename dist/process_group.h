@@ -88,11 +88,11 @@ class Work {
 struct GroupOptions {
   // How long a rank may be behind the others, in connecting and in every collective.
   Milliseconds timeout{300'000};
-  // Whose tensors the group takes beside host tensors. Other ranks may have another one. A device of host memory is as
-  // none.
+  // Whose tensors the group takes beside host tensors. Other ranks may have another one of its kind. A device of host
+  // memory is as none.
   std::optional<Device> device = {};
   // Collectives of device tensors: compares each one on the host, and waits for that, before it is enqueued. For
-  // finding a mistake: much slower. The same on all ranks.
+  // finding a mistake: much slower.
   bool compare_each = false;
 };
 
@@ -122,7 +122,8 @@ class SequenceCheck {
 
 class ProcessGroup {
  public:
-  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. With a
+  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. All ranks
+  // have the same options, but for the number of the device: otherwise MismatchError on every rank. With a
   // device, and more than one process: Error on every rank if one has no NCCL (at least 2.18).
   static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
   virtual ~ProcessGroup() = default;

@@ -60,7 +60,7 @@ bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
 }
 
-void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
   gradient_edge(leaf);  // makes the slot
@@ -68,13 +68,27 @@ void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
   if (owner != nullptr)
     throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
   owner = who;
+  if (claim == GradientClaim::kChanges) leaf.impl()->autograd->slot->listener = listener;
 }
+namespace {
+GradSlot* slot_of(const Tensor& leaf) {
+  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr;
+  return has_slot ? leaf.impl()->autograd->slot.get() : nullptr;
+}
+}  // namespace
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
-  if (gradient_claim(leaf, claim) != nullptr) leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] = nullptr;
+  GradSlot* const slot = slot_of(leaf);
+  if (slot == nullptr) return;
+  slot->claims[static_cast<size_t>(claim)] = nullptr;
+  if (claim == GradientClaim::kChanges) slot->listener = nullptr;
 }
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
-  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr && leaf.impl()->autograd->slot != nullptr;
-  return has_slot ? leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] : nullptr;
+  const GradSlot* const slot = slot_of(leaf);
+  return slot != nullptr ? slot->claims[static_cast<size_t>(claim)] : nullptr;
+}
+UpdateListener* update_listener(const Tensor& leaf) {
+  const GradSlot* const slot = slot_of(leaf);
+  return slot != nullptr ? slot->listener : nullptr;
 }
 
 }  // namespace rondo::autograd

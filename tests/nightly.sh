@@ -4,7 +4,7 @@
 #   fuzz      20,000 random programs compiled against eager, damaged tokenizers and chat templates, broken model folders
 #   faults    a rank of a job fails in every way, at several steps, of 2 and of 4 ranks, on CPU and on fakes of CUDA and
 #             NCCL; 4 x 40 jobs with random kills
-#   gpus      train_gpt on 2, 3 and 4 fake GPUs over the fake of NCCL, in 8 orders of their work
+#   gpus      train_gpt and LoRA on 2, 3 and 4 fake GPUs over the fake of NCCL, each mode in 8 orders of their work
 #   attacks   200 jobs beside strangers on their ports, 200 races for the plug-in
 #   includes  a build without precompiled headers: does each file include what it uses?
 #   mutants   do tests fail for small planted bugs? (tests/mutants/README.md)
@@ -27,7 +27,7 @@ faults() {
     done
   done
 }
-gpus() { tests/dist/cuda_ranks.sh $bin/rondorun $bin/train_gpt build/release/fake_cuda long; }
+gpus() { tests/dist/cuda_ranks.sh $bin/rondorun $bin/train_gpt build/release/fake_cuda long $bin/finetune $bin/make_model; }
 attacks() { tests/dist/strangers.sh && tests/compile/plugin_races.sh; }
 includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADERS=OFF -DRONDO_UNITY_BUILD=OFF && cmake --build build/includes; }
 mutants() { tests/mutants/run.sh; }
