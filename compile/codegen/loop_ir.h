@@ -8,9 +8,14 @@
 //                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
-// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it;
-// of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
+// Registers are f32, f64, booleans or integers (i64, i32, u8). A 16-bit float type on an instruction means an f32
+// register; kCast, kLoad, kConst and kScalar of such a type round to it, arithmetic does not. kLoad converts from the
+// operand's dtype, kStore to it; of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits
+// of a + 1.5 * 2^23.
+//
+// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs. Conversions are those of eager execution
+// (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take the nearest
+// number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -50,6 +55,8 @@ inline constexpr int64_t kMaxStep = 2 * kLanes;
 inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
+
+inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
 
 struct Instr {
   LoopOp op;

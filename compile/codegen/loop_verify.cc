@@ -13,6 +13,11 @@ bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::
 bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 bool is_logical(LoopOp op) { return op >= LoopOp::kAnd && op <= LoopOp::kNot; }
 
+// On integers, which have fewer operations than floats.
+bool has_integers(LoopOp op) {
+  return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs;
+}
+
 // f32 registers hold the 16-bit floats too.
 DType register_of(DType type) { return is_low_precision(type) ? kF32 : type; }
 
@@ -94,7 +99,6 @@ class Verifier {
   }
 
   std::string check_types(const Instr& i) {
-    if (i.type == kI64 || i.type == kI32 || i.type == kU8) return "integer registers do not exist";
     auto type = [&](int32_t id) { return register_of(k_.instrs[id].type); };
     const DType result = register_of(i.type);
     if (is_comparison(i.op)) return result == kBool && type(i.a) == type(i.b) ? "" : "types do not compare";
@@ -108,6 +112,7 @@ class Verifier {
     if (any_type) return "";
     for (int32_t id : {i.a, i.b, i.c})
       if (id >= 0 && type(id) != result) return "types of arguments and result differ";
+    if (is_integer(result) && !has_integers(i.op)) return "integers do not have this operation";
     return result == kBool ? "arithmetic on booleans" : "";
   }
 
@@ -127,8 +132,8 @@ class Verifier {
       return "";
     }
     if (!operand.is_output) return "stores to an input";
-    if (!is_floating(operand.dtype) &&
-        !(operand.dtype == kBool || (operand.dtype == kU8 && (source == kBool || source == kF32))))
+    if (!is_floating(operand.dtype) && operand.dtype != kBool && source != operand.dtype &&
+        !(operand.dtype == kU8 && (source == kBool || source == kF32)))
       return "stores of this type do not exist";
     if (place == Place::kColumn && operand.col_stride == 0 && k_.cols > 1) return "every column stores to one element";
     return "";

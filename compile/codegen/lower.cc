@@ -50,9 +50,7 @@ class UnitLowering final : public LoopBuilder {
       node_ = &graph_.node(n);
       domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
                                                       : graph_.value(node_->outputs[0]).sizes;
-      compute_ = kF32;
-      for (ValueId id : node_->inputs)
-        if (graph_.value(id).dtype == kF64) compute_ = kF64;
+      compute_ = compute_type();
       column_sum_.reset();
       node_->op->lower(*this);
     }
@@ -68,6 +66,16 @@ class UnitLowering final : public LoopBuilder {
       absl::StrAppend(&text, i > 0 ? "_" : "", graph_.node(unit_.nodes[i]).op->name);
     if (unit_.nodes.size() > kNamed) absl::StrAppend(&text, "_and_", unit_.nodes.size() - kNamed, "_more");
     return text;
+  }
+
+  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers.
+  DType compute_type() const {
+    DType type = kBool;
+    for (ValueId id : node_->inputs) {
+      const DType dtype = graph_.value(id).dtype;
+      if (dtype != kBool) type = type == kBool ? compute_dtype(dtype) : promote(type, compute_dtype(dtype));
+    }
+    return type == kBool ? kF32 : type;
   }
 
   // ---- LoopBuilder
