@@ -75,12 +75,16 @@ class Interpreter {
  private:
   using Lanes = std::vector<Register>;
 
-  char* address(int operand_index, int64_t row, int64_t column) const {
+  // `picked`: the index of the operand's picked axis, if it has one.
+  char* address(int operand_index, int64_t row, int64_t column, int64_t picked = 0) const {
     const Operand& operand = k_.operands[operand_index];
     int64_t offset = column * operand.col_stride;
     if (operand.is_partial) offset += begin_ / k_.chunk_rows * k_.cols;
     else
-      for (const OperandAxis& axis : operand.axes) offset += row / axis.divisor % axis.size * axis.stride;
+      for (const OperandAxis& axis : operand.axes) {
+        if (!is_picked(axis)) offset += row / axis.divisor % axis.size * axis.stride;
+        else if (picked >= 0 && picked < axis.size) offset += picked * axis.stride;
+      }
     return static_cast<char*>(operands_[operand_index]) + offset * static_cast<int64_t>(size_of(operand.dtype));
   }
 
@@ -140,6 +144,7 @@ class Interpreter {
       case LoopOp::kConst: out = make(i.type, i.value); return;
       case LoopOp::kScalar: out = make(i.type, scalars_[i.index]); return;
       case LoopOp::kLoad: out = load(i, address(i.index, row, column)); return;
+      case LoopOp::kPick: out = load(i, address(i.index, row, column, registers_[i.a].integer)); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
       case LoopOp::kAnd: out.truth = registers_[i.a].truth && registers_[i.b].truth; return;

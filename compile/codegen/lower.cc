@@ -86,6 +86,23 @@ class UnitLowering final : public LoopBuilder {
     if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v, {}, {});
     return v;
   }
+  LoopValue pick(int table, int index) override {
+    const ValueId id = node_->inputs[static_cast<size_t>(table)], at = node_->inputs[static_cast<size_t>(index)];
+    const auto made = made_.find(same_elements(graph_, at));
+    const LoopValue where = made != made_.end() ? made->second : load(at);
+    Value seen = graph_.value(id);
+    const int dim = static_cast<int>(integer(0));
+    const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
+    seen.sizes = domain_;
+    seen.strides[dim] = 0;
+    Operand operand = address(seen, domain_);
+    operand.axes.insert(operand.axes.begin(), axis);
+    const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
+    const Placement place = placement(where.id);
+    return append(
+        {.op = LoopOp::kPick, .type = held, .a = where.id, .index = add_operand(operand, same_elements(graph_, id))},
+        {.row = place.row && operand.col_stride == 0, .level = place.level});
+  }
   bool has_input(int i) const override {
     return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;
   }

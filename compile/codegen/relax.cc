@@ -115,6 +115,7 @@ class MaximumProbe final : public LoopBuilder {
     return v;
   }
   void output(int, LoopValue) override {}
+  LoopValue pick(int, int) override { return value(); }
   LoopValue value(DType type = kF32) { return {this, 0, type}; }
 
   const GraphNode& node_;

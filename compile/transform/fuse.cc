@@ -138,6 +138,9 @@ class Reachability {
   std::vector<uint64_t> after_, before_;  // a row of bits for each unit
 };
 
+// True if the node may read any element of the value: all of it must be there.
+bool is_table(const GraphNode& node, ValueId id) { return node.op->traits.picks && node.inputs[0] == id; }
+
 class Fuser {
  public:
   Fuser(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits)
@@ -318,7 +321,7 @@ class Fuser {
         const int32_t maker = graph_.value(root).producer;
         if (maker < 0 || unit_of_[maker] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
-        if (!reads_in_place(rows, cols, node, id)) return false;
+        if (!reads_in_place(rows, cols, node, id) || is_table(node, id)) return false;
       }
     }
     return true;

@@ -109,6 +109,8 @@ template <class T> RONDO_DEVICE T* global_address(T* address) {
 #endif
   return address;
 }
+// An index into `size` elements; 0 where it is out of range, which a check of the indices reports.
+RONDO_DEVICE long long pick_at(long long index, long long size) { return index >= 0 && index < size ? index : 0; }
 // One element of global memory, and of shared memory.
 template <class T> RONDO_DEVICE T read(const T* from RONDO_SITE) {
   RONDO_LOADED(from, sizeof(T));
