@@ -826,7 +826,7 @@ constexpr OpSpec kSpecs[] = {
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
-    {.name = "check_indices", .make = &check_indices_samples},
+    {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <memory>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
 namespace {
@@ -16,17 +18,15 @@ namespace {
 constexpr int64_t kBucketBytes = 1 << 18;      // of the result's rows: half of a core's second cache
 constexpr int64_t kMostBuckets = 1 << 12;      // their ends stay in the first cache while indices are distributed
 constexpr int64_t kPiece = 1 << 14;            // indices that pay for waking a thread
-constexpr int64_t kAhead = 12;                 // rows of values that are on their way
+constexpr int64_t kAhead = 24;                 // rows of values that are on their way
 constexpr int64_t kLine = 64;                  // bytes of a cache line
 constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row: longer ones are streams of their own
 
-struct Entry {
-  int64_t position;  // of the index
-  int64_t row;
-};
+// Of an index: where it stands, and the row that it names. Word: u32 where both fit, as bytes are what counts.
+template <class Word> struct Entry { Word position, row; };
 
 // The entries of all buckets, one bucket after the other, each in ascending position.
-class Buckets {
+template <class Word> class Buckets {
  public:
   explicit Buckets(const RowSums& sums) {
     const int64_t row_bytes = std::max<int64_t>(1,
@@ -54,13 +54,14 @@ class Buckets {
       }
     }
     starts_.push_back(next);
-    entries_ = std::make_unique_for_overwrite<Entry[]>(static_cast<size_t>(sums.n));
+    memory_ = Storage::allocate(static_cast<size_t>(sums.n) * sizeof(Entry<Word>), kCPU);
+    entries_ = reinterpret_cast<Entry<Word>*>(memory_.data());
     parallel_for(pieces, 1, [&](int64_t first, int64_t last) {
       for (int64_t p = first; p < last; ++p) {
         int64_t* places = at.data() + p * count_;
         for (int64_t i = begin_of(p); i < begin_of(p + 1); ++i) {
           const int64_t row = sums.index[i * sums.index_step];
-          entries_[places[row >> shift_]++] = {i, row};
+          entries_[places[row >> shift_]++] = {static_cast<Word>(i), static_cast<Word>(row)};
         }
       }
     });
@@ -68,17 +69,18 @@ class Buckets {
 
   int64_t count() const { return count_; }
   int64_t first_row(int64_t bucket) const { return bucket << shift_; }
-  const Entry* begin(int64_t bucket) const { return entries_.get() + starts_[static_cast<size_t>(bucket)]; }
-  const Entry* end(int64_t bucket) const { return begin(bucket + 1); }
+  const Entry<Word>* begin(int64_t bucket) const { return entries_ + starts_[static_cast<size_t>(bucket)]; }
+  const Entry<Word>* end(int64_t bucket) const { return begin(bucket + 1); }
 
  private:
   int shift_ = 0;
   int64_t count_ = 0;
   std::vector<int64_t> starts_;
-  std::unique_ptr<Entry[]> entries_;
+  Storage memory_;  // kept by the allocator for the next call
+  Entry<Word>* entries_ = nullptr;
 };
 
-template <class T> class RowSummer {
+template <class T, class Word> class RowSummer {
  public:
   explicit RowSummer(const RowSums& sums)
       : sums_(sums), values_(static_cast<const T*>(sums.values)), out_(static_cast<T*>(sums.out)), buckets_(sums) {}
@@ -112,10 +114,11 @@ template <class T> class RowSummer {
       Scratch<C> scratch(rows * cols);
       C* const totals = scratch.take(rows * cols);
       std::vector<bool> named(static_cast<size_t>(rows), false);
-      for (const Entry* e = buckets_.begin(bucket); e != buckets_.end(bucket); ++e) {
-        if (named[static_cast<size_t>(e->row - first)]) continue;
-        named[static_cast<size_t>(e->row - first)] = true;
-        std::fill_n(totals + (e->row - first) * cols, cols, C(0));
+      for (const Entry<Word>* e = buckets_.begin(bucket); e != buckets_.end(bucket); ++e) {
+        const int64_t row = static_cast<int64_t>(e->row) - first;
+        if (named[static_cast<size_t>(row)]) continue;
+        named[static_cast<size_t>(row)] = true;
+        std::fill_n(totals + row * cols, cols, C(0));
       }
       add(bucket, totals);
       for (int64_t r = 0; r < rows; ++r) {
@@ -145,16 +148,23 @@ template <class T> class RowSummer {
   void add(int64_t bucket, C* totals) const {
     const int64_t cols = sums_.cols, step = sums_.values_step, first = buckets_.first_row(bucket);
     const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(T));
-    const Entry *const begin = buckets_.begin(bucket), *const end = buckets_.end(bucket);
-    for (const Entry* e = begin; e != end; ++e) {
+    const Entry<Word>* const end = buckets_.end(bucket);
+    for (const Entry<Word>* e = buckets_.begin(bucket); e != end; ++e) {
       if (row_bytes <= kMostPrefetched && end - e > kAhead) {
-        const char* next = reinterpret_cast<const char*>(values_ + e[kAhead].position * step);
+        const char* next = reinterpret_cast<const char*>(values_ + static_cast<int64_t>(e[kAhead].position) * step);
         for (int64_t byte = 0; byte < row_bytes; byte += kLine) __builtin_prefetch(next + byte);
       }
-      const T* const from = values_ + e->position * step;
-      C* const to = totals + (e->row - first) * cols;
-      for (int64_t c = 0; c < cols; ++c) to[c] = sum_of(to[c], static_cast<C>(from[c]));
+      const T* const from = values_ + static_cast<int64_t>(e->position) * step;
+      C* const to = totals + (static_cast<int64_t>(e->row) - first) * cols;
+      add_row(to, from, cols);
     }
+  }
+  static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
+    constexpr int64_t kStep = 16;  // a loop of known length needs no checks of it
+    int64_t c = 0;
+    for (; c + kStep <= cols; c += kStep)
+      for (int64_t k = c; k < c + kStep; ++k) to[k] = sum_of(to[k], static_cast<C>(from[k]));
+    for (; c < cols; ++c) to[c] = sum_of(to[c], static_cast<C>(from[c]));
   }
   // Integers wrap around; bools are joined.
   static C sum_of(C a, C b) {
@@ -167,8 +177,21 @@ template <class T> class RowSummer {
   const RowSums& sums_;
   const T* values_;
   T* out_;
-  const Buckets buckets_;
+  const Buckets<Word> buckets_;
 };
+
+template <class T, class Word> void write_sums(const RowSums& sums) {
+  const RowSummer<T, Word> summer(sums);
+  if (sums.n >= sums.rows) return summer.write_all();
+  // Where most rows are not named, zeros stream past the caches, and the others are written again.
+  parallel_for(sums.rows, std::max<int64_t>(1, kElementwiseGrain * 4 / sums.cols), [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<void*>(static_cast<T*>(sums.out) + begin * sums.cols), 0,
+                static_cast<size_t>((end - begin) * sums.cols) * sizeof(T));
+  });
+  summer.template write_named<false>();
+}
+
+bool fits_32_bits(const RowSums& sums) { return std::max(sums.n, sums.rows) <= std::numeric_limits<uint32_t>::max(); }
 
 }  // namespace
 
@@ -176,21 +199,17 @@ void write_row_sums(const RowSums& sums) {
   if (sums.rows == 0 || sums.cols == 0) return;
   visit_dtype(sums.dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // Where most rows are not named, zeros stream past the caches, and the others are written again.
-    const RowSummer<T> summer(sums);
-    if (sums.n >= sums.rows) return summer.write_all();
-    parallel_for(sums.rows, std::max<int64_t>(1, kElementwiseGrain * 4 / sums.cols), [&](int64_t begin, int64_t end) {
-      std::memset(static_cast<void*>(static_cast<T*>(sums.out) + begin * sums.cols), 0,
-                  static_cast<size_t>((end - begin) * sums.cols) * sizeof(T));
-    });
-    summer.template write_named<false>();
+    fits_32_bits(sums) ? write_sums<T, uint32_t>(sums) : write_sums<T, int64_t>(sums);
   });
 }
 
 void add_row_sums(const RowSums& sums) {
   if (sums.n == 0 || sums.cols == 0) return;
-  visit_floating(sums.dtype,
-                 [&](auto tag) { RowSummer<typename decltype(tag)::type>(sums).template write_named<true>(); });
+  visit_floating(sums.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if (fits_32_bits(sums)) RowSummer<T, uint32_t>(sums).template write_named<true>();
+    else RowSummer<T, int64_t>(sums).template write_named<true>();
+  });
 }
 
 }  // namespace rondo::cpu
