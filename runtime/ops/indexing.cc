@@ -220,6 +220,23 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) 
                            scatter_sum_attrs(d, x.tensor.sizes()));
   return add(x, {sums, x.where});
 }
+Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
+  const int d = dim_of("index_add", x.tensor, dim, x.where);
+  require_defined("index_add", source);
+  const Tensor at = index_operand("index_add", index);
+  const Dims& sizes = source.tensor.sizes();
+  Dims wanted = x.tensor.sizes();
+  if (at.rank() != 1)
+    throw_op_error("index_add", "index must have shape (N), got " + to_string(at.sizes()), index.where);
+  if (wanted.empty()) throw_op_error("index_add", "a scalar has no dimension to add along", x.where);
+  wanted[d] = at.sizes()[0];
+  if (!(sizes == wanted))
+    throw_op_error("index_add", absl::StrCat("source must have sizes ", to_string(wanted), ", got ", to_string(sizes)),
+                   source.where);
+  Dims list = Dims::filled(wanted.rank(), 1);
+  list[d] = at.sizes()[0];
+  return scatter_add(x, d, {expand(reshape(at, list), wanted), index.where}, source);
+}
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   const int d = dim_of("index_select", x.tensor, dim, x.where);
   const Tensor at = index_operand("index_select", index);

@@ -112,8 +112,7 @@ struct GraphLayer : nn::Module<GraphLayer> {
   }
   Tensor forward(const Tensor& h) {
     const Tensor messages = ops::index_select(h, 0, graph.source) * graph.weight;
-    const Tensor places = ops::expand(ops::unsqueeze(graph.target, 1), messages.sizes());
-    const Tensor sums = ops::scatter_add(Tensor::zeros(h.sizes()), 0, places, messages);
+    const Tensor sums = ops::index_add(Tensor::zeros(h.sizes()), 0, graph.target, messages);
     return ops::relu(ops::matmul(sums, neighbours) + ops::matmul(h, own));
   }
 };

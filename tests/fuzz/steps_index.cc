@@ -67,19 +67,16 @@ bool pick_targets(Draft& draft, Step& step, bool slices) {
   return true;
 }
 
-Tensor spread(const Tensor& list, const Tensor& like, int64_t dim) {
-  Dims sizes = Dims::filled(like.rank(), 1);
-  sizes[static_cast<int>(dim)] = list.numel();
-  return ops::expand(ops::reshape(list, sizes), like.sizes());
-}
 Tensor scattered(Scene& s, const Tensor& index) {
   Dims sizes = s.in[0].sizes();
   sizes[static_cast<int>(s.n(0))] = s.n(1);
-  return ops::scatter_add(Tensor::zeros(sizes, {s.in[0].dtype()}), s.n(0), index, s.in[0]);
+  const Tensor zeros = Tensor::zeros(sizes, {s.in[0].dtype()});
+  return index.rank() == 1 && s.in[0].rank() > 1 ? ops::index_add(zeros, s.n(0), index, s.in[0])
+                                                 : ops::scatter_add(zeros, s.n(0), index, s.in[0]);
 }
 
 const StepKind kKinds[] = {
-    {"integer_square", 2, &pick_integer, [](Scene& s) { return Tensors{s.in[0] * s.in[0] * 1000003 - 7}; }},
+    {"integer_square", 4, &pick_integer, [](Scene& s) { return Tensors{s.in[0] * s.in[0] * 1000003 - 7}; }},
     {"integer_range", 2, &pick_integers,
      [](Scene& s) { return Tensors{ops::maximum(s.in[0], -s.in[1]) - ops::minimum(s.in[0], ops::abs(s.in[1]))}; }},
     {"integer_sign", 1, &pick_integer, [](Scene& s) { return Tensors{ops::sign(s.in[0]) + s.in[0]}; }},
@@ -102,7 +99,7 @@ const StepKind kKinds[] = {
     {"scatter_add", 4, [](Draft& d, Step& s) { return pick_targets(d, s, false); },
      [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
     {"scatter_add_slices", 4, [](Draft& d, Step& s) { return pick_targets(d, s, true); },
-     [](Scene& s) { return Tensors{scattered(s, spread(s.in[1], s.in[0], s.n(0)))}; }},
+     [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
 };
 
 }  // namespace
