@@ -329,6 +329,9 @@ struct Traits {
   bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
   // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;
+  // Of an elementwise op: it reads input 0, a table, where input 1, of i64, says (LoopBuilder::pick), and not at its
+  // own element. ints[0]: the dimension of the table that is indexed.
+  bool picks = false;
   bool converts = false;         // output 0 is input 0 in another dtype
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
 };
