@@ -1,9 +1,9 @@
 // Philox for vectors: random.h's generator, word for word, on several counters at once.
 //
-// Note [Wide lanes]. A round needs both halves of the products of 32-bit numbers, and processors multiply the low halves
-// of 64-bit lanes. So each counter's words stay in the low halves of 64-bit lanes, whose upper halves hold anything: the
-// product's low half is the next word as it stands, and a shift gives the other. A round of a vector of counters then
-// takes two multiplications, two shifts and two three-way xors.
+// Note [Wide lanes]. A round needs both halves of the products of 32-bit numbers, and processors multiply the low
+// halves of 64-bit lanes. So each counter's words stay in the low halves of 64-bit lanes, whose upper halves hold
+// anything: the product's low half is the next word as it stands, and a shift gives the other. A round of a vector of
+// counters then takes two multiplications, two shifts and two three-way xors.
 #pragma once
 
 #include <cstdint>

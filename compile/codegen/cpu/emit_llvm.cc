@@ -6,6 +6,8 @@
 #include <array>
 
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+#include "rondo/compile/codegen/cpu/emit_random.h"
+#include "rondo/compile/codegen/cpu/levels.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -14,16 +16,6 @@ namespace {
 using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
-
-// When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
-// no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
-// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most
-// once.
-enum class Level : uint8_t {
-  kKernel,  // once per call
-  kRow,     // once per row
-  kColumn,  // a vector for each step of kLanes columns
-};
 
 // The most steps that Note [Interleaving] takes in turn.
 constexpr int kMaxCopies = 2;
@@ -38,7 +30,6 @@ class KernelEmitter : ValueEmitter {
 
  private:
   // ---- Structure
-  void find_levels();
   void read_extents();
   void emit_kernel_level();
   void zero_partials();
@@ -46,6 +37,12 @@ class KernelEmitter : ValueEmitter {
   void emit_stage(const Stage& stage);
   // The instructions of a stage whose results are one value for the whole row.
   void emit_row_values(const Stage& stage);
+  // What is no effect, at the row's first column.
+  Value* row_value(const Instr& i) {
+    if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
+    if (is_random(i.op)) return random_.scalar(i, scalar(i.a));
+    return arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+  }
   void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
   int copies_of(const Stage& stage) const;
   template <class Body>
@@ -109,40 +106,8 @@ class KernelEmitter : ValueEmitter {
   // By copy of the column step and instruction: column level, and splats of the others where needed.
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
   std::vector<Value*> bases_, row_ptrs_;  // by operand
+  RandomEmitter random_{b_, kernel_};
 };
-
-// Operands at (row, 0): changes with the row only if an axis moves it.
-bool moves_with_row(const Operand& operand) {
-  for (const OperandAxis& axis : operand.axes)
-    if (axis.stride != 0 && axis.size > 1) return true;
-  return false;
-}
-
-void KernelEmitter::find_levels() {
-  levels_.assign(kernel_.instrs.size(), Level::kKernel);
-  auto of_operands = [&](const Instr& i) {
-    Level level = Level::kKernel;
-    for (int32_t id : {i.a, i.b, i.c})
-      if (id >= 0) level = std::max(level, levels_[id]);
-    return level;
-  };
-  for (const Stage& stage : kernel_.stages) {
-    for (int32_t id : stage.row) {
-      const Instr& i = instr(id);
-      if (i.op == LoopOp::kStore) levels_[id] = Level::kRow;
-      else if (i.op == LoopOp::kLoad) levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
-      else levels_[id] = of_operands(i);
-    }
-    for (int32_t id : stage.column) {
-      const Instr& i = instr(id);
-      if (i.op == LoopOp::kStore || i.op == LoopOp::kColumnSum) levels_[id] = Level::kColumn;
-      else if (i.op != LoopOp::kLoad) levels_[id] = of_operands(i);
-      else if (operand(i).col_stride != 0) levels_[id] = Level::kColumn;
-      else levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
-    }
-    for (int32_t id : stage.reductions) levels_[id] = Level::kRow;
-  }
-}
 
 llvm::Function* KernelEmitter::emit() {
   Type* ptr = b_.getPtrTy();
@@ -157,7 +122,7 @@ llvm::Function* KernelEmitter::emit() {
   scalar_array_ = function_->getArg(1);
   begin_ = function_->getArg(3);
   end_ = function_->getArg(4);
-  find_levels();
+  levels_ = levels_of(kernel_);
   scalars_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
@@ -179,6 +144,7 @@ llvm::Function* KernelEmitter::emit() {
     bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
   row_ptrs_ = bases_;
+  random_.begin_call(bases_);
   emit_kernel_level();
   zero_partials();
 
@@ -230,8 +196,7 @@ void KernelEmitter::emit_kernel_level() {
       for (int32_t id : *list) {
         if (levels_[id] != Level::kKernel) continue;
         const Instr& i = instr(id);
-        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, nullptr)
-                                             : arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+        scalars_[id] = row_value(i);
       }
     }
     make_splats(stage, Level::kKernel);
@@ -252,7 +217,8 @@ void KernelEmitter::emit_row(Value* row) {
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
     if (operand.is_partial || !moves_with_row(operand)) continue;
-    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
+    if (operand.is_random) random_.begin_row(i, row_offset(i, row));
+    else row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
   }
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
@@ -266,10 +232,8 @@ void KernelEmitter::emit_row_values(const Stage& stage) {
         const Operand& out = operand(i);
         b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
                               llvm::Align(size_of(out.dtype)));
-      } else if (i.op == LoopOp::kLoad) {
-        scalars_[id] = load(i, nullptr, nullptr);
       } else {
-        scalars_[id] = arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+        scalars_[id] = row_value(i);
       }
     }
   }
@@ -365,9 +329,10 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
 // to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  int work = 0;  // in registers
+  constexpr int kRandomWork = 24;  // two steps fill its vectors
+  int work = 0;                    // in registers
   for (int32_t id : stage.column)
-    if (levels_[id] == Level::kColumn) work += instr(id).type == kF64 ? 2 : 1;
+    if (levels_[id] == Level::kColumn) work += is_random(instr(id).op) ? kRandomWork : instr(id).type == kF64 ? 2 : 1;
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
@@ -376,6 +341,12 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
   for (int32_t id : stage.column) {
     if (levels_[id] != Level::kColumn) continue;
     const Instr& i = instr(id);
+    if (is_random(i.op)) {
+      llvm::SmallVector<Value*, kMaxCopies> lanes(static_cast<size_t>(copies));
+      random_.steps(id, scalar(i.a), column, strides_[static_cast<size_t>(i.index)].col_stride, lanes);
+      for (int copy = 0; copy < copies; ++copy) vectors_[copy][id] = lanes[static_cast<size_t>(copy)];
+      continue;
+    }
     for (int copy = 0; copy < copies; ++copy) {
       Value*& result = vectors_[copy][id];
       Value *a = vector(i.a, copy), *at = column_of(column, copy);
