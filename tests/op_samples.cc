@@ -851,8 +851,12 @@ constexpr OpSpec kSpecs[] = {
     {.name = "topk", .make = &topk_samples, .takes_integers = true},
     {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},
     {.name = "dropout", .make = &dropout_samples},
-    {.name = "draw", .make = &draw_samples, .differentiable_outputs = 0},
-    {.name = "draw_integers", .make = &draw_integers_samples, .differentiable_outputs = 0},
+    {.name = "draw", .make = &draw_samples, .takes_integers = true, .takes_bool = true, .differentiable_outputs = 0},
+    {.name = "draw_integers",
+     .make = &draw_integers_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0},
 };
 
 }  // namespace

@@ -55,7 +55,10 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
-    if (static_cast<int32_t>(i) == op.traits.random_state) continue;
+    if (static_cast<int32_t>(i) == op.traits.random_state) {
+      if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
+      continue;
+    }
     if (id == kNoValue || !lowerable_dtype(graph.value(id).dtype)) return space;
   }
   for (ValueId id : node.outputs)

@@ -44,7 +44,11 @@ class KernelBuilder : public LoopBuilder {
 
   // The state of a stream; element (row, col) has the number row * row_stride + col * col_stride.
   int32_t stream(int64_t increment, int64_t row_stride, int64_t col_stride) {
-    Operand state{.dtype = kI64, .col_stride = col_stride, .is_random = true, .increment = increment};
+    Operand state;
+    state.dtype = kI64;
+    state.col_stride = col_stride;
+    state.is_random = true;
+    state.increment = increment;
     if (row_stride != 0) state.axes = {{1, kernel.rows, row_stride}};
     kernel.operands.push_back(std::move(state));
     return static_cast<int32_t>(kernel.operands.size() - 1);
