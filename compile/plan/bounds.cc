@@ -130,7 +130,8 @@ class Finder {
     const LoopKernel& kernel = plan_.kernel_of(launch).kernel;
     std::vector<bool> used(kernel.operands.size(), false);
     for (const Instr& instr : kernel.instrs)
-      if (is_random(instr.op) || instr.op == LoopOp::kLoad || instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum)
+      if (is_random(instr.op) || instr.op == LoopOp::kLoad || instr.op == LoopOp::kStore ||
+          instr.op == LoopOp::kColumnSum)
         used[static_cast<size_t>(instr.index)] = true;
     for (size_t i = 0; i < used.size(); ++i)
       if (used[i])

@@ -42,9 +42,9 @@ void dropout_kernel(const KernelContext& context) {
   const double p = context.attrs.floats[0];
   const DropoutRule rule(p);
   const int device = out.device().index;
-  launch_threads(device, kernel_of(device, kDropout, "rondo_dropout", {{"T", type_name(out.dtype())}}),
-                 (n + 3) / 4, address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0],
-                 rule.threshold, rule.factor, static_cast<uint32_t>(p == 1));
+  launch_threads(device, kernel_of(device, kDropout, "rondo_dropout", {{"T", type_name(out.dtype())}}), (n + 3) / 4,
+                 address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0], rule.threshold,
+                 rule.factor, static_cast<uint32_t>(p == 1));
 }
 
 }  // namespace rondo::cuda

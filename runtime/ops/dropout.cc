@@ -38,17 +38,17 @@ constexpr OpDef kDropout = {
     .traits = {.random_state = 1},
 };
 
-Attrs dropout_attrs(double p, int64_t increment) {
-  return {.ints = {increment}, .floats = {p, DropoutRule(p).factor}};
+Attrs dropout_attrs(SymFloat p, int64_t increment) {
+  return {.ints = {increment}, .floats = {p, p < 1 ? 1 / (1 - p) : SymFloat(0)}};  // DropoutRule
 }
 
 void check_random_state(InferContext& c, int state) {
   if (c.dtype(state) != kI64 || !(c.sizes(state) == Dims{2})) c.fail("the random state must be i64 [2]");
 }
 
-void check_dropout(InferContext& c, int state, double p) {
+void check_dropout(InferContext& c, int state, SymFloat p) {
   check_random_state(c, state);
-  if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p));
+  if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p.value()));
 }
 
 void require_probability(const char* op, double p, std::source_location where) {

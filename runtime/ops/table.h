@@ -46,10 +46,10 @@ extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
 // ints: {increment}; floats: {p, the factor of what is kept}.
-Attrs dropout_attrs(double p, int64_t increment);
+Attrs dropout_attrs(SymFloat p, int64_t increment);
 // For infer functions: fails unless input `state` is a random state (Note [Random state]); and p is a probability.
 void check_random_state(InferContext& c, int state);
-void check_dropout(InferContext& c, int state, double p);
+void check_dropout(InferContext& c, int state, SymFloat p);
 // Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.
 void require_probability(const char* op, double p, std::source_location where);
 

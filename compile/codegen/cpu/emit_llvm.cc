@@ -5,8 +5,8 @@
 
 #include <array>
 
+#include "rondo/compile/codegen/cpu/emit_llvm_random.h"
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
-#include "rondo/compile/codegen/cpu/emit_random.h"
 #include "rondo/compile/codegen/cpu/levels.h"
 #include "rondo/runtime/ops/reduction_order.h"
 

@@ -1,4 +1,4 @@
-#include "rondo/compile/codegen/cpu/emit_random.h"
+#include "rondo/compile/codegen/cpu/emit_llvm_random.h"
 
 #include <algorithm>
 #include <numeric>
