@@ -332,6 +332,9 @@ struct Traits {
   // Of an elementwise op: it reads input 0, a table, where input 1, of i64, says (LoopBuilder::pick), and not at its
   // own element. ints[0]: the dimension of the table that is indexed.
   bool picks = false;
+  // The input that is a random state (Note [Random state] in random_state.h), of an elementwise op that draws numbers:
+  // not one element of it belongs to each element of the output.
+  int32_t random_state = -1;
   bool converts = false;         // output 0 is input 0 in another dtype
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
 };

@@ -7,6 +7,8 @@
 #include <random>
 
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/random_draw.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_device/test_device.h"
 
@@ -599,11 +601,31 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
-    s.attrs.ints = {3};
-    s.attrs.floats = {0.4};
+    s.attrs = ops::dropout_attrs(0.4, 3);
   }
   if (!large)
-    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, ops::dropout_attrs(0.0, 0)});
+  return samples;
+}
+// The dtype of the numbers is an integer, so the sweep's dtypes change nothing.
+Samples draw_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const ops::Distribution distribution : {ops::Distribution::kUniform, ops::Distribution::kNormal})
+    for (const DType dtype : {kF32, kBF16, kF64})
+      for (const Dims& sizes :
+           large ? std::vector<Dims>{{300, 1000}} : std::vector<Dims>{{3, 5}, {16}, {}, {0, 2}, {7, 1}}) {
+        Attrs attrs{.ints = {static_cast<int64_t>(distribution), 3, static_cast<int64_t>(dtype)}};
+        attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+        samples.push_back({to_string(sizes), {state}, attrs});
+      }
+  return samples;
+}
+Samples draw_integers_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const DType dtype : {kI64, kI32, kU8})
+    samples.push_back({"integers", {state}, {.ints = {3, static_cast<int64_t>(dtype), 5, 100, 7, large ? 30000 : 9}}});
   return samples;
 }
 
@@ -835,6 +857,12 @@ constexpr OpSpec kSpecs[] = {
     {.name = "topk", .make = &topk_samples, .takes_integers = true},
     {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},
     {.name = "dropout", .make = &dropout_samples},
+    {.name = "draw", .make = &draw_samples, .takes_integers = true, .takes_bool = true, .differentiable_outputs = 0},
+    {.name = "draw_integers",
+     .make = &draw_integers_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0},
 };
 
 }  // namespace

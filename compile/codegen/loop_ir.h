@@ -49,7 +49,14 @@ struct Operand {
   // A partial result of kColumnSum: a dense [n_chunks, cols] array of the compute type; a call for rows [begin, end)
   // writes row begin / chunk_rows of it.
   bool is_partial = false;
+  // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
+  // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
+  bool is_random = false;
+  int64_t increment = 0;
 };
+inline bool is_random(LoopOp op) {
+  return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
+}
 
 inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
 inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && is_picked(operand.axes[0]); }
@@ -172,6 +179,11 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   size_t at = 2;
   for (const Operand& operand : kernel.operands) {
     if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
+    // Rows of whole counters, and of whole steps.
+    for (size_t axis = 0; axis < operand.axes.size() && operand.is_random; ++axis)
+      for (int64_t step : {kMaxStep, int64_t{4}})
+        if (position == at + 3 * axis + 3 && known.multiple_of % step == 0 && useful.multiple_of == 1)
+          useful.multiple_of = step;
     at += 1 + 3 * operand.axes.size();
   }
   return useful;

@@ -70,6 +70,8 @@ class Verifier {
       if (operand.is_partial && (operand.dtype != compute_dtype(operand.dtype) || !is_floating(operand.dtype) ||
                                  operand.col_stride != 1 || k_.chunk_rows < 1 || k_.split_columns))
         return "a partial operand must be dense f32 or f64, in a kernel with chunk_rows";
+      if (operand.is_random && (operand.dtype != kI64 || operand.is_output || operand.is_partial))
+        return "a random state is i64, and read only";
     }
     return "";
   }
@@ -111,6 +113,12 @@ class Verifier {
     if (i.op == LoopOp::kSelect)
       return type(i.a) == kBool && type(i.b) == result && type(i.c) == result ? "" : "types of the choices differ";
     if (i.op == LoopOp::kPick) return type(i.a) == kI64 ? "" : "an index must be i64";
+    if (i.op == LoopOp::kRandomKeep) {
+      const LoopOp source = k_.instrs[static_cast<size_t>(i.a)].op;
+      const bool of_run = source == LoopOp::kScalar || source == LoopOp::kConst;
+      return result == kBool && type(i.a) == kF64 && of_run ? "" : "needs a probability, an f64 of the run";
+    }
+    if (is_random(i.op)) return i.type == kF32 ? "" : "random numbers are f32";
     const bool any_type = info(i.op).n_args == 0 || i.op == LoopOp::kCast || i.op == LoopOp::kStore;
     if (any_type) return "";
     for (int32_t id : {i.a, i.b, i.c})
@@ -121,13 +129,14 @@ class Verifier {
 
   std::string check_index(const Instr& i, Place place) {
     if (i.op == LoopOp::kScalar) return i.index >= 0 && i.index < k_.n_scalars ? "" : "no such scalar";
-    const bool loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
-    if (!loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
+    const bool random = is_random(i.op), loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
+    if (!random && !loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
     if (i.index < 0 || i.index >= std::ssize(k_.operands)) return "no such operand";
     const Operand& operand = k_.operands[i.index];
     if (operand.is_partial != (i.op == LoopOp::kColumnSum)) return "only column_sum touches a partial operand";
     if (is_picked(operand) != (i.op == LoopOp::kPick)) return "an operand has a picked axis if pick reads it";
-    if (loads) return "";
+    if (operand.is_random != random) return "random states are read by random numbers, which read nothing else";
+    if (random || loads) return "";
     const DType source = k_.instrs[i.a].type;
     if (i.op == LoopOp::kColumnSum) {
       if (place != Place::kColumn) return "outside of a column list";

@@ -106,12 +106,18 @@ class UnitLowering final : public LoopBuilder {
   bool has_input(int i) const override {
     return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;
   }
-  LoopValue scalar(int i) override {
-    const auto index = static_cast<int32_t>(result_.scalars.size());
-    result_.scalars.push_back({.node = index_, .position = i});
-    return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
-  }
+  LoopValue scalar(int i) override { return scalar_of(i, compute_); }
   int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }
+  LoopValue random(LoopOp op, int state, int64_t increment, int p) override {
+    const int32_t a = p < 0 ? -1 : scalar_of(p, kF64).id;
+    Operand numbers = address({.sizes = domain_, .strides = contiguous_strides(domain_)}, domain_);
+    numbers.dtype = kI64;
+    numbers.is_random = true;
+    numbers.increment = increment;
+    const int32_t operand = add_operand(numbers, node_->inputs[static_cast<size_t>(state)]);
+    return append({.op = op, .type = op == LoopOp::kRandomKeep ? kBool : kF32, .a = a, .index = operand},
+                  {.row = numbers.col_stride == 0, .level = 0});
+  }
   LoopValue constant(double value, DType type) override {
     return append({.op = LoopOp::kConst, .type = type, .value = value}, {});
   }
@@ -161,6 +167,12 @@ class UnitLowering final : public LoopBuilder {
  private:
   using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
 
+  LoopValue scalar_of(int i, DType type) {
+    const auto index = static_cast<int32_t>(result_.scalars.size());
+    result_.scalars.push_back({.node = index_, .position = i});
+    return append({.op = LoopOp::kScalar, .type = type, .index = index}, {});
+  }
+
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
   // Equal instructions are one.
@@ -182,7 +194,8 @@ class UnitLowering final : public LoopBuilder {
     for (size_t i = 0; i < result_.operands.size(); ++i) {
       const Operand& other = result_.kernel.operands[i];
       if (value == kNoValue || result_.operands[i] != value || other.is_output != operand.is_output ||
-          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size())
+          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size() ||
+          other.is_random != operand.is_random || other.increment != operand.increment)
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)

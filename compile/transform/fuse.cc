@@ -54,8 +54,14 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   Space space;
   if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
-  for (ValueId id : node.inputs)
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const ValueId id = node.inputs[i];
+    if (static_cast<int32_t>(i) == op.traits.random_state) {
+      if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
+      continue;
+    }
     if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
+  }
   for (ValueId id : node.outputs)
     if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
   const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes
@@ -238,7 +244,10 @@ class Fuser {
       if (space.column_sum) c.column_results = {node.outputs[0]};
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.column_sum;
       if (!space.fusible) continue;
-      for (ValueId id : node.inputs) c.touched.push_back(same_elements(graph_, id));
+      // Kernels do not become one to share a random state.
+      for (size_t k = 0; k < node.inputs.size(); ++k)
+        if (static_cast<int32_t>(k) != node.op->traits.random_state)
+          c.touched.push_back(same_elements(graph_, node.inputs[k]));
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());

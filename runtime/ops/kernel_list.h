@@ -15,6 +15,7 @@ void copy_kernel(const KernelContext& context);
 void fill_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
 void draw_kernel(const KernelContext& context);
+void draw_integers_kernel(const KernelContext& context);
 
 // reduction.cc, in the order of ops/reduction_order.h
 void sum_kernel(const KernelContext& context);

@@ -90,6 +90,8 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
     const Instr& i = instr(id);
     if (i.op == LoopOp::kLoad || i.op == LoopOp::kPick) {
       emit_load(id);
+    } else if (is_random(i.op)) {
+      emit_one_random(id, /*row=*/true);
     } else if (i.op == LoopOp::kStore) {
       if (!waited) emit_row_barrier();
       waited = true;
@@ -99,6 +101,9 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
     }
   }
+  // Behind the probabilities of masks, which are row instructions.
+  for (int32_t id : stage.column)
+    if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
 }
 
 void KernelEmitter::emit_column_instr(int32_t id) {
@@ -121,6 +126,7 @@ void KernelEmitter::emit_step(const Stage& stage) {
     line("const ", pack(i), " l", id, " = kept", at, "[k];");
     kept_now_[at] = true;
   }
+  emit_draws(stage);
   {
     line("#pragma unroll");
     const Block each = block("for (int e = 0; e < ", s_.elements, "; ++e)");
@@ -150,6 +156,11 @@ void KernelEmitter::emit_step(const Stage& stage) {
           line(sum, " = ", sum, " + v", i.a, ";");
           break;
         }
+        case LoopOp::kRandomKeep:
+        case LoopOp::kRandomFirst:
+        case LoopOp::kRandomSecond:
+          if (operand(i).col_stride != 0) emit_drawn(id);
+          break;
         default: emit_column_instr(id);
       }
     }
