@@ -304,11 +304,14 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   if (large) {
     for (int64_t mask : {1, 2, 3}) add({300, 401}, mask);
     add({5000, 17}, 1);
+    for (int64_t mask : {1, 2, 5, 6}) add({40, 90, 77}, mask);
     return samples;
   }
   for (int64_t mask : {0, 1, 2, 3}) add({7, 5}, mask);
   for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
   add({2, 3, 4, 5}, 0b0101);
+  // Several runs of reduced dimensions, and one in the middle.
+  for (int64_t mask : {0b0010, 0b0110, 0b1010, 0b1101}) add({3, 37, 2, 18}, mask);
   add({2, 70}, 2);
   add({70, 2}, 1);
   add({150, 3}, 1);
@@ -775,9 +778,9 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tril", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "triu", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
-    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
-    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
+    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
+    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
+    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
     {.name = "var", .make = &variance_samples, .tolerance = 32},

@@ -57,7 +57,10 @@ class Verifier {
     if (k_.rows < 1 || k_.cols < 1) return "empty iteration space";
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
     if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
+    if (k_.inner < 1 || k_.rows % k_.inner != 0) return "rows are no multiple of inner";
     for (const Operand& operand : k_.operands) {
+      if (k_.inner > 1 && (operand.is_partial || k_.split_columns || k_.chunk_rows > 0 || k_.per_item))
+        return "a kernel along inner rows with column sums, split columns or items";
       for (const OperandAxis& axis : operand.axes)
         if (axis.divisor < 1 || axis.size < 1) return "an operand axis with divisor or size below 1";
       if (operand.is_partial && (operand.dtype != compute_dtype(operand.dtype) || !is_floating(operand.dtype) ||

@@ -18,6 +18,14 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
+// The last run of reduced dimensions: Note [Runs] of ops/reduction_order.h.
+struct ReducedRun {
+  int64_t mask = 0;  // its dimensions
+  int64_t outer = 1, reduced = 1, inner = 1;
+  bool is_all = true;  // no other dimension is reduced
+};
+ReducedRun last_run(const Dims& sizes, int64_t mask);
+
 // A kernel's operand as a dense matrix: [reduced, kept] if the reduced dimensions are the first ones, else
 // [kept, reduced], for which they are brought to the end. Runs ops: the kernel has a NoGrad and no recorder.
 struct ReducedMatrix {

@@ -5,8 +5,8 @@
 
 #include <array>
 
+#include "rondo/compile/codegen/cpu/emit_llvm_rows.h"
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
-#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 namespace {
@@ -594,7 +594,7 @@ bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
 }  // namespace
 
 llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
-  return KernelEmitter(kernel, module).emit();
+  return kernel.inner > 1 ? emit_llvm_rows(kernel, module) : KernelEmitter(kernel, module).emit();
 }
 
 }  // namespace rondo::compile

@@ -26,7 +26,8 @@ void run(const KernelCall& call) {
     return;
   }
   if (kernel.chunk_rows == 0) {
-    parallel_for(kernel.rows, std::max<int64_t>(1, call.grain / kernel.cols), run);
+    const int64_t least = kernel.inner > 1 ? kSplitGrain : 1;  // whole vectors
+    parallel_for(kernel.rows, std::max<int64_t>(least, call.grain / kernel.cols), run);
     return;
   }
   parallel_for(chunks(kernel), std::max<int64_t>(1, call.grain / (kernel.cols * kernel.chunk_rows)),
