@@ -397,19 +397,27 @@ template <int kOperands> Samples rows(bool large) {
 // Also rows without elements.
 template <int kOperands> Samples softmax_rows(bool large) {
   Samples samples = rows<kOperands>(large);
-  if (!large) samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  const auto along = [&](const Dims& sizes, int64_t dim) {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kOperands; ++i) inputs.push_back(real(sizes));
+    samples.push_back({to_string(sizes) + " along " + std::to_string(dim), inputs, ints({dim})});
+  };
+  if (large) return along({30, 21, 150}, 1), samples;
+  samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  for (int64_t dim : {0, 1, 2}) along({3, 37, 18}, dim);
+  along({70, 5}, 0);
+  along({9, 1}, 0);
+  along({2, 6, 1}, 1);
+  along({2, 0, 3}, 1);
   return samples;
 }
-Samples softmax_grad_samples(bool large) {
+template <auto kSoftmax> Samples softmax_grads(bool large) {
   Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
+  for (OpSample& s : samples) s.inputs[1] = kSoftmax(s.inputs[1], s.attrs.ints.empty() ? -1 : s.attrs.ints[0]);
   return samples;
 }
-Samples log_softmax_grad_samples(bool large) {
-  Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
-  return samples;
-}
+Samples softmax_grad_samples(bool large) { return softmax_grads<&ops::softmax>(large); }
+Samples log_softmax_grad_samples(bool large) { return softmax_grads<&ops::log_softmax>(large); }
 Samples layer_norm_samples(bool large) {
   Samples samples = rows<1>(large);
   for (OpSample& s : samples) {

@@ -17,7 +17,7 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   const ops::ReducedRun run = ops::last_run(input.sizes, node.attrs.ints[0]);
   if (!run.is_all) return space;
   Unit& unit = space.unit;
-  if (run.inner > 1 && run.outer == 1 && node.op->traits.additive) {
+  if (run.by_columns && run.outer == 1 && node.op->traits.additive) {
     space.sums_rows = true;
     unit.rows = run.reduced;
     unit.cols = run.inner;
@@ -81,7 +81,7 @@ std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, Dim
 }
 
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
-  return unit.inner == 1 && ops::last_run(domain, mask).inner > 1;
+  return unit.inner == 1 && ops::last_run(domain, mask).by_columns;
 }
 
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {

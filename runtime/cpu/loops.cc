@@ -6,6 +6,12 @@
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
+namespace {
+
+constexpr int64_t kTile = 64;  // rows and columns
+
+}  // namespace
+
 template <int N> void for_each_run(const KernelContext& context, ops::ElementwiseRunFn run, const double* scalars) {
   Tensor& result = context.out();
   ops::ElementwiseRun whole;
@@ -60,21 +66,32 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   const int64_t rows = space.sizes[last - 1];  // one step apart
   whole.out_step = space.strides[0][last - 1] * width[0];
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
-  parallel_for(all_rows, std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end;) {
-      std::array<int64_t, N + 1> offsets{};
-      int64_t rest = row;
-      for (int d = last - 1; d >= 0; --d) {
-        const int64_t index = rest % space.sizes[d];
-        rest /= space.sizes[d];
-        for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
-      }
-      ops::ElementwiseRun part = part_at(offsets, n);
-      part.rows = std::min(end - row, rows - row % rows);
-      run(part, scalars);
-      row += part.rows;
-    }
-  });
+  // An operand whose rows are neighbours in memory, and whose columns lie apart, is read in tiles: a cache line serves
+  // several rows before it leaves the cache.
+  bool transposed = false;
+  for (int k = 0; k <= N; ++k)
+    transposed = transposed || (std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1);
+  const int64_t tile = transposed ? kTile : n, tile_rows = transposed ? kTile : rows;
+  parallel_for(all_rows, std::max<int64_t>(transposed ? kTile : 1, kElementwiseGrain / n),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end;) {
+                   std::array<int64_t, N + 1> offsets{};
+                   int64_t rest = row;
+                   for (int d = last - 1; d >= 0; --d) {
+                     const int64_t index = rest % space.sizes[d];
+                     rest /= space.sizes[d];
+                     for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
+                   }
+                   const int64_t together = std::min({end - row, rows - row % rows, tile_rows});
+                   for (int64_t column = 0; column < n; column += tile) {
+                     ops::ElementwiseRun part = part_at(offsets, std::min(tile, n - column));
+                     part.rows = together;
+                     run(part, scalars);
+                     for (int k = 0; k <= N; ++k) offsets[k] += tile * space.strides[k][last];
+                   }
+                   row += together;
+                 }
+               });
 }
 
 template void for_each_run<0>(const KernelContext&, ops::ElementwiseRunFn, const double*);

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -121,28 +122,21 @@ void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<Out>(partial[c]);
 }
 
-// Columns that a thread reduces together, so that their accumulators stay in its first cache.
-constexpr int64_t kColumnBlock = 256;
-
 // x [outer, rows, cols] -> out [outer, cols]: Note [Column order], a block of columns after the other.
 template <class Op, class C, class T, class Out>
 void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows, int64_t cols) {
-  const int64_t chunk = column_chunk_rows(rows), blocks = (cols + kColumnBlock - 1) / kColumnBlock;
+  const int64_t blocks = (cols + kColumnBlock - 1) / kColumnBlock;
   parallel_for(outer * blocks, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(rows * kColumnBlock, 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t block = begin; block < end; ++block) {
                    const int64_t o = block / blocks, first = block % blocks * kColumnBlock,
                                  width = std::min(kColumnBlock, cols - first);
                    const T* from = x + o * rows * cols + first;
-                   C totals[kColumnBlock], sums[kColumnBlock];
-                   std::fill_n(totals, width, Op::template identity<C>());
-                   for (int64_t r = 0; r < rows;) {
-                     std::fill_n(sums, width, Op::template identity<C>());
-                     for (const int64_t last = std::min(rows, r + chunk); r < last; ++r)
-                       for (int64_t c = 0; c < width; ++c)
-                         sums[c] = Op::template combine<C>(sums[c], static_cast<C>(from[r * cols + c]));
-                     for (int64_t c = 0; c < width; ++c) totals[c] = Op::template combine<C>(totals[c], sums[c]);
-                   }
+                   C totals[kColumnBlock];
+                   reduce_columns<C>(
+                       rows, width, Op::template identity<C>(),
+                       [=](int64_t r, int64_t c) { return static_cast<C>(from[r * cols + c]); },
+                       [](C a, C b) { return Op::template combine<C>(a, b); }, totals);
                    for (int64_t c = 0; c < width; ++c) out[o * cols + first + c] = static_cast<Out>(totals[c]);
                  }
                });
@@ -153,7 +147,7 @@ template <class Op, class C, class T, class Out>
 void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
   const ops::ReducedRun run = ops::last_run(sizes, mask);
   const auto reduce_run = [&](auto* to) {
-    if (run.inner == 1) reduce_columns_of_rows<Op, C>(x, to, run.outer, run.reduced);
+    if (!run.by_columns) reduce_columns_of_rows<Op, C>(x, to, run.outer, run.reduced);
     else if (run.outer == 1 && run.inner < kManyColumns) reduce_rows_of_columns<Op, C>(x, to, run.reduced, run.inner);
     else reduce_blocks_of_columns<Op, C>(x, to, run.outer, run.reduced, run.inner);
   };

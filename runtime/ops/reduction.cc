@@ -62,7 +62,11 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
   ReducedRun run;
   int d = sizes.rank() - 1;
   const auto reduces = [&](int i) { return (mask >> i & 1) != 0; };
-  for (; d >= 0 && (!reduces(d) || sizes[d] == 1); --d) run.inner *= sizes[d];
+  bool keeps_behind = false;
+  for (; d >= 0 && (!reduces(d) || sizes[d] == 1); --d) {
+    run.inner *= sizes[d];
+    keeps_behind = keeps_behind || !reduces(d);
+  }
   for (; d >= 0 && (reduces(d) || sizes[d] == 1); --d) {
     run.reduced *= sizes[d];
     if (reduces(d)) run.mask |= int64_t{1} << d;
@@ -73,6 +77,7 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
   }
   // Nothing is reduced but dimensions of size 1: rows of one element.
   if (run.mask == 0) std::swap(run.outer, run.inner);
+  else run.by_columns = run.inner > 1 || (run.outer == 1 && keeps_behind);
   return run;
 }
 

@@ -1,12 +1,11 @@
 #include "rondo/compile/codegen/cpu/emit_llvm.h"
 
 #include <llvm/IR/Intrinsics.h>
-#include <llvm/IR/Module.h>
 
 #include <array>
 
-#include "rondo/compile/codegen/cpu/emit_llvm_rows.h"
-#include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+#include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
+#include "rondo/compile/codegen/tiles.h"
 
 namespace rondo::compile {
 namespace {
@@ -594,7 +593,8 @@ bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
 }  // namespace
 
 llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
-  return kernel.inner > 1 ? emit_llvm_rows(kernel, module) : KernelEmitter(kernel, module).emit();
+  if (kernel.inner > 1) return emit_llvm_rows(kernel, module);
+  return goes_in_tiles(kernel) ? emit_llvm_tiles(kernel, module) : KernelEmitter(kernel, module).emit();
 }
 
 }  // namespace rondo::compile

@@ -1,11 +1,9 @@
-#include "rondo/compile/codegen/cpu/emit_llvm_rows.h"
-
+// Kernels along rows (LoopKernel::inner above 1).
 #include <llvm/IR/Intrinsics.h>
-#include <llvm/IR/Module.h>
 
 #include <array>
 
-#include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+#include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -22,26 +20,18 @@ constexpr int kLongCode = 48;  // instructions
 
 // Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
 // is less than a vector) the addresses of each lane are computed.
-class RowsEmitter : ValueEmitter {
+class RowsEmitter : BlockEmitter {
  public:
-  RowsEmitter(const LoopKernel& kernel, llvm::Module& module)
-      : ValueEmitter(module.getContext()), kernel_(kernel), module_(module), context_(module.getContext()) {}
-
+  using BlockEmitter::BlockEmitter;
   llvm::Function* emit();
 
  private:
   enum class Level : uint8_t { kKernel, kRow, kColumn };
   // How the addresses of an operand change from a row to the next in a block.
   enum class Along : uint8_t { kSame, kNext, kStride, kAnyhow };
-  struct AxisExtents {
-    Value *divisor, *size, *stride;
-  };
   struct Memory {
     Along along = Along::kSame;
-    Value* col_stride = nullptr;
-    std::vector<AxisExtents> axes;
-    Value* base = nullptr;                    // of the kernel
-    Value* first = nullptr;                   // of the block's first row; kAnyhow: the same as base
+    Value* first = nullptr;                   // of the block's first row; kAnyhow: the operand's address
     std::array<Value*, kMostCopies> lanes{};  // kStride, kAnyhow: offsets from `first`
   };
   struct Block {
@@ -49,7 +39,6 @@ class RowsEmitter : ValueEmitter {
     Value* mask;  // null: all lanes
   };
 
-  void read_extents();
   void find_levels();
   Along along(size_t operand) const;
   int copies() const;
@@ -62,33 +51,19 @@ class RowsEmitter : ValueEmitter {
   void emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums);
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
   void store(const Instr& instr, Value* column, int copy, Value* mask);
-  Value* address(const Memory& at, DType dtype, Value* column);
-  template <class Body>
-  void loop(Value* first, Value* last, llvm::MutableArrayRef<Value*> carried, Value* step, Body body);
+  // Of the block's first row. `column` null: column 0.
+  Value* address(const Instr& i, Value* column);
 
-  const Instr& instr(int32_t id) const { return kernel_.instrs[static_cast<size_t>(id)]; }
-  const Operand& operand(const Instr& i) const { return kernel_.operands[static_cast<size_t>(i.index)]; }
-  Memory& memory(const Instr& i) { return memory_[static_cast<size_t>(i.index)]; }
   Level& level(int32_t id) { return levels_[static_cast<size_t>(id)]; }
   Value*& value(int32_t id, int copy) { return values_[static_cast<size_t>(copy)][static_cast<size_t>(id)]; }
   Value* argument(int32_t id, int copy) { return id < 0 ? nullptr : value(id, copy); }
   bool is_sum(int32_t id) const { return instr(id).op == LoopOp::kReduceSum; }
   // Rows whose addresses follow from that of the first: those of one outer index, unless they are too few.
   bool lines_are_inner() const { return !llvm::isa<llvm::ConstantInt>(inner_) || kernel_.inner >= kLanes; }
-  Value* splat(Value* scalar) { return b_.CreateVectorSplat(kLanes, scalar); }
-  Value* lane_numbers() {
-    llvm::SmallVector<llvm::Constant*, kLanes> lanes;
-    for (int i = 0; i < kLanes; ++i) lanes.push_back(b_.getInt64(static_cast<uint64_t>(i)));
-    return llvm::ConstantVector::get(lanes);
-  }
+  int64_t line() const { return lines_are_inner() ? kernel_.inner : kernel_.rows; }
 
-  const LoopKernel& kernel_;
-  llvm::Module& module_;
-  llvm::LLVMContext& context_;
-  llvm::Function* function_ = nullptr;
-  Value *end_ = nullptr, *scalar_array_ = nullptr, *cols_ = nullptr, *inner_ = nullptr;
-  std::vector<Memory> memory_;  // by operand
-  std::vector<Level> levels_;   // by instruction
+  std::vector<Memory> memory_;                           // by operand
+  std::vector<Level> levels_;                            // by instruction
   std::array<std::vector<Value*>, kMostCopies> values_;  // by instruction: one value for each row
 };
 
@@ -100,7 +75,7 @@ void RowsEmitter::find_levels() {
         const Instr& i = instr(id);
         const bool moves = (i.op == LoopOp::kLoad && operand(i).col_stride != 0) || i.op == LoopOp::kStore;
         Level& own = level(id);
-        if (i.op != LoopOp::kConst && i.op != LoopOp::kScalar) own = Level::kRow;
+        if (!is_constant(i)) own = Level::kRow;
         if (moves && list == &stage.column) own = Level::kColumn;
         for (int32_t arg : {i.a, i.b, i.c})
           if (arg >= 0) own = std::max(own, level(arg));
@@ -110,11 +85,10 @@ void RowsEmitter::find_levels() {
 }
 
 RowsEmitter::Along RowsEmitter::along(size_t index) const {
-  const int64_t line = lines_are_inner() ? kernel_.inner : kernel_.rows;
   const OperandAxis* within = nullptr;
   for (const OperandAxis& axis : kernel_.operands[index].axes) {
-    if (axis.stride == 0 || axis.size == 1 || along_inner(axis, line) == AlongInner::kNot) continue;
-    if (within != nullptr || along_inner(axis, line) == AlongInner::kInPart) return Along::kAnyhow;
+    if (axis.stride == 0 || axis.size == 1 || along_inner(axis, line()) == AlongInner::kNot) continue;
+    if (within != nullptr || along_inner(axis, line()) == AlongInner::kInPart) return Along::kAnyhow;
     within = &axis;
   }
   if (within == nullptr) return Along::kSame;
@@ -128,81 +102,37 @@ int RowsEmitter::copies() const {
   return work > kLongCode ? kMostCopies / 2 : kMostCopies;
 }
 
-void RowsEmitter::read_extents() {
-  const std::vector<int64_t> values = extents(kernel_);
-  size_t next = 0;
-  const auto read = [&]() -> Value* {
-    const size_t at = next++;
-    if (kernel_.varying.empty() || !kernel_.varying[at] || !may_vary(values[at]))
-      return b_.getInt64(static_cast<uint64_t>(values[at]));
-    return b_.CreateLoad(b_.getInt64Ty(),
-                         b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), at));
-  };
-  cols_ = read();
-  read();  // chunk_rows: there are none
-  for (const Operand& operand : kernel_.operands) {
-    Memory& at = memory_.emplace_back();
-    at.col_stride = read();
-    for (size_t axis = 0; axis < operand.axes.size(); ++axis) {
-      Value *divisor = read(), *size = read(), *stride = read();
-      at.axes.push_back({divisor, size, stride});
-    }
-  }
-  inner_ = read();
-}
-
 llvm::Function* RowsEmitter::emit() {
-  Type* ptr = b_.getPtrTy();
-  auto* type = llvm::FunctionType::get(b_.getVoidTy(), {ptr, ptr, ptr, b_.getInt64Ty(), b_.getInt64Ty()}, false);
-  function_ = llvm::Function::Create(type, llvm::Function::ExternalLinkage, kernel_.name, module_);
-  function_->setDoesNotThrow();
-  for (unsigned i : {0u, 1u, 2u}) {
-    function_->addParamAttr(i, llvm::Attribute::NoAlias);
-    function_->addParamAttr(i, llvm::Attribute::ReadOnly);
-  }
-  scalar_array_ = function_->getArg(1);
-  Value* begin = function_->getArg(3);
-  end_ = function_->getArg(4);
+  begin_function();
+  BasicBlock *entry = b_.GetInsertBlock(), *header = block("rows"), *body = block("body"), *exit = block("exit");
   find_levels();
   for (std::vector<Value*>& copy : values_) copy.assign(kernel_.instrs.size(), nullptr);
-
-  BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
-  BasicBlock* header = BasicBlock::Create(context_, "rows", function_);
-  BasicBlock* body = BasicBlock::Create(context_, "body", function_);
-  BasicBlock* exit = BasicBlock::Create(context_, "exit", function_);
-  b_.SetInsertPoint(entry);
-  read_extents();
-  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-    memory_[i].along = along(i);
-    memory_[i].base = b_.CreateLoad(ptr, b_.CreateConstInBoundsGEP1_64(ptr, function_->getArg(0), i));
-  }
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) memory_.push_back({.along = along(i)});
   for (size_t id = 0; id < kernel_.instrs.size(); ++id) {
-    const Instr& i = kernel_.instrs[id];
-    if (i.op != LoopOp::kConst && i.op != LoopOp::kScalar) continue;
-    Value* all = splat(arithmetic(i, scalar_array_, nullptr, nullptr, nullptr));
+    if (!is_constant(kernel_.instrs[id])) continue;
+    Value* all = constant(kernel_.instrs[id]);
     for (std::vector<Value*>& copy : values_) copy[id] = all;
   }
   b_.CreateBr(header);
 
   b_.SetInsertPoint(header);
   auto* row = b_.CreatePHI(b_.getInt64Ty(), 3, "r");
-  row->addIncoming(begin, entry);
+  row->addIncoming(begin_, entry);
   b_.CreateCondBr(b_.CreateICmpSLT(row, end_), body, exit);
 
   b_.SetInsertPoint(body);
   Value* left = rows_left(row);
   const int wide = copies();
-  const int64_t taken = int64_t{wide} * kLanes;
-  BasicBlock* whole = BasicBlock::Create(context_, "whole", function_);
-  BasicBlock* part = BasicBlock::Create(context_, "part", function_);
-  b_.CreateCondBr(b_.CreateICmpSGE(left, b_.getInt64(static_cast<uint64_t>(taken))), whole, part);
+  Value* taken = number(int64_t{wide} * kLanes);
+  BasicBlock *whole = block("whole"), *part = block("part");
+  b_.CreateCondBr(b_.CreateICmpSGE(left, taken), whole, part);
   b_.SetInsertPoint(whole);
   emit_block(row, {wide, nullptr});
-  row->addIncoming(b_.CreateAdd(row, b_.getInt64(static_cast<uint64_t>(taken)), "", true, true), b_.GetInsertBlock());
+  row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
   b_.CreateBr(header);
   b_.SetInsertPoint(part);
-  Value* few = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, left, b_.getInt64(kLanes));
-  emit_block(row, {1, b_.CreateICmpSLT(lane_numbers(), splat(few))});
+  Value* few = least(left, number(kLanes));
+  emit_block(row, {1, lanes_below(few)});
   row->addIncoming(b_.CreateAdd(row, few, "", true, true), b_.GetInsertBlock());
   b_.CreateBr(header);
   b_.SetInsertPoint(exit);
@@ -213,38 +143,24 @@ llvm::Function* RowsEmitter::emit() {
 Value* RowsEmitter::rows_left(Value* row) {
   Value* left = b_.CreateSub(end_, row);
   if (!lines_are_inner()) return left;
-  return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, left, b_.CreateSub(inner_, b_.CreateURem(row, inner_)));
+  return least(left, b_.CreateSub(inner_, b_.CreateURem(row, inner_)));
 }
 
 // Sets where the block's rows lie.
 void RowsEmitter::point_at(Value* row, const Block& block) {
   for (size_t i = 0; i < memory_.size(); ++i) {
-    const Operand& operand = kernel_.operands[i];
     Memory& at = memory_[i];
-    // The offset of one row, or of a vector of rows.
-    const auto offset_of = [&](Value* rows, bool vector) {
-      const auto wide = [&](Value* scalar) { return vector ? splat(scalar) : scalar; };
-      Value* offset = wide(b_.getInt64(0));
-      for (size_t a = 0; a < at.axes.size(); ++a) {
-        Value* index = rows;
-        if (operand.axes[a].divisor != 1) index = b_.CreateUDiv(index, wide(at.axes[a].divisor));
-        if (wraps(kernel_, operand.axes[a])) index = b_.CreateURem(index, wide(at.axes[a].size));
-        offset = b_.CreateAdd(offset, b_.CreateMul(index, wide(at.axes[a].stride)));
-      }
-      return offset;
-    };
-    at.first = at.base;
+    at.first = operands_[i].base;
     if (at.along != Along::kAnyhow)
-      at.first = b_.CreateGEP(memory_type(operand.dtype), at.base, offset_of(row, false));
+      at.first = b_.CreateGEP(memory_type(kernel_.operands[i].dtype), at.first, row_offset(i, row));
     for (int copy = 0; copy < block.copies; ++copy) {
-      Value* lanes = b_.CreateAdd(lane_numbers(), splat(b_.getInt64(static_cast<uint64_t>(copy) * kLanes)));
-      if (at.along == Along::kAnyhow) at.lanes[copy] = offset_of(b_.CreateAdd(splat(row), lanes), true);
+      Value*& offsets = at.lanes[static_cast<size_t>(copy)];
+      Value* lanes = b_.CreateAdd(lane_numbers(), splat(number(int64_t{copy} * kLanes)));
+      if (at.along == Along::kAnyhow) offsets = row_offset(i, b_.CreateAdd(splat(row), lanes));
       if (at.along != Along::kStride) continue;
-      Value* stride = nullptr;
-      const int64_t line = lines_are_inner() ? kernel_.inner : kernel_.rows;
-      for (size_t a = 0; a < at.axes.size(); ++a)
-        if (along_inner(operand.axes[a], line) == AlongInner::kAll) stride = at.axes[a].stride;
-      at.lanes[copy] = b_.CreateMul(lanes, splat(stride));
+      for (size_t a = 0; a < operands_[i].axes.size(); ++a)
+        if (along_inner(kernel_.operands[i].axes[a], line()) == AlongInner::kAll)
+          offsets = b_.CreateMul(lanes, splat(operands_[i].axes[a].stride));
     }
   }
 }
@@ -299,14 +215,12 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
   };
   const bool has_sums = std::any_of(stage.reductions.begin(), stage.reductions.end(),
                                     [&](int32_t id) { return is_sum(id); });
-  if (!has_sums) return loop(b_.getInt64(0), cols_, sums, b_.getInt64(1), each_column);
+  if (!has_sums) return loop(number(0), cols_, number(1), sums, each_column);
   // column_chunk_rows()
-  Value* chunk = b_.CreateUDiv(b_.CreateAdd(cols_, b_.getInt64(63)), b_.getInt64(64));
-  chunk = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, chunk, b_.getInt64(kLeastChunk));
-  chunk = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, chunk, b_.getInt64(kMostChunk));
-  loop(b_.getInt64(0), cols_, sums, chunk, [&](Value* first) {
-    Value* last = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, cols_, b_.CreateAdd(first, chunk, "", true, true));
-    loop(first, last, sums, b_.getInt64(1), each_column);
+  Value* chunk = b_.CreateUDiv(b_.CreateAdd(cols_, number(63)), number(64));
+  chunk = least(b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, chunk, number(kLeastChunk)), number(kMostChunk));
+  loop(number(0), cols_, chunk, sums, [&](Value* first) {
+    loop(first, least(cols_, b_.CreateAdd(first, chunk, "", true, true)), number(1), sums, each_column);
     Value** sum = sums.begin();
     for (int32_t id : stage.reductions)
       for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
@@ -329,75 +243,44 @@ void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
   }
 }
 
-// A loop from `first` to `last` in steps of `step`, at least once. `carried`: what the body reads and replaces.
-template <class Body>
-void RowsEmitter::loop(Value* first, Value* last, llvm::MutableArrayRef<Value*> carried, Value* step, Body body) {
-  BasicBlock* before = b_.GetInsertBlock();
-  BasicBlock* loop = BasicBlock::Create(context_, "columns", function_);
-  b_.CreateBr(loop);
-  b_.SetInsertPoint(loop);
-  auto* column = b_.CreatePHI(b_.getInt64Ty(), 2, "c");
-  column->addIncoming(first, before);
-  llvm::SmallVector<llvm::PHINode*, 16> phis;
-  for (Value*& v : carried) {
-    phis.push_back(b_.CreatePHI(v->getType(), 2));
-    phis.back()->addIncoming(v, before);
-    v = phis.back();
-  }
-  body(column);
-  BasicBlock* end_of_body = b_.GetInsertBlock();
-  Value* next = b_.CreateAdd(column, step, "", true, true);
-  column->addIncoming(next, end_of_body);
-  for (size_t k = 0; k < phis.size(); ++k) phis[k]->addIncoming(carried[k], end_of_body);
-  BasicBlock* after = BasicBlock::Create(context_, "after", function_);
-  b_.CreateCondBr(b_.CreateICmpSLT(next, last), loop, after);
-  b_.SetInsertPoint(after);
-}
-
 // ---- Memory
 
-Value* RowsEmitter::address(const Memory& at, DType dtype, Value* column) {
-  if (column == nullptr) return at.first;
-  return b_.CreateGEP(memory_type(dtype), at.first, b_.CreateMul(column, at.col_stride, "", false, true));
+Value* RowsEmitter::address(const Instr& i, Value* column) {
+  const auto at = static_cast<size_t>(i.index);
+  Value* first = memory_[at].first;
+  if (column == nullptr) return first;
+  return b_.CreateGEP(memory_type(operand(i).dtype), first,
+                      b_.CreateMul(column, operands_[at].col_stride, "", false, true));
 }
 
-// `column` null: column 0.
 Value* RowsEmitter::load(const Instr& i, Value* column, int copy, Value* mask) {
-  const Memory& at = memory(i);
+  const Memory& at = memory_[static_cast<size_t>(i.index)];
   const DType dtype = operand(i).dtype;
   Type *scalar = memory_type(dtype), *type = widen(scalar, kLanes);
   const llvm::Align align(size_of(dtype));
-  Value *ptr = address(at, dtype, column), *raw = nullptr;
+  Value *ptr = address(i, column), *raw = nullptr;
   switch (at.along) {
     case Along::kSame: return splat(from_memory(b_.CreateAlignedLoad(scalar, ptr, align), dtype, i.type));
     case Along::kNext:
-      ptr = b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes);
-      raw = mask == nullptr ? static_cast<Value*>(b_.CreateAlignedLoad(type, ptr, align))
-                            : b_.CreateMaskedLoad(type, ptr, align, mask, llvm::Constant::getNullValue(type));
+      raw = load_vector(dtype, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes), mask);
       break;
     default:
-      raw = b_.CreateMaskedGather(type, b_.CreateGEP(scalar, ptr, at.lanes[copy]), align,
-                                  mask ? mask : llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)),
-                                  llvm::Constant::getNullValue(type));
+      raw = b_.CreateMaskedGather(type, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]), align,
+                                  mask ? mask : all_lanes(), llvm::Constant::getNullValue(type));
   }
   return from_memory(raw, dtype, i.type);
 }
 
 void RowsEmitter::store(const Instr& i, Value* column, int copy, Value* mask) {
-  const Memory& at = memory(i);
+  const Memory& at = memory_[static_cast<size_t>(i.index)];
   const DType dtype = operand(i).dtype;
   Type* scalar = memory_type(dtype);
-  const llvm::Align align(size_of(dtype));
-  Value* raw = to_memory(value(i.a, copy), dtype, /*already_rounded=*/false);
-  Value* ptr = address(at, dtype, column);
-  if (at.along == Along::kNext) {
-    ptr = b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes);
-    if (mask == nullptr) b_.CreateAlignedStore(raw, ptr, align);
-    else b_.CreateMaskedStore(raw, ptr, align, mask);
-    return;
-  }
-  b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, at.lanes[copy]), align,
-                         mask ? mask : llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)));
+  Value *raw = to_memory(value(i.a, copy), dtype, /*already_rounded=*/false), *ptr = address(i, column);
+  if (at.along == Along::kNext)
+    return store_vector(dtype, raw, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes),
+                        mask);
+  b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]),
+                         llvm::Align(size_of(dtype)), mask ? mask : all_lanes());
 }
 
 }  // namespace

@@ -72,6 +72,7 @@ class KernelEmitter {
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
   void emit_sweep(const Stage& stage);
+  void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
 
   const Instr& instr(int32_t id) const { return k_.instrs[static_cast<size_t>(id)]; }
