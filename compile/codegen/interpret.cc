@@ -240,8 +240,7 @@ void interpret(const LoopKernel& kernel, void* const* operands, const double* sc
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
   // Note [Column order]
   const RowOrder along_rows{.lanes = 1, .block = column_chunk_rows(kernel.cols), .distances = {}};
-  if (begin < end)
-    Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
+  if (begin < end) Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
 }
 
 }  // namespace rondo::compile

@@ -29,7 +29,8 @@ inline bool goes_in_tiles(const LoopKernel& kernel) {
   });
 }
 
-// Rows and columns whose tiles follow each other: their cache lines and pages stay at hand.
-inline constexpr int64_t kTilesTogether = 128;
+// Rows and columns whose tiles follow each other. A column of a transposed operand then fills half a page, and the
+// pages of all rows and columns stay in the second TLB, their lines in the second cache.
+inline constexpr int64_t kRowsTogether = 512, kColumnsTogether = 64;
 
 }  // namespace rondo::compile

@@ -26,9 +26,8 @@ bool has_runs(const Graph& graph, const GraphNode& node) {
 }
 
 bool has_parts(const Graph& graph, const GraphNode& node) {
-  return node.op->decompose != nullptr && node.op->fuse_parts &&
-         (node.op->lower == nullptr || has_runs(graph, node)) && node.op->kind != OpKind::kContraction &&
-         !is_empty(graph, node);
+  return node.op->decompose != nullptr && node.op->fuse_parts && (node.op->lower == nullptr || has_runs(graph, node)) &&
+         node.op->kind != OpKind::kContraction && !is_empty(graph, node);
 }
 
 std::optional<Graph> decompose_once(const Graph& graph) {

@@ -1,8 +1,8 @@
 // Fusion: pointwise chains and reductions with their producers and consumers, greedily by bytes saved.
 //
-// Every fusible node has an iteration space (Note [Spaces] of spaces.h). Two units may become one kernel if their spaces
-// agree, no path through a third unit would close a cycle, and neither needs a result of the other that exists only when
-// all rows are done (a column sum).
+// Every fusible node has an iteration space (Note [Spaces] of spaces.h). Two units may become one kernel if their
+// spaces agree, no path through a third unit would close a cycle, and neither needs a result of the other that exists
+// only when all rows are done (a column sum).
 //
 // Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
 //   program, and never fuses across two windows. A kernel has at most Capabilities::most_ops nodes, because the time to
@@ -304,7 +304,8 @@ class Fuser {
     for (ValueId id : units_[unit].touched)
       for (int32_t at = last_touch_[id]; at != kNone; at = touches_[static_cast<size_t>(at)].before)
         if (const size_t other = touches_[static_cast<size_t>(at)].unit;
-            other >= first && other != unit && units_[other].alive && common_space(units_[unit], units_[other]) != nullptr)
+            other >= first && other != unit && units_[other].alive &&
+            common_space(units_[unit], units_[other]) != nullptr)
           others_.push_back(other);
     std::sort(others_.begin(), others_.end());
     others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
@@ -403,7 +404,8 @@ std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues, cons
 std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   std::string text;
   for (const Unit& unit : units) {
-    if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, unit.inner > 1 ? " along rows" : "", "\n");
+    if (unit.fused)
+      absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, unit.inner > 1 ? " along rows" : "", "\n");
     else text += "library call\n";
     for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.node(n)), "\n");
   }

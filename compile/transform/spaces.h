@@ -28,9 +28,9 @@ inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
 
 // A unit of one fusible node. Not fused: the node is a library call.
 struct NodeSpace {
-  Unit unit;                // without nodes
-  bool takes_any = false;   // pointwise
-  bool sums_rows = false;   // a sum over the rows
+  Unit unit;               // without nodes
+  bool takes_any = false;  // pointwise
+  bool sums_rows = false;  // a sum over the rows
 };
 NodeSpace space_of(const Graph& graph, const GraphNode& node);
 

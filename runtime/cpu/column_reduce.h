@@ -28,7 +28,8 @@ inline void reduce_columns(int64_t rows, int64_t width, C identity, Value value,
 }
 
 template <class C, class Value> inline void sum_columns(int64_t rows, int64_t width, Value value, C* totals) {
-  reduce_columns<C>(rows, width, C(0), value, [](C a, C b) { return a + b; }, totals);
+  reduce_columns<C>(
+      rows, width, C(0), value, [](C a, C b) { return a + b; }, totals);
 }
 
 }  // namespace rondo::cpu

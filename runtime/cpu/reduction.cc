@@ -178,9 +178,8 @@ template <class Op> void reduce(const KernelContext& context) {
     } else if constexpr (std::is_same_v<T, bool>) {
       reduce_as(uint8_t{}, uint8_t{}, uint8_t{});  // true is 1
     } else if constexpr (std::is_same_v<Op, Sum>) {
-      visit_floating(context.out().dtype(), [&](auto out) {
-        reduce_as(ComputeType<T>{}, T{}, typename decltype(out)::type{});
-      });
+      visit_floating(context.out().dtype(),
+                     [&](auto out) { reduce_as(ComputeType<T>{}, T{}, typename decltype(out)::type{}); });
     } else {
       reduce_as(ComputeType<T>{}, T{}, T{});
     }

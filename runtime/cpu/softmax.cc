@@ -81,9 +81,8 @@ void softmax_kernel(const KernelContext& context) {
       };
       C top[kColumnBlock], total[kColumnBlock];
       lines.template max<C>([&](int64_t k, int64_t c) { return static_cast<C>(from[lines.at(k, c)]); }, top);
-      lines.for_each([&](int64_t k, int64_t c) {
-        e(k, c) = scalar::exp(static_cast<C>(from[lines.at(k, c)]) - top[c]);
-      });
+      lines.for_each(
+          [&](int64_t k, int64_t c) { e(k, c) = scalar::exp(static_cast<C>(from[lines.at(k, c)]) - top[c]); });
       lines.template sum<C>([&](int64_t k, int64_t c) { return e(k, c); }, total);
       for (int64_t c = 0; c < lines.width; ++c) total[c] = C(1) / total[c];
       lines.for_each([&](int64_t k, int64_t c) { y[lines.at(k, c)] = static_cast<T>(e(k, c) * total[c]); });
@@ -101,9 +100,7 @@ void softmax_grad_kernel(const KernelContext& context) {
       T* dx = pointer<T>(context.out()) + offset;
       C dot[kColumnBlock];
       lines.template sum<C>(
-          [&](int64_t k, int64_t c) {
-            return static_cast<C>(g[lines.at(k, c)]) * static_cast<C>(y[lines.at(k, c)]);
-          },
+          [&](int64_t k, int64_t c) { return static_cast<C>(g[lines.at(k, c)]) * static_cast<C>(y[lines.at(k, c)]); },
           dot);
       lines.for_each([&](int64_t k, int64_t c) {
         const int64_t i = lines.at(k, c);
@@ -126,9 +123,8 @@ void log_softmax_kernel(const KernelContext& context) {
       lines.template max<C>(value, top);
       lines.template sum<C>([&](int64_t k, int64_t c) { return scalar::exp(value(k, c) - top[c]); }, total);
       for (int64_t c = 0; c < lines.width; ++c) total[c] = scalar::log(total[c]);
-      lines.for_each([&](int64_t k, int64_t c) {
-        y[lines.at(k, c)] = static_cast<T>(value(k, c) - top[c] - total[c]);
-      });
+      lines.for_each(
+          [&](int64_t k, int64_t c) { y[lines.at(k, c)] = static_cast<T>(value(k, c) - top[c] - total[c]); });
     });
   });
 }

@@ -75,7 +75,7 @@ constexpr OpDef kAnyTrue = {
     .infer = &infer_bool,
     .on = {{&cpu::any_kernel}, {&cuda::any_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
-                    std::span<Tensor> out) { out[0] = not_equal(count(truths(in[0]), attrs), 0.0); },
+                    std::span<Tensor> out) { out[0] = count(truths(in[0]), attrs).to(kBool); },
     .lower = [](LoopBuilder& b) { b.output(0, count_of(true, b)); },
 };
 constexpr OpDef kAllTrue = {
@@ -84,7 +84,7 @@ constexpr OpDef kAllTrue = {
     .infer = &infer_bool,
     .on = {{&cpu::all_kernel}, {&cuda::all_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
-                    std::span<Tensor> out) { out[0] = equal(count(1.0 - truths(in[0]), attrs), 0.0); },
+                    std::span<Tensor> out) { out[0] = (1.0 - truths(count(1.0 - truths(in[0]), attrs))).to(kBool); },
     .lower =
         [](LoopBuilder& b) {
           const LoopValue zeros = count_of(false, b);

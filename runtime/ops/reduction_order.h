@@ -10,8 +10,8 @@
 // Note [Runs]. Neighbouring dimensions that are all reduced, or all kept, are one run; dimensions of size 1 belong to
 //   any. The last reduced run (ops/reduction_def.h, last_run()) splits a tensor into (outer, reduced, inner). If inner
 //   is 1, each row of (outer, reduced) is reduced in row order. Otherwise each of the `outer` matrices of (reduced,
-//   inner) is reduced in column order, as is a matrix of one column, (reduced, 1). The other reduced runs follow in the same way, from the last to the first; the
-//   results between two runs are accumulators.
+//   inner) is reduced in column order, as is a matrix of one column, (reduced, 1). The other reduced runs follow in the
+//   same way, from the last to the first; the results between two runs are accumulators.
 // Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 that
 //   grows by 8 million small ones is off by a part in 300.
 // Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into

@@ -38,14 +38,22 @@ struct Case {
   Results (*run)(const Tensor& x);
 };
 const Case kCases[] = {
-    {"statistics", {32, 64, 160, 160}, 2, false,
+    {"statistics",
+     {32, 64, 160, 160},
+     2,
+     false,
      [](const Tensor& x) {
        return Results{ops::mean(x, {0, 2, 3}), ops::var(x, {0, 2, 3}, 0.0)};
      }},
     {"softmax", {16, 64, 224, 224}, 1, true, [](const Tensor& x) { return Results{ops::softmax(x, 1)}; }},
     {"transpose", {7168, 7168}, 1, true, [](const Tensor& x) { return Results{x.t().contiguous()}; }},
-    {"channels", {16, 64, 224, 224}, 1, true,
-     [](const Tensor& x) { return Results{x.permute({0, 2, 3, 1}).contiguous()}; }},
+    {"channels",
+     {16, 64, 224, 224},
+     1,
+     true,
+     [](const Tensor& x) {
+       return Results{x.permute({0, 2, 3, 1}).contiguous()};
+     }},
 };
 
 double ms_of(auto step) {
@@ -77,9 +85,7 @@ void copy_all(const float* from, float* to, int64_t n) {
 class Contender {
  public:
   Contender(const Case& what, const std::string& mode)
-      : case_(what), x_(Tensor::randn(what.sizes)), compiled_(compile::compile([run = what.run](const Tensor& x) {
-          return run(x);
-        })) {
+      : case_(what), x_(Tensor::randn(what.sizes)), compiled_(compile::compile(what.run)) {
     if (mode == "compiled") step_ = [this] { compiled_(x_); };
     else step_ = [this] { case_.run(x_); };
     for (int warm = 0; warm < 2; ++warm) turn();
@@ -104,7 +110,7 @@ class Contender {
  private:
   const Case& case_;
   Tensor x_;
-  compile::Compiled<std::function<Results(const Tensor&)>> compiled_;
+  compile::Compiled<Results (*)(const Tensor&)> compiled_;
   std::function<void()> step_;
 };
 

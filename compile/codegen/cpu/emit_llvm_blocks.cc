@@ -76,4 +76,10 @@ void BlockEmitter::store_vector(DType memory, Value* raw, Value* ptr, Value* mas
   else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
+void BlockEmitter::fetch_line(Value* ptr, FetchTo to) {
+  const uint32_t write = to == FetchTo::kWrite ? 1 : 0, second_cache = 2, data = 1;
+  b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()},
+                     {ptr, b_.getInt32(write), b_.getInt32(second_cache), b_.getInt32(data)});
+}
+
 }  // namespace rondo::compile

@@ -44,6 +44,9 @@ class BlockEmitter : protected ValueEmitter {
   // kLanes neighbours in memory. `mask` null: all of them.
   Value* load_vector(DType memory, Value* ptr, Value* mask);
   void store_vector(DType memory, Value* raw, Value* ptr, Value* mask);
+  // Fetches the cache line of an address into the second cache.
+  enum class FetchTo : uint8_t { kRead, kWrite };
+  void fetch_line(Value* ptr, FetchTo to);
   Value* all_lanes() { return llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)); }
 
   // A loop from `first` to `last` in steps of `step`, at least once. `carried`: what the body reads and replaces.

@@ -15,6 +15,10 @@ using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
 
+// Tiles touch a page with each load and store, so the processor does not see what follows. Lines of rows further down,
+// and of columns further right, are fetched before.
+constexpr int64_t kLoadsAhead = 2 * kLanes, kStoresAhead = kColumnsTogether;
+
 class TilesEmitter : BlockEmitter {
  public:
   using BlockEmitter::BlockEmitter;
@@ -29,8 +33,8 @@ class TilesEmitter : BlockEmitter {
     Value* tile = nullptr;     // transposed: a buffer of kLanes vectors
   };
   struct Tile {
-    Value *rows, *columns;            // how many there are
-    Value *row_mask, *column_mask;    // null: all
+    Value *rows, *columns;          // how many there are
+    Value *row_mask, *column_mask;  // null: all
   };
 
   Value* rows_left(Value* row, Value* end);
@@ -77,10 +81,10 @@ llvm::Function* TilesEmitter::emit() {
   BasicBlock *body = block("body"), *exit = block("exit");
   b_.CreateCondBr(b_.CreateICmpSLT(begin_, end_), body, exit);
   b_.SetInsertPoint(body);
-  loop(begin_, end_, number(kTilesTogether), {}, [&](Value* first_row) {
-    Value* end_row = least(end_, b_.CreateAdd(first_row, number(kTilesTogether), "", true, true));
-    loop(number(0), cols_, number(kTilesTogether), {}, [&](Value* first_column) {
-      Value* end_column = least(cols_, b_.CreateAdd(first_column, number(kTilesTogether), "", true, true));
+  loop(begin_, end_, number(kRowsTogether), {}, [&](Value* first_row) {
+    Value* end_row = least(end_, b_.CreateAdd(first_row, number(kRowsTogether), "", true, true));
+    loop(number(0), cols_, number(kColumnsTogether), {}, [&](Value* first_column) {
+      Value* end_column = least(cols_, b_.CreateAdd(first_column, number(kColumnsTogether), "", true, true));
       // Steps differ: tiles end where the rows of a transposed operand begin anew.
       BasicBlock *before = b_.GetInsertBlock(), *rows = block("rows"), *after = block("after_rows");
       b_.CreateBr(rows);
@@ -119,8 +123,8 @@ Value* TilesEmitter::rows_left(Value* row, Value* end) {
 void TilesEmitter::emit_rows(Value* row, Value* count, Value* first_column, Value* end_column) {
   for (size_t i = 0; i < memory_.size(); ++i) {
     Memory& at = memory_[i];
-    if (at.transposed) at.first = b_.CreateGEP(memory_type(kernel_.operands[i].dtype), operands_[i].base,
-                                               row_offset(i, row));
+    if (at.transposed)
+      at.first = b_.CreateGEP(memory_type(kernel_.operands[i].dtype), operands_[i].base, row_offset(i, row));
     else b_.CreateAlignedStore(row_offset(i, b_.CreateAdd(splat(row), lane_numbers())), at.offsets, llvm::Align(8));
   }
   Value* row_mask = lanes_below(count);
@@ -184,13 +188,14 @@ Value* TilesEmitter::load(const Instr& i, Value* row, Value* column, const Tile&
   if (column == nullptr || from.col_stride == 0)
     return splat(from_memory(b_.CreateAlignedLoad(scalar, ptr, align), from.dtype, i.type));
   if (from.col_stride == 1)
-    return from_memory(load_vector(from.dtype, b_.CreateGEP(scalar, ptr, column), tile.column_mask), from.dtype, i.type);
+    return from_memory(load_vector(from.dtype, b_.CreateGEP(scalar, ptr, column), tile.column_mask), from.dtype,
+                       i.type);
   Value* steps = b_.CreateMul(b_.CreateAdd(splat(column), lane_numbers()),
                               splat(operands_[static_cast<size_t>(i.index)].col_stride));
-  return from_memory(b_.CreateMaskedGather(type, b_.CreateGEP(scalar, ptr, steps), align,
-                                           tile.column_mask ? tile.column_mask : all_lanes(),
-                                           llvm::Constant::getNullValue(type)),
-                     from.dtype, i.type);
+  return from_memory(
+      b_.CreateMaskedGather(type, b_.CreateGEP(scalar, ptr, steps), align,
+                            tile.column_mask ? tile.column_mask : all_lanes(), llvm::Constant::getNullValue(type)),
+      from.dtype, i.type);
 }
 
 void TilesEmitter::store(const Instr& i, Value* row, Value* column, const Tile& tile) {
@@ -206,7 +211,11 @@ void TilesEmitter::store(const Instr& i, Value* row, Value* column, const Tile& 
   const OperandExtents& extents = operands_[static_cast<size_t>(i.index)];
   Value* offset = b_.CreateAlignedLoad(b_.getInt64Ty(), b_.CreateGEP(b_.getInt64Ty(), at.offsets, row), llvm::Align(8));
   Value* ptr = b_.CreateGEP(scalar, extents.base, offset);
-  if (to.col_stride == 1) return store_vector(to.dtype, raw, b_.CreateGEP(scalar, ptr, column), tile.column_mask);
+  if (to.col_stride == 1) {
+    Value* at = b_.CreateGEP(scalar, ptr, column);
+    if (tile.column_mask == nullptr) fetch_line(b_.CreateGEP(scalar, at, number(kStoresAhead)), FetchTo::kWrite);
+    return store_vector(to.dtype, raw, at, tile.column_mask);
+  }
   Value* steps = b_.CreateMul(b_.CreateAdd(splat(column), lane_numbers()), splat(extents.col_stride));
   b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, steps), align,
                          tile.column_mask ? tile.column_mask : all_lanes());
@@ -218,9 +227,11 @@ void TilesEmitter::read_transposed(size_t index, Value* column, const Tile& tile
   Value *stride = operands_[index].col_stride,
         *ptr = b_.CreateGEP(scalar, memory_[index].first, b_.CreateMul(column, stride));
   Vectors columns;
-  for (int64_t j = 0; j < kLanes; ++j)
-    columns[static_cast<size_t>(j)] =
-        load_vector(dtype, b_.CreateGEP(scalar, ptr, b_.CreateMul(number(j), stride)), mask_of(tile, j));
+  for (int64_t j = 0; j < kLanes; ++j) {
+    Value* at = b_.CreateGEP(scalar, ptr, b_.CreateMul(number(j), stride));
+    columns[static_cast<size_t>(j)] = load_vector(dtype, at, mask_of(tile, j));
+    if (tile.row_mask == nullptr) fetch_line(b_.CreateGEP(scalar, at, number(kLoadsAhead)), FetchTo::kRead);
+  }
   const Vectors rows = transposed(columns);
   for (int64_t i = 0; i < kLanes; ++i)
     b_.CreateAlignedStore(rows[static_cast<size_t>(i)], slot(memory_[index].tile, type, number(i)),

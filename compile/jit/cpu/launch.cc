@@ -29,8 +29,8 @@ void run(const KernelCall& call) {
   if (kernel.chunk_rows == 0) {
     // Whole vectors of rows, whole groups of tiles.
     int64_t least = kernel.inner > 1 ? kSplitGrain : 1;
-    if (kernel.rows > kTilesTogether && kernel.rows * kernel.cols > call.grain && goes_in_tiles(kernel))
-      least = kTilesTogether;
+    if (kernel.rows > kRowsTogether && kernel.rows * kernel.cols > call.grain && goes_in_tiles(kernel))
+      least = kRowsTogether;
     parallel_for(kernel.rows, std::max<int64_t>(least, call.grain / kernel.cols), run);
     return;
   }
