@@ -18,6 +18,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/source_location.h"
+#include "rondo/runtime/sym_float.h"
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -101,10 +102,43 @@ class IntList {
   int64_t few_[kFew];                           // otherwise the first size_ of them
 };
 
-// Operands that are no tensors. In a compiled region floats are run-time scalars; ints are part of the key.
+// Floats of a call: two at most. As with integers, an empty list costs next to nothing.
+class FloatList {
+ public:
+  FloatList() = default;
+  FloatList(std::initializer_list<SymFloat> values) {
+    for (SymFloat value : values) push_back(value);
+  }
+  FloatList(const FloatList& other) { *this = other; }
+  FloatList& operator=(const FloatList& other) {
+    size_ = other.size_;
+    for (size_t i = 0; i < size_; ++i) values_[i] = other.values_[i];
+    return *this;
+  }
+  void push_back(SymFloat value) {
+    if (size_ == kMost) throw Error("too many attributes");
+    values_[size_++] = value;
+  }
+  size_t size() const { return size_; }
+  const SymFloat* begin() const { return values_; }
+  const SymFloat* end() const { return values_ + size_; }
+  SymFloat operator[](size_t i) const { return values_[i]; }
+  SymFloat& operator[](size_t i) { return values_[i]; }
+  friend bool operator==(const FloatList& a, const FloatList& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  size_t size_ = 0;
+  SymFloat values_[kMost];  // the first size_ of them
+};
+
+// Operands that are no tensors. In a compiled region floats are run-time scalars (sym_float.h); ints are part of the
+// key.
 struct Attrs {
   IntList ints = {};
-  FixedVector<double, 2> floats = {};
+  FloatList floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
@@ -155,7 +189,7 @@ class InferContext {
   int64_t offset(int i) const { return operand(i).storage_offset(); }
   DType dtype(int i) const { return operand(i).dtype(); }
   int64_t integer(int i) const { return attrs_.ints[i]; }
-  double scalar(int i) const { return attrs_.floats[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
   // A dense output.
   void output(int i, DType dtype, const Dims& sizes);
@@ -240,7 +274,7 @@ class GradContext {
   const Dims& input_sizes(int i) const { return input_metas_[i].sizes; }
   DType input_dtype(int i) const { return input_metas_[i].dtype; }
   int64_t integer(int i) const { return attrs_.ints[i]; }
-  double scalar(int i) const { return attrs_.floats[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }
