@@ -306,11 +306,14 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   if (large) {
     for (int64_t mask : {1, 2, 3}) add({300, 401}, mask);
     add({5000, 17}, 1);
+    for (int64_t mask : {1, 2, 5, 6}) add({40, 90, 77}, mask);
     return samples;
   }
   for (int64_t mask : {0, 1, 2, 3}) add({7, 5}, mask);
   for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
   add({2, 3, 4, 5}, 0b0101);
+  // Several runs of reduced dimensions, and one in the middle.
+  for (int64_t mask : {0b0010, 0b0110, 0b1010, 0b1101}) add({3, 37, 2, 18}, mask);
   add({2, 70}, 2);
   add({70, 2}, 1);
   add({150, 3}, 1);
@@ -396,19 +399,27 @@ template <int kOperands> Samples rows(bool large) {
 // Also rows without elements.
 template <int kOperands> Samples softmax_rows(bool large) {
   Samples samples = rows<kOperands>(large);
-  if (!large) samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  const auto along = [&](const Dims& sizes, int64_t dim) {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kOperands; ++i) inputs.push_back(real(sizes));
+    samples.push_back({to_string(sizes) + " along " + std::to_string(dim), inputs, ints({dim})});
+  };
+  if (large) return along({30, 21, 150}, 1), samples;
+  samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  for (int64_t dim : {0, 1, 2}) along({3, 37, 18}, dim);
+  along({70, 5}, 0);
+  along({9, 1}, 0);
+  along({2, 6, 1}, 1);
+  along({2, 0, 3}, 1);
   return samples;
 }
-Samples softmax_grad_samples(bool large) {
+template <auto kSoftmax> Samples softmax_grads(bool large) {
   Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
+  for (OpSample& s : samples) s.inputs[1] = kSoftmax(s.inputs[1], s.attrs.ints.empty() ? -1 : s.attrs.ints[0]);
   return samples;
 }
-Samples log_softmax_grad_samples(bool large) {
-  Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
-  return samples;
-}
+Samples softmax_grad_samples(bool large) { return softmax_grads<&ops::softmax>(large); }
+Samples log_softmax_grad_samples(bool large) { return softmax_grads<&ops::log_softmax>(large); }
 Samples layer_norm_samples(bool large) {
   Samples samples = rows<1>(large);
   for (OpSample& s : samples) {
@@ -801,9 +812,22 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tril", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "triu", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
-    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
-    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
+    {.name = "sum",
+     .make = &reduction<plain, true>,
+     .tolerance = 32,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "max",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "min",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
     {.name = "var", .make = &variance_samples, .tolerance = 32},

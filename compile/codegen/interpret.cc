@@ -8,6 +8,7 @@
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/random_state.h"
@@ -295,7 +296,9 @@ void interpret(const LoopKernel& kernel, void* const* operands, const double* sc
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
-  if (begin < end) Interpreter(kernel, operands, scalars, begin, order).run(end);
+  // Note [Column order]
+  const RowOrder along_rows{.lanes = 1, .block = column_chunk_rows(kernel.cols), .distances = {}};
+  if (begin < end) Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
 }
 
 }  // namespace rondo::compile

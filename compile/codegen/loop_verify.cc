@@ -62,7 +62,10 @@ class Verifier {
     if (k_.rows < 1 || k_.cols < 1) return "empty iteration space";
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
     if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
+    if (k_.inner < 1 || k_.rows % k_.inner != 0) return "rows are no multiple of inner";
     for (const Operand& operand : k_.operands) {
+      if (k_.inner > 1 && (operand.is_partial || k_.split_columns || k_.chunk_rows > 0 || k_.per_item))
+        return "a kernel along inner rows with column sums, split columns or items";
       for (size_t a = 0; a < operand.axes.size(); ++a)
         if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < 1)
           return "an operand axis with divisor or size below 1";

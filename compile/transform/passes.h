@@ -43,9 +43,10 @@ struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
   // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over
-  // the rows) per col.
+  // the rows) per col. The space is (rows / inner, cols, inner) in the order of memory: Note [Spaces] of fuse.cc.
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t inner = 1;
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});

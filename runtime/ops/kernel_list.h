@@ -30,6 +30,8 @@ void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -
 void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias
 void rms_norm_kernel(const KernelContext& context);         // x, weight -> y, rstd
 void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, rstd -> dx, dweight
+
+// softmax.cc: ints {dim}; none: the last one
 void softmax_kernel(const KernelContext& context);
 void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
 void log_softmax_kernel(const KernelContext& context);

@@ -1,13 +1,14 @@
 #include "rondo/compile/codegen/cpu/emit_llvm.h"
 
 #include <llvm/IR/Intrinsics.h>
-#include <llvm/IR/Module.h>
 
 #include <array>
 
+#include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
 #include "rondo/compile/codegen/cpu/emit_llvm_random.h"
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
 #include "rondo/compile/codegen/cpu/levels.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -604,7 +605,8 @@ bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
 }  // namespace
 
 llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
-  return KernelEmitter(kernel, module).emit();
+  if (kernel.inner > 1) return emit_llvm_rows(kernel, module);
+  return goes_in_tiles(kernel) ? emit_llvm_tiles(kernel, module) : KernelEmitter(kernel, module).emit();
 }
 
 }  // namespace rondo::compile

@@ -183,6 +183,7 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
     line(register_type(i.type), " a", id, "[", s_.elements, "] = {", absl::StrJoin(values, ", "), "};");
   }
   if (stage.column.empty() && stage.reductions.empty()) return;
+  if (k_.inner > 1 && !stage.reductions.empty()) return emit_sweep_in_chunks(stage);
   if (s_.steps > 0) {
     line("#pragma unroll");
     const Block steps = block("for (int k = 0; k < ", s_.steps, "; ++k)");
@@ -195,6 +196,43 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
     emit_exist("");
     emit_step(stage);
   }
+}
+
+// Note [Column order] of ops/reduction_order.h, for the row of one thread.
+void KernelEmitter::emit_sweep_in_chunks(const Stage& stage) {
+  const std::string varying_chunk = absl::StrCat("cols > ", 64 * kMostChunk, " ? ", kMostChunk, " : cols > ",
+                                                 64 * kLeastChunk, " ? (cols + 63) / 64 : ", kLeastChunk);
+  const auto end_chunk = [&] {
+    for (int32_t id : stage.reductions) {
+      if (instr(id).op != LoopOp::kReduceSum) continue;
+      line("total", id, " = total", id, " + a", id, "[0];");
+      line("a", id, "[0] = 0;");
+    }
+  };
+  for (int32_t id : stage.reductions)
+    if (instr(id).op == LoopOp::kReduceSum) line(register_type(instr(id).type), " total", id, " = 0;");
+  if (s_.steps > 0) {
+    line("#pragma unroll");
+    const Block steps = block("for (int k = 0; k < ", s_.steps, "; ++k)");
+    line("const Index c = k;");
+    emit_exist("!live || c >= cols");
+    emit_step(stage);
+    const Block ends = block("if ((k + 1) % ", column_chunk_rows(k_.cols), " == 0 || k + 1 == ", s_.steps, ")");
+    end_chunk();
+  } else {
+    const Block scope = block("");
+    line("const Index chunk = ", varies(0) ? varying_chunk : absl::StrCat(column_chunk_rows(k_.cols)), ";");
+    const Block chunks = block("for (Index first = 0; live && first < cols; first += chunk)");
+    line("const Index last = cols - first < chunk ? cols : first + chunk;");
+    {
+      const Block steps = block("for (Index c = first; c < last; ++c)");
+      emit_exist("");
+      emit_step(stage);
+    }
+    end_chunk();
+  }
+  for (int32_t id : stage.reductions)
+    if (instr(id).op == LoopOp::kReduceSum) line("a", id, "[0] = total", id, ";");
 }
 
 void KernelEmitter::emit_reductions(const Stage& stage) {

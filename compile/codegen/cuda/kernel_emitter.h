@@ -78,6 +78,7 @@ class KernelEmitter {
   void emit_draws(const Stage& stage);  // of a step
   void emit_drawn(int32_t id);          // of its column e
   void emit_sweep(const Stage& stage);
+  void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
 
   const Instr& instr(int32_t id) const { return k_.instrs[static_cast<size_t>(id)]; }
