@@ -255,6 +255,7 @@ int64_t Tensor::size(int64_t dim, std::source_location where) const {
 }
 const Storage& Tensor::storage(std::source_location where) const {
   settle(checked("storage", where), where);
+  before_read(impl_->storage, where);
   return impl_->storage;
 }
 namespace {
@@ -270,6 +271,7 @@ void require_host_memory(Device device, std::source_location where) {
 }  // namespace
 const std::byte* Tensor::address(std::source_location where) const {
   settle(checked("address", where), where);
+  before_read(impl_->storage, where);
   return impl_->data();
 }
 std::byte* Tensor::mutable_address(std::source_location where) {
@@ -280,6 +282,7 @@ std::byte* Tensor::mutable_address(std::source_location where) {
 }
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);
+  before_read(impl_->storage, where);
   require_host_memory(impl_->device, where);
   return impl_->data();
 }
@@ -302,6 +305,7 @@ void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
 }
 Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where) const {
   settle(checked(op, where), where);
+  before_read(impl_->storage, where);
   NoGrad off;
   RecorderScope run(nullptr);
   const memory::Cause cause("", op, where);

@@ -1,6 +1,7 @@
 // Conversions between dtypes.
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/window.h"
 
 namespace rondo::cpu {
 void cast_kernel(const KernelContext& context) {
@@ -17,6 +18,14 @@ void cast_kernel(const KernelContext& context) {
 
 void copy_kernel(const KernelContext& context) {
   cast_kernel({context.op, context.inputs.subspan(1), context.outputs, context.attrs, context.where});
+}
+
+void overwrite_kernel(const KernelContext& context) {
+  const Tensor &base = context.in(0), &out = context.out();
+  if (base.impl()->data() != out.impl()->data())
+    cast_kernel({context.op, context.inputs.first(1), context.outputs, context.attrs, context.where});
+  Tensor window = ops::look(out, ops::window_to_overwrite(context.attrs));
+  cast_kernel({context.op, context.inputs.subspan(1), {&window, 1}, context.attrs, context.where});
 }
 
 }  // namespace rondo::cpu

@@ -2,6 +2,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/window.h"
 
 namespace rondo::cuda {
 namespace {
@@ -46,5 +47,9 @@ void convert(const Tensor& in, const Tensor& out) {
 
 void cast_kernel(const KernelContext& context) { convert(context.in(0), context.out()); }
 void copy_kernel(const KernelContext& context) { convert(context.in(1), context.out()); }
+void overwrite_kernel(const KernelContext& context) {
+  if (address_of(context.in(0)) != address_of(context.out())) convert(context.in(0), context.out());
+  convert(context.in(1), ops::look(context.out(), ops::window_to_overwrite(context.attrs)));
+}
 
 }  // namespace rondo::cuda

@@ -1,0 +1,115 @@
+// Windows as ops: a view of any strides, and a copy with other values in a window. Recordings make them of writes in
+// place (compile/capture/writes.cc); eager execution writes into the view itself.
+#include "rondo/runtime/ops/window.h"
+
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+
+namespace rondo::ops {
+namespace {
+
+// `ints` from `first` on: the sizes, then the strides.
+Window window_of(const Attrs& attrs, size_t first, int64_t offset) {
+  const std::span<const int64_t> dims(attrs.ints.data() + first, attrs.ints.size() - first);
+  return {offset, Dims(dims.first(dims.size() / 2)), Dims(dims.last(dims.size() / 2))};
+}
+
+// Fails unless the window is one of a tensor with so many elements.
+void check(InferContext& c, size_t first, int64_t offset, int64_t numel) {
+  const size_t n = c.attrs().ints.size() - std::min(c.attrs().ints.size(), first);
+  if (n % 2 != 0 || n / 2 > static_cast<size_t>(kMaxRank)) c.fail("needs the sizes and the strides of a window");
+  const Window window = window_of(c.attrs(), first, offset);
+  if (offset < 0 || offset > numel || checked_numel(window.sizes) < 0) c.fail("the window reaches out of the tensor");
+  if (window.sizes.numel() == 0) return;
+  for (int d = 0; d < window.sizes.rank(); ++d)
+    if (window.strides[d] < 0 || (window.sizes[d] > 1 && window.strides[d] > numel) || window.sizes[d] > numel)
+      c.fail("the window has a size or a stride that is out of range");
+  if (!window.fits_in(numel)) c.fail("the window reaches out of the tensor");
+}
+
+}  // namespace
+
+int64_t Window::extent() const {
+  int64_t extent = 1;
+  for (int d = 0; d < sizes.rank(); ++d) extent += (sizes[d] - 1) * strides[d];
+  return extent;
+}
+Window Window::of(const Tensor& view, const Tensor& base) {
+  return {view.storage_offset() - base.storage_offset(), view.sizes(), view.strides()};
+}
+Attrs Window::for_view() const {
+  Attrs attrs;
+  attrs.ints.push_back(offset);
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  attrs.ints.append(std::span(strides.begin(), strides.end()));
+  return attrs;
+}
+Attrs Window::for_write() const {
+  Attrs attrs;
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  attrs.ints.append(std::span(strides.begin(), strides.end()));
+  attrs.floats.push_back(static_cast<double>(offset));
+  return attrs;
+}
+Window window_to_overwrite(const Attrs& attrs) { return window_of(attrs, 0, static_cast<int64_t>(attrs.floats[0])); }
+Tensor look(const Tensor& dense, const Window& window) {
+  return Tensor::over(dense.impl()->storage, dense.storage_offset() + window.offset, window.sizes, window.strides,
+                      dense.dtype());
+}
+
+// ints: {offset, sizes..., strides...}
+constexpr OpDef kStridedView = {
+    .name = "strided_view",
+    .kind = OpKind::kView,
+    .infer =
+        [](InferContext& c) {
+          if (c.attrs().ints.empty()) c.fail("needs the offset of a window");
+          if (!is_contiguous(c.sizes(0), c.strides(0))) c.fail("the tensor is not dense");
+          check(c, 1, c.integer(0), c.sizes(0).numel());
+          const Window window = window_of(c.attrs(), 1, c.integer(0));
+          c.view(window.sizes, window.strides, c.offset(0) + window.offset);
+        },
+    .grad =
+        [](const GradContext& g) {
+          // As for a view whose base was overwritten: Note [Views].
+          const Tensor zeros = Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()});
+          g.set(0, call(kOverwrite, {zeros, g.grad_out()}, window_of(g.attrs(), 1, g.integer(0)).for_write()));
+        },
+};
+
+// Input 0, dense, with input 1, which broadcasts and is converted, in a window of it. ints: {sizes..., strides...};
+// floats: {offset}, which is an argument of a run: a cache is written at another position on every call.
+constexpr OpDef kOverwrite = {
+    .name = "overwrite",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          if (c.attrs().floats.size() != 1) c.fail("needs the offset of a window");
+          const double offset = c.scalar(0);
+          const int64_t numel = c.sizes(0).numel();
+          if (!(offset >= 0 && offset <= static_cast<double>(numel))) c.fail("the window reaches out of the tensor");
+          check(c, 0, static_cast<int64_t>(offset), numel);
+          const Dims into = window_to_overwrite(c.attrs()).sizes;
+          Dims sizes;
+          if (!broadcast_shapes(into, c.sizes(1), sizes) || !(sizes == into))
+            c.fail("the source does not broadcast to the window");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .on = {{&cpu::overwrite_kernel}, {&cuda::overwrite_kernel}},
+    .grad =
+        [](const GradContext& g) {
+          const Window window = window_to_overwrite(g.attrs());
+          const Tensor grad = g.grad_out().contiguous();
+          if (g.needs(1)) g.set_reduced(1, call(kStridedView, {grad}, window.for_view()).clone());
+          if (g.needs(0)) {
+            const Tensor zero = Tensor::zeros({}, {grad.dtype(), grad.device()});
+            g.set(0, call(kOverwrite, {grad, zero}, window.for_write()));
+          }
+        },
+    .reuses = 0,
+};
+
+constexpr OpList kWindowOps = {&kStridedView, &kOverwrite};
+
+}  // namespace rondo::ops
