@@ -261,6 +261,12 @@ Samples overwrite_samples(bool large) {
           {"one number", {real({3, 4}), real({})}, at(0, {3, 4, 4, 1})},
           {"none", {real({3, 2}), real({0, 2})}, at(6, {0, 2, 2, 1})}};
 }
+Samples revalue_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), real({300, 257})}}};
+  return {{"matrix", {real({4, 5}), real({4, 5})}},
+          {"scalar", {real({}), real({})}},
+          {"none", {real({0, 2}), real({0, 2})}}};
+}
 Samples slice_grad_samples(bool large) {
   if (large)
     return {{"large", {real({100, 401})}, ints({257, 401, 0, 3, 2})},
@@ -790,6 +796,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice_grad", .make = &slice_grad_samples},
     {.name = "strided_view", .make = &window_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "revalue", .make = &revalue_samples, .takes_integers = true, .takes_bool = true, .constant_inputs = 3},
     {.name = "overwrite", .make = &overwrite_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",

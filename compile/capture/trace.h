@@ -83,21 +83,33 @@ class Trace : public Recorder {
     ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
     std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
   };
+  const Memory* memory_of(ValueId root) const;
   Memory* memory_of(ValueId root);
   const Memory* memory_of(const Storage& storage) const;
   // The memory of a call's target; null: it cannot be known. May add it.
   Memory* memory_to_write(const Tensor& target, bool differentiable);
   bool may_begin_to_write(const Tensor& base, bool differentiable) const;
+  bool may_write(const Tensor& target, bool differentiable, std::source_location where,
+                 std::span<const Tensor* const> inputs, const OpDef& op) const;
+  bool has_no_grad_view(const Memory& memory) const;
+  bool follows_history(ValueId id) const;
+  // By operand: a copy, or undefined where there is no need of one.
+  std::vector<Tensor> copies_of_operands(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
+                                         bool differentiable, std::source_location where);
+  ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
+                         std::source_location where);
   // `next` is the value of the memory from here on.
   void advance(Memory& memory, ValueId next);
   // What a value of an earlier version shows of the present one.
   ValueId renewed(ValueId id);
   ValueId show_again(ValueId view, ValueId root);
+  ValueId show_with_history(ValueId view, ValueId root);
   // As renewed(), for a user's handle; it stands for the result from here on.
   ValueId renew(TensorImpl& handle);
   ValueId read_of_written(const Tensor& outside);
   // A handle of the recording's own.
   Tensor own_handle(ValueId id) const;
+  Tensor result_like(ValueId id, bool requires_grad) const;
   // Memory of an earlier recording on this thread: a region records on every call, and should not allocate for it.
   struct Spare {
     Graph graph;

@@ -29,10 +29,11 @@ const Tensor& base_of(const Tensor& target) {
 
 }  // namespace
 
-Trace::Memory* Trace::memory_of(ValueId root) {
+const Trace::Memory* Trace::memory_of(ValueId root) const {
   const auto at = static_cast<size_t>(root);
   return at < memory_at_.size() && memory_at_[at] >= 0 ? &memories_[static_cast<size_t>(memory_at_[at])] : nullptr;
 }
+Trace::Memory* Trace::memory_of(ValueId root) { return const_cast<Memory*>(std::as_const(*this).memory_of(root)); }
 const Trace::Memory* Trace::memory_of(const Storage& storage) const {
   for (const Memory& memory : memories_)
     if (memory.storage && memory.storage == storage) return &memory;
@@ -41,10 +42,8 @@ const Trace::Memory* Trace::memory_of(const Storage& storage) const {
 bool Trace::writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
 
 const Tensor* Trace::written_tensor(ValueId id) const {
-  const auto at = static_cast<size_t>(id);
-  if (at >= memory_at_.size() || memory_at_[at] < 0) return nullptr;
-  const Memory& memory = memories_[static_cast<size_t>(memory_at_[at])];
-  return memory.storage ? &memory.tensor : nullptr;
+  const Memory* memory = memory_of(id);
+  return memory != nullptr && memory->storage ? &memory->tensor : nullptr;
 }
 
 bool Trace::can_read(const Tensor& tensor) const {
@@ -52,7 +51,7 @@ bool Trace::can_read(const Tensor& tensor) const {
   if (impl.recorder != nullptr || !impl.storage) return true;
   const Memory* memory = memory_of(impl.storage);
   if (memory == nullptr || &impl == memory->tensor.impl()) return true;
-  return impl.dtype == memory->tensor.dtype() && !tensor.requires_grad() &&
+  return impl.dtype == memory->tensor.dtype() && !tensor.requires_grad() && !memory->tensor.requires_grad() &&
          ops::Window::of(tensor, memory->tensor).fits_in(memory->tensor.numel());
 }
 
@@ -62,7 +61,7 @@ bool Trace::may_begin_to_write(const Tensor& base, bool differentiable) const {
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };
-  return dense(impl) && !differentiable && !base.requires_grad() &&
+  return dense(impl) && !differentiable && !(base.requires_grad() && grad_enabled()) &&
          std::none_of(external_.begin(), external_.end(), shares);
 }
 
@@ -71,16 +70,16 @@ Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable)
   Memory made;
   if (impl.recorder == this) {
     const ValueId root = graph.value(impl.recorded_value).root;
-    if (Memory* known = memory_of(root)) return known;
+    if (Memory* known = memory_of(root)) return known->storage && differentiable ? nullptr : known;
     if (graph.value(root).producer < 0) {
       made.tensor = handle(root);
     } else {
       const Value& value = graph.value(root);
-      if (differentiable || value.requires_grad || !is_contiguous(value.sizes, value.strides)) return nullptr;
+      if (!is_contiguous(value.sizes, value.strides)) return nullptr;
       made.first = root;
     }
   } else {
-    if (const Memory* known = memory_of(impl.storage)) return const_cast<Memory*>(known);
+    if (const Memory* known = memory_of(impl.storage)) return differentiable ? nullptr : const_cast<Memory*>(known);
     made.tensor = base_of(target);
   }
   if (made.tensor.defined()) {
@@ -97,65 +96,132 @@ Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable)
   return &memories_.emplace_back(std::move(made));
 }
 
+// False behind a detach(), and for what was made under no_grad: the memory's history is not this one's.
+bool Trace::follows_history(ValueId id) const {
+  for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
+    if (!graph.value(id).grad_mode) return false;
+  return true;
+}
+
+// What eager execution refuses, or what no value says: the caller's write then runs by itself.
+bool Trace::may_write(const Tensor& target, bool differentiable, std::source_location where,
+                      std::span<const Tensor* const> inputs, const OpDef& op) const {
+  const TensorImpl& impl = *target.impl();
+  const bool recorded = impl.recorder == this;
+  if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return false;
+  if (op.kind == OpKind::kView || op.checks || autograd::overlaps_itself(target)) return false;
+  if (autograd::is_no_grad_view(target) && grad_enabled()) return false;
+  // A second handle of the memory, which is no view of the first, would get a history of its own.
+  if (recorded && differentiable && !follows_history(impl.recorded_value)) return false;
+  if (!recorded) autograd::check_in_place(op, target, differentiable, where);
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [&](const Tensor* input) { return !input->defined() || can_read(*input); });
+}
+
 bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                          std::source_location where) {
   const Tensor& target = *inputs[0];
-  const TensorImpl& impl = *target.impl();
   const bool differentiable = next.impl()->requires_grad;
-  const bool recorded = impl.recorder == this;
-  if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return false;
-  if (op.kind == OpKind::kView || op.checks || autograd::overlaps_itself(target) || !dense(*next.impl())) return false;
-  // Eager execution says what is wrong with the rest.
-  if (autograd::is_no_grad_view(target) && grad_enabled()) return false;
-  if (!recorded) autograd::check_in_place(op, target, differentiable, where);
-  for (const Tensor* input : inputs)
-    if (input->defined() && !can_read(*input)) return false;
+  if (!dense(*next.impl()) || !may_write(target, differentiable, where, inputs, op)) return false;
   Memory* const found = memory_to_write(target, differentiable);
   if (found == nullptr) return false;
   const auto at = static_cast<size_t>(found - memories_.data());  // records below may add memories
-  if (graph.value(memories_[at].current).requires_grad || differentiable) return false;
-  for (const Tensor* input : inputs)
-    if (input->defined() && !can_read(*input)) return false;
+  const bool has_history = differentiable || graph.value(memories_[at].current).requires_grad;
+  if (has_history && has_no_grad_view(memories_[at])) return false;
+  if (!std::all_of(inputs.begin(), inputs.end(),
+                   [&](const Tensor* input) { return !input->defined() || can_read(*input); }))
+    return false;
 
-  const ValueId before = value_of(target, where);
-  const Value shown = graph.value(before);
+  const Value shown = graph.value(value_of(target, where));
   const ValueId whole = memories_[at].current;
+  const std::vector<Tensor> copies = copies_of_operands(op, inputs, memories_[at], differentiable, where);
+  std::vector<const Tensor*> operands;
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(copies[i].defined() ? &copies[i] : inputs[i]);
   graph.value(whole).overwritten = true;
-  Tensor outputs[] = {next};
-  Trace::record(op, inputs, attrs, outputs, false, where);
-  graph.nodes.back().in_place = true;
-  const ValueId written = graph.nodes.back().outputs[0];
+  ValueId written = record_version(op, operands, attrs, next, where);
   const Value& base = graph.value(whole);
-  const bool is_whole = shown.offset == 0 && shown.sizes.numel() == base.sizes.numel() && shown.sizes == base.sizes &&
-                        shown.strides == base.strides;
-  if (is_whole) {
-    advance(memories_[at], written);
-    return true;
+  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
+  if (!is_whole) {
+    const Tensor parts[] = {own_handle(whole), next};
+    const Tensor* const list[] = {&parts[0], &parts[1]};
+    Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
+    written = record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
   }
-  const Tensor parts[] = {own_handle(whole), next};
-  const Tensor* const operands[] = {&parts[0], &parts[1]};
-  Tensor copies[] = {own_handle(whole)};
-  copies[0].impl()->recorder = nullptr;
-  Trace::record(ops::kOverwrite, operands, ops::Window{shown.offset, shown.sizes, shown.strides}.for_write(), copies,
-                false, where);
-  graph.nodes.back().in_place = true;
-  advance(memories_[at], graph.nodes.back().outputs[0]);
+  if (graph.value(whole).requires_grad && !differentiable) {
+    const Tensor parts[] = {own_handle(whole), own_handle(written)};
+    const Tensor* const list[] = {&parts[0], &parts[1]};
+    written = record_version(ops::kRevalue, list, {}, result_like(whole, true), where);
+  }
+  advance(memories_[at], written);
+  // On the eager tape the view's new history begins here, not where it is read.
+  if (differentiable && target.impl()->recorder == this) renew(*target.impl());
   return true;
+}
+
+ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
+                              Tensor result, std::source_location where) {
+  Trace::record(op, operands, attrs, {&result, 1}, false, where);
+  graph.nodes.back().in_place = true;
+  return graph.nodes.back().outputs[0];
+}
+
+// Eager execution copies, before a write, what the gradient of the call reads in the memory that is written.
+std::vector<Tensor> Trace::copies_of_operands(const OpDef& op, std::span<const Tensor* const> inputs,
+                                              const Memory& memory, bool differentiable, std::source_location where) {
+  std::vector<Tensor> copies(inputs.size());
+  if (!differentiable) return copies;
+  const ValueId written = memory.current;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i]->defined() || !op.saved.input(i)) continue;
+    const ValueId id = value_of(*inputs[i], where);
+    if (graph.value(id).root != written) continue;
+    const Tensor read = own_handle(id);
+    const Tensor* const operands[] = {&read};
+    Tensor copy[] = {own_handle(id)};
+    TensorImpl& impl = *copy[0].impl();
+    impl.strides = contiguous_strides(impl.sizes);
+    impl.offset = 0;
+    Trace::record(ops::kCast, operands, {.ints = {static_cast<int64_t>(impl.dtype)}}, copy, false, where);
+    copies[i] = copy[0];
+  }
+  return copies;
+}
+
+// True if somebody holds a view that was made under no_grad: reading it is an error once its base has a history.
+bool Trace::has_no_grad_view(const Memory& memory) const {
+  for (size_t id = 0; id < handles_.size(); ++id)
+    if (const Tensor& user = handles_[id]; is_alive(static_cast<ValueId>(id)) && user.impl()->recorder == this &&
+                                           autograd::is_no_grad_view(user) &&
+                                           memory_of(graph.values[id].root) == &memory)
+      return true;
+  return false;
+}
+
+Tensor Trace::result_like(ValueId id, bool requires_grad) const {
+  Tensor result = own_handle(id);
+  result.impl()->requires_grad = requires_grad;
+  return result;
 }
 
 void Trace::advance(Memory& memory, ValueId next) {
   const ValueId before = std::exchange(memory.current, next);
   memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(next) + 1), -1);
   memory_at_[static_cast<size_t>(next)] = static_cast<int32_t>(&memory - memories_.data());
-  if (memory.storage) {
-    graph.versions.push_back({next, memory.input});
-    return;
-  }
+  graph.versions.push_back({next, memory.storage ? memory.input : -1 - memory_at_[static_cast<size_t>(next)]});
+  if (memory.storage) return;
   // The user's handle of the memory stands for its new value.
   Tensor user = handles_[static_cast<size_t>(before)];
   handles_[static_cast<size_t>(before)] = own_handle(before);
   user.impl()->recorded_value = next;
+  const bool gets_history = graph.value(next).requires_grad && !user.impl()->requires_grad;
   handles_[static_cast<size_t>(next)] = std::move(user);
+  if (!gets_history) return;
+  // So do all its views, which say so from here on.
+  for (size_t id = 0; id < handles_.size(); ++id)
+    if (TensorImpl& impl = *handles_[id].impl(); impl.recorder == this && follows_history(static_cast<ValueId>(id)) &&
+                                                 memory_of(graph.values[id].root) == &memory &&
+                                                 is_alive(static_cast<ValueId>(id)))
+      impl.requires_grad = true;
 }
 
 Tensor Trace::own_handle(ValueId id) const {
@@ -182,6 +248,7 @@ ValueId Trace::renewed(ValueId id) {
 // The views between the root and `view`, on another root.
 ValueId Trace::show_again(ValueId view, ValueId root) {
   if (graph.value(view).root == view) return root;
+  if (graph.value(root).requires_grad && follows_history(view)) return show_with_history(view, root);
   const auto maker = static_cast<size_t>(graph.value(view).producer);
   const ValueId source = show_again(graph.nodes[maker].inputs[0], root);
   GraphNode node = graph.nodes[maker];
@@ -202,6 +269,22 @@ ValueId Trace::show_again(ValueId view, ValueId root) {
     if (before == view) shown = output;
   }
   graph.nodes.push_back(std::move(node));
+  return shown;
+}
+
+// One view straight of the root, whose gradient joins the root's as on the eager tape.
+ValueId Trace::show_with_history(ValueId view, ValueId root) {
+  const Value before = graph.value(view);
+  const Origin made = graph.node(before.producer).origin;
+  const Tensor whole = own_handle(root);
+  const Tensor* const operands[] = {&whole};
+  Tensor result[] = {own_handle(view)};
+  result[0].impl()->requires_grad = true;
+  const ops::Window window{before.sizes.numel() == 0 ? 0 : before.offset, before.sizes, before.strides};
+  Trace::record(ops::kStridedView, operands, window.for_view(), result, false, made.where);
+  const ValueId shown = graph.nodes.back().outputs[0];
+  graph.value(shown).grad_mode = true;
+  graph.value(shown).offset = before.offset;
   return shown;
 }
 

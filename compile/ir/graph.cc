@@ -86,6 +86,7 @@ std::vector<WriteBack> write_backs(const Graph& recorded) {
     back.output = at == recorded.outputs.end() ? -1 : static_cast<int32_t>(at - recorded.outputs.begin());
     ++back.writes;
   }
+  std::erase_if(backs, [](const WriteBack& back) { return back.input < 0 && back.output < 0; });
   for (const WriteBack& back : backs) invariant(back.output >= 0, "the last version of an input is an output");
   return backs;
 }

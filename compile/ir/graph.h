@@ -59,17 +59,18 @@ struct GraphNode {
   bool in_place = false;  // of a recording: eager execution writes the result over operand 0
 };
 
-// A recording's write to memory of the caller: `value` is what input number `input` holds from here on.
+// A recording's write: `value` is what input number `input` holds from here on. Memory that the recording made has a
+// number below 0 instead.
 struct Version {
   ValueId value = kNoValue;
   int32_t input = -1;
   friend bool operator==(const Version&, const Version&) = default;
 };
-// The last version of an input, which the caller must find in the input's memory. Positions in Graph::inputs and
-// Graph::outputs.
+// The last version of an input, which the caller must find in the input's memory; or (input < 0) of memory that the
+// recording made and returns. Positions in Graph::inputs and Graph::outputs.
 struct WriteBack {
   int32_t input, output;
-  int32_t writes;  // versions of the input
+  int32_t writes;  // versions
 };
 
 struct Graph {
@@ -115,7 +116,8 @@ template <class T> class NodeMap : public IdMap<T> {
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
 
-// One for each input that a recording writes. Its last version is among the outputs.
+// One for each input that a recording writes, whose last version is among the outputs, and for each result that it
+// writes.
 std::vector<WriteBack> write_backs(const Graph& recorded);
 
 // ---- Text and checks

@@ -139,7 +139,7 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   bool& exact = program.plan.exact;
   std::vector<Update> written;
   for (const WriteBack& back : write_backs(recorded))
-    written.push_back({.input = back.input, .output = back.output, .visible = true});
+    if (back.input >= 0) written.push_back({.input = back.input, .output = back.output, .visible = true});
   entry->forward_graph = recorded;
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   entry->options = options;

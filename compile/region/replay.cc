@@ -28,7 +28,8 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
 
   auto replay = std::make_shared<Replay>();
   replay->result_ = static_cast<size_t>(result - graph.outputs.begin());
-  for (const WriteBack& back : write_backs(graph)) replay->written_.push_back(back.input);
+  for (const WriteBack& back : write_backs(graph))
+    if (back.input >= 0) replay->written_.push_back(back.input);
   replay->binding_ = std::move(binding);
   replay->slots_ = call.module.tensor_slots();
   for (const Tensor* slot : replay->slots_) {

@@ -21,8 +21,8 @@ void write(const Tensor& target, const Tensor& value) {
 void write_back(const Graph& recorded, std::span<const Tensor> inputs, std::span<Tensor> results) {
   if (recorded.versions.empty()) return;
   for (const WriteBack& back : write_backs(recorded)) {
-    const Tensor& input = inputs[static_cast<size_t>(back.input)];
     Tensor& result = results[static_cast<size_t>(back.output)];
+    const Tensor& input = back.input < 0 ? result : inputs[static_cast<size_t>(back.input)];
     int32_t writes = back.writes;
     if (!(result.impl()->storage == input.impl()->storage)) {
       write(input, result);
@@ -36,7 +36,7 @@ void write_back(const Graph& recorded, std::span<const Tensor> inputs, std::span
 void write_versions(const Graph& recorded, const GraphNode& made, std::span<const Tensor> inputs,
                     std::span<const Tensor> values) {
   for (const Version& version : recorded.versions)
-    if (std::count(made.outputs.begin(), made.outputs.end(), version.value) > 0)
+    if (version.input >= 0 && std::count(made.outputs.begin(), made.outputs.end(), version.value) > 0)
       write(inputs[static_cast<size_t>(version.input)], values[static_cast<size_t>(version.value)]);
 }
 
@@ -52,7 +52,8 @@ bool has_written(const Graph& recorded, std::span<const Tensor> inputs, std::spa
   const std::vector<WriteBack> backs = write_backs(recorded);
   return std::any_of(backs.begin(), backs.end(), [&](const WriteBack& back) {
     const Tensor& result = finished[static_cast<size_t>(back.output)];
-    return result.defined() && result.impl()->storage == inputs[static_cast<size_t>(back.input)].impl()->storage;
+    return back.input >= 0 && result.defined() &&
+           result.impl()->storage == inputs[static_cast<size_t>(back.input)].impl()->storage;
   });
 }
 

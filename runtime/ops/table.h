@@ -26,7 +26,7 @@ extern const OpDef kGeluTanh;
 // view.cc
 extern const OpDef kSliceGrad, kCat;
 // window.cc
-extern const OpDef kStridedView, kOverwrite;
+extern const OpDef kStridedView, kOverwrite, kRevalue;
 // reduction.cc
 extern const OpDef kSum, kMax;
 // predicate.cc

@@ -2,6 +2,7 @@
 // place (compile/capture/writes.cc); eager execution writes into the view itself.
 #include "rondo/runtime/ops/window.h"
 
+#include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -36,7 +37,8 @@ int64_t Window::extent() const {
   return extent;
 }
 Window Window::of(const Tensor& view, const Tensor& base) {
-  return {view.storage_offset() - base.storage_offset(), view.sizes(), view.strides()};
+  // A slice that is empty may begin anywhere.
+  return {view.numel() == 0 ? 0 : view.storage_offset() - base.storage_offset(), view.sizes(), view.strides()};
 }
 Attrs Window::for_view() const {
   Attrs attrs;
@@ -73,9 +75,18 @@ constexpr OpDef kStridedView = {
     .grad =
         [](const GradContext& g) {
           // As for a view whose base was overwritten: Note [Views].
+          const Window window = window_of(g.attrs(), 1, g.integer(0));
+          Tensor total = g.take_total(0);
+          if (total.defined() && total.dtype() == g.grad_out().dtype()) {
+            total = total.contiguous();
+            const Tensor sum = call(kStridedView, {total}, window.for_view()) + g.grad_out();
+            return g.set(0, call(kOverwrite, {total, sum}, window.for_write()));
+          }
           const Tensor zeros = Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()});
-          g.set(0, call(kOverwrite, {zeros, g.grad_out()}, window_of(g.attrs(), 1, g.integer(0)).for_write()));
+          const Tensor grad = call(kOverwrite, {zeros, g.grad_out()}, window.for_write());
+          g.set(0, total.defined() ? total + grad : grad);
         },
+    .grad_adds = true,
 };
 
 // Input 0, dense, with input 1, which broadcasts and is converted, in a window of it. ints: {sizes..., strides...};
@@ -110,6 +121,22 @@ constexpr OpDef kOverwrite = {
     .reuses = 0,
 };
 
-constexpr OpList kWindowOps = {&kStridedView, &kOverwrite};
+// The values of input 1 with the history of input 0: what a tensor with a history is after a write that no gradient
+// sees.
+constexpr OpDef kRevalue = {
+    .name = "revalue",
+    .kind = OpKind::kElementwise,
+    .infer =
+        [](InferContext& c) {
+          c.require_same_dtype(0, 1);
+          if (!(c.sizes(0) == c.sizes(1))) c.fail("the values have another shape");
+          c.output(0, c.dtype(0), c.sizes(0));
+        },
+    .on = {{&cpu::copy_kernel}, {&cuda::copy_kernel}},
+    .grad = [](const GradContext& g) { g.set(0, g.grad_out()); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.input(1)); },
+};
+
+constexpr OpList kWindowOps = {&kStridedView, &kOverwrite, &kRevalue};
 
 }  // namespace rondo::ops
