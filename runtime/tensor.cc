@@ -243,8 +243,12 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
   if (!impl->storage) [[unlikely]]
     throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
-void settle_gradient(const TensorImpl* impl) {
+// The tensor's history must be its last one: what waits for its gradient stays there.
+void settle_gradient(const Tensor& tensor) {
+  const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
+  if (impl->autograd != nullptr && impl->autograd->base.defined() && !impl->autograd->no_grad_view)
+    autograd::gradient_edge(tensor);
 }
 }  // namespace
 
@@ -397,7 +401,7 @@ void Tensor::zero_grad(bool set_to_none, std::source_location where) {
 void Tensor::retain_grad(std::source_location where) {
   checked("retain_grad", where);
   if (!requires_grad()) throw_op_error("retain_grad", "the tensor does not require grad", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
@@ -407,7 +411,7 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   checked("register_hook", where);
   if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);

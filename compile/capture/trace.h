@@ -39,6 +39,8 @@ class Trace : public Recorder {
   void refresh();
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
+  // True for a version of such a tensor whose history the writes leave alone.
+  bool keeps_history(ValueId id) const;
 
   // The origin of all that is recorded from now on: this call; null: each call is its own. A call without a number gets
   // one, from `first_call` on.
@@ -77,9 +79,10 @@ class Trace : public Recorder {
  private:
   // Memory that recorded calls write.
   struct Memory {
-    Storage storage;                               // of `tensor`; empty: the memory is the recording's own
-    Tensor tensor;                                 // outside of the recording: what covers everything that is written
-    int32_t input = -1;                            // the position of `tensor` in graph.inputs
+    Tensor
+        tensor;  // outside of the recording: what covers everything that is written; undefined: it is the recording's
+    int32_t input = -1;     // the position of `tensor` in graph.inputs
+    bool recorded = false;  // `tensor` gets a history here; until the run, its handle stands for the value
     ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
     std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
   };
@@ -88,6 +91,7 @@ class Trace : public Recorder {
   const Memory* memory_of(const Storage& storage) const;
   // The memory of a call's target; null: it cannot be known. May add it.
   Memory* memory_to_write(const Tensor& target, bool differentiable);
+  bool may_go_on_to_write(const Memory& memory, bool differentiable) const;
   bool may_begin_to_write(const Tensor& base, bool differentiable) const;
   bool may_write(const Tensor& target, bool differentiable, std::source_location where,
                  std::span<const Tensor* const> inputs, const OpDef& op) const;
@@ -98,6 +102,8 @@ class Trace : public Recorder {
                                          bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
+  // From here on the user's handle of memory outside of the recording stands for recorded values.
+  void adopt(Memory& memory);
   // `next` is the value of the memory from here on.
   void advance(Memory& memory, ValueId next);
   // What a value of an earlier version shows of the present one.

@@ -36,14 +36,18 @@ const Trace::Memory* Trace::memory_of(ValueId root) const {
 Trace::Memory* Trace::memory_of(ValueId root) { return const_cast<Memory*>(std::as_const(*this).memory_of(root)); }
 const Trace::Memory* Trace::memory_of(const Storage& storage) const {
   for (const Memory& memory : memories_)
-    if (memory.storage && memory.storage == storage) return &memory;
+    if (memory.tensor.defined() && memory.tensor.impl()->storage == storage) return &memory;
   return nullptr;
 }
 bool Trace::writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
 
 const Tensor* Trace::written_tensor(ValueId id) const {
   const Memory* memory = memory_of(id);
-  return memory != nullptr && memory->storage ? &memory->tensor : nullptr;
+  return memory != nullptr && memory->tensor.defined() ? &memory->tensor : nullptr;
+}
+bool Trace::keeps_history(ValueId id) const {
+  const Memory* memory = memory_of(id);
+  return memory != nullptr && memory->tensor.defined() && !memory->recorded;
 }
 
 bool Trace::can_read(const Tensor& tensor) const {
@@ -61,8 +65,15 @@ bool Trace::may_begin_to_write(const Tensor& base, bool differentiable) const {
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };
-  return dense(impl) && !differentiable && !(base.requires_grad() && grad_enabled()) &&
+  return dense(impl) && (!differentiable || impl.storage.is_unique()) && !(base.requires_grad() && grad_enabled()) &&
          std::none_of(external_.begin(), external_.end(), shares);
+}
+
+// Somebody who holds another tensor of the memory would not see that it gets a history.
+bool Trace::may_go_on_to_write(const Memory& memory, bool differentiable) const {
+  if (!memory.tensor.defined() || memory.recorded) return true;
+  if (memory.tensor.requires_grad() && grad_enabled()) return false;
+  return !differentiable || memory.tensor.impl()->storage.is_unique();
 }
 
 Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable) {
@@ -70,7 +81,7 @@ Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable)
   Memory made;
   if (impl.recorder == this) {
     const ValueId root = graph.value(impl.recorded_value).root;
-    if (Memory* known = memory_of(root)) return known->storage && differentiable ? nullptr : known;
+    if (Memory* known = memory_of(root)) return may_go_on_to_write(*known, differentiable) ? known : nullptr;
     if (graph.value(root).producer < 0) {
       made.tensor = handle(root);
     } else {
@@ -79,13 +90,13 @@ Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable)
       made.first = root;
     }
   } else {
-    if (const Memory* known = memory_of(impl.storage)) return differentiable ? nullptr : const_cast<Memory*>(known);
+    if (const Memory* known = memory_of(impl.storage))
+      return may_go_on_to_write(*known, differentiable) ? const_cast<Memory*>(known) : nullptr;
     made.tensor = base_of(target);
   }
   if (made.tensor.defined()) {
     if (!may_begin_to_write(made.tensor, differentiable)) return nullptr;
     made.first = value_of(made.tensor);
-    made.storage = made.tensor.impl()->storage;
     made.input = static_cast<int32_t>(std::find(graph.inputs.begin(), graph.inputs.end(), made.first) -
                                       graph.inputs.begin());
     writing_recordings += !std::exchange(counts_as_writing_, true);
@@ -113,7 +124,7 @@ bool Trace::may_write(const Tensor& target, bool differentiable, std::source_loc
   if (autograd::is_no_grad_view(target) && grad_enabled()) return false;
   // A second handle of the memory, which is no view of the first, would get a history of its own.
   if (recorded && differentiable && !follows_history(impl.recorded_value)) return false;
-  if (!recorded) autograd::check_in_place(op, target, differentiable, where);
+  if (!recorded && !writes(impl.storage)) autograd::check_in_place(op, target, differentiable, where);
   return std::all_of(inputs.begin(), inputs.end(),
                      [&](const Tensor* input) { return !input->defined() || can_read(*input); });
 }
@@ -132,6 +143,7 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
                    [&](const Tensor* input) { return !input->defined() || can_read(*input); }))
     return false;
 
+  if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
   const Value shown = graph.value(value_of(target, where));
   const ValueId whole = memories_[at].current;
   const std::vector<Tensor> copies = copies_of_operands(op, inputs, memories_[at], differentiable, where);
@@ -203,12 +215,19 @@ Tensor Trace::result_like(ValueId id, bool requires_grad) const {
   return result;
 }
 
+void Trace::adopt(Memory& memory) {
+  if (std::exchange(memory.recorded, true)) return;
+  handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+  memory.tensor.impl()->recorder = this;
+  memory.tensor.impl()->recorded_value = memory.current;
+}
+
 void Trace::advance(Memory& memory, ValueId next) {
   const ValueId before = std::exchange(memory.current, next);
   memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(next) + 1), -1);
   memory_at_[static_cast<size_t>(next)] = static_cast<int32_t>(&memory - memories_.data());
-  graph.versions.push_back({next, memory.storage ? memory.input : -1 - memory_at_[static_cast<size_t>(next)]});
-  if (memory.storage) return;
+  graph.versions.push_back({next, memory.tensor.defined() ? memory.input : -1 - memory_at_[static_cast<size_t>(next)]});
+  if (memory.tensor.defined() && !memory.recorded) return;
   // The user's handle of the memory stands for its new value.
   Tensor user = handles_[static_cast<size_t>(before)];
   handles_[static_cast<size_t>(before)] = own_handle(before);
@@ -325,8 +344,11 @@ void Trace::refresh() {
     TensorImpl& impl = *handles_[id].impl();
     if (impl.recorder == this) renew(impl);
   }
-  for (Memory& memory : memories_)
-    if (memory.storage && memory.current != memory.first) handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+  for (Memory& memory : memories_) {
+    if (!memory.tensor.defined() || memory.current == memory.first) continue;
+    handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+    if (memory.recorded) memory.tensor.impl()->recorder = nullptr;
+  }
 }
 
 }  // namespace rondo::compile

@@ -47,7 +47,7 @@ void choose_outputs(Trace& trace, Graph& graph) {
     for (ValueId id : node.outputs) {
       if (!held[id] && !based[id]) continue;
       // What the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
-      graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.written_tensor(id) != nullptr);
+      graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.keeps_history(id));
       graph.outputs.push_back(id);
     }
 }
@@ -334,7 +334,7 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
       impl.offset = written->impl()->offset + graph.value(id).offset;
     }
     impl.recorder = nullptr;
-    if (graph.value(id).requires_grad && trace.written_tensor(id) == nullptr) {
+    if (graph.value(id).requires_grad && !trace.keeps_history(id)) {
       if (node != nullptr) {
         autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
       } else {

@@ -25,6 +25,9 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
       !call.result->defined() || trace.handle(*result).impl() != call.result->impl())
     return refuse("forward returns no value of its own, or others outlive it");
   if (graph.value(*result).root != *result) return refuse("forward returns a view");
+  const auto gets_history = [&](ValueId id) { return is_written(id) && !trace.keeps_history(id); };
+  if (std::any_of(graph.outputs.begin(), graph.outputs.end(), gets_history))
+    return refuse("forward writes a value with a gradient into a tensor that it does not return");
 
   auto replay = std::make_shared<Replay>();
   replay->result_ = static_cast<size_t>(result - graph.outputs.begin());

@@ -153,6 +153,71 @@ TEST_F(Writes, OfTensorsMadeInside) {
                   });
 }
 
+// ---- With gradients
+
+TEST_F(Writes, GradientsPassThroughWrites) {
+  expect_no_break([] { return Tensors{}; },
+                  [](Block& b, const Tensor& x) {
+                    Tensor h = x * 2.0;
+                    h.mul_(b.bias);  // reads the old value
+                    h.add_(ops::tanh(x));
+                    h.mul_(h);  // and itself
+                    Tensor fresh = Tensor::zeros({4, 6});
+                    fresh.copy_(h);  // gets a history
+                    return Tensors{h * b.bias, fresh * x};
+                  });
+}
+TEST_F(Writes, GradientsOfViews) {
+  expect_no_break([] { return Tensors{}; },
+                  [](Block& b, const Tensor& x) {
+                    Tensor h = x * b.bias;
+                    Tensor row = h[1], columns = h.slice(1, {1, 6, 2});
+                    const Tensor flat = h.view({24});
+                    row.mul_(b.bias);
+                    columns.copy_(ops::tanh(x).slice(1, {0, 3}));
+                    h[2].fill_(0.5);
+                    const Tensor late = flat * 1.5;
+                    h.t()[0].add_(row.slice(0, {0, 4}));
+                    return Tensors{h * x, late, row, columns * 2.0};
+                  });
+}
+TEST_F(Writes, UnderNoGradAHistoryStays) {
+  expect_no_break([] { return Tensors{}; },
+                  [](Block& b, const Tensor& x) {
+                    Tensor h = x * b.bias;
+                    no_grad([&] { h.mul_(3.0); });
+                    h.detach().select(0, 1).fill_(2);
+                    no_grad([&] { b.weight.add_(0.25); });  // a leaf
+                    return Tensors{h + ops::matmul(x, b.weight), h.detach()};
+                  });
+}
+TEST_F(Writes, SavedResultsThatAreOverwritten) {
+  for (const bool compiled : {false, true}) {
+    Block block([](Block&, const Tensor& x) {
+      Tensor y = ops::exp(x);  // saved for its gradient
+      y.add_(1.0);
+      return Tensors{y};
+    });
+    if (compiled) compile::compile_module(block, {.fullgraph = true});
+    const Tensor loss = ops::sum(block(input())[0]);
+    EXPECT_THROW(loss.backward(), StaleTensorError);
+  }
+}
+TEST_F(Writes, VersionsOfResults) {
+  expect_as_eager(
+      [](Block&, const Tensor& x) {
+        Tensor y = x * 2.0;
+        y.add_(1.0);
+        y[0].fill_(3);
+        return Tensors{y};
+      },
+      [](Block& b) {
+        const Tensor y = b(input())[0];
+        return Tensors{y, Tensor::scalar<int64_t>(y.version())};
+      });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+
 TEST_F(Writes, AHostReadInTheMiddle) {
   const auto body = [](Block& b, const Tensor& x) {
     b.state.kept[0].add_(1.0);
