@@ -2,12 +2,14 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <mutex>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_format.h"
+#include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
@@ -29,7 +31,7 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call) {}
+  RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call), loops_(region.loops()) {}
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
@@ -57,9 +59,17 @@ class RegionTrace final : public Trace {
               graph_break("a view is read again whose base was written to", where);
             look_again(*input);
           }
-      return Trace::record(op, inputs, attrs, outputs, in_place, where);
+      const bool may_loop = !has_writes();
+      if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
+          runs_at_once_in_loop(op, inputs, attrs, outputs, where))
+        return;
+      if (dense_parts_.empty()) Trace::record(op, inputs, attrs, outputs, in_place, where);
+      else record_of_dense_parts(op, inputs, attrs, outputs, where);
+      if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size()) && loop_.search(lines()))
+        region_.add_loop(loop_.step());
+      return;
     }
-    if (record_write(op, inputs, attrs, outputs[0], where)) return;
+    if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
     // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
     // too.
     const TensorImpl& target = *inputs[0]->impl();
@@ -79,15 +89,17 @@ class RegionTrace final : public Trace {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
     broken_ = true;
-    const Tail tail = cut(graph.value(tensor.recorded_value).producer);
+    Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
-    resume(tail);
+    resume(std::move(tail));
   }
 
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
     wrote_ = true;
-    if (reads(storage)) graph_break("memory that a recorded op reads is written", where);
+    const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
+                                        [&](const auto& part) { return part.second.of.storage() == storage; });
+    if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
   }
 
   void before_read(const Storage& storage, std::source_location where) override {
@@ -98,18 +110,22 @@ class RegionTrace final : public Trace {
 
   // Where it throws, too, the recording is gone: it must not run twice.
   void finish() {
-    const absl::Cleanup forget = [this] { abandon(); };
-    if (!graph.nodes.empty()) run_piece();
+    const absl::Cleanup forget = [this] {
+      loop_.forget();
+      forget_recording();
+    };
+    if (loop_.is_running()) run_steps_left();
+    if (!graph.nodes.empty()) run_piece(piece_++);
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
-    if (broken_ || graph.nodes.empty()) {
-      why_not = broken_ ? "there is a graph break" : "nothing is computed";
+    if (broken_ || in_pieces_ || graph.nodes.empty()) {
+      why_not = broken_ ? "there is a graph break" : in_pieces_ ? "a loop runs in pieces" : "nothing is computed";
       finish();
       return nullptr;
     }
-    const std::shared_ptr<const Binding> ran = run_piece();
+    const std::shared_ptr<const Binding> ran = run_piece(piece_++);
     std::shared_ptr<const Replay> replay;
     if (ran != nullptr) replay = Replay::make(call_, *this, ran, why_not);
     else why_not = "it ran eagerly";
@@ -137,12 +153,108 @@ class RegionTrace final : public Trace {
     broken_ = true;
     finish();
   }
-  std::shared_ptr<const Binding> run_piece() {
+  std::shared_ptr<const Binding> run_piece(int number) {
     RecorderScope eager(nullptr);
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };
-    return region_.run(*this, call_, piece_++);
+    return region_.run(*this, call_, number);
   }
+
+  // ---- Note [Loops over time] (capture/loop_steps.h)
+  // The calls of the recording, as lines of a program.
+  std::vector<LoopSteps::Line> lines() const {
+    std::vector<LoopSteps::Line> lines;
+    std::vector<const Tensor*> inputs;
+    std::vector<Tensor> outputs;
+    static const Tensor kNone;
+    for (const GraphNode& node : graph.nodes) {
+      inputs.clear();
+      outputs.clear();
+      for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? &kNone : &handle(id));
+      for (ValueId id : node.outputs) outputs.push_back(handle(id));
+      lines.push_back(LoopSteps::line_of(*node.op, inputs, node.attrs, outputs, node.where));
+    }
+    return lines;
+  }
+  // Before a call is recorded: runs the piece that is complete. True: the call has been made.
+  bool runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                            std::span<Tensor> outputs, std::source_location where) {
+    const LoopSteps::Line line = LoopSteps::line_of(op, inputs, attrs, outputs, where);
+    if (!loop_.is_running() && !begins_known_loop(line)) {
+      // What puts all steps together has as many operands as there are steps.
+      if (!in_pieces_ || inputs.size() <= LoopSteps::kSteps) return false;
+      finish();
+      return call_now(op, inputs, attrs, outputs, where), true;
+    }
+    const LoopSteps::Next next = loop_.next(line);
+    if (next == LoopSteps::Next::kEnd) {
+      end_loop();
+      return runs_at_once_in_loop(op, inputs, attrs, outputs, where);
+    }
+    if (next == LoopSteps::Next::kCutAndRecord) run_steps(loop_.complete_steps());
+    if (!loop_.moves()) return false;
+    if (inputs[0]->impl()->recorder != nullptr) return end_loop(), false;  // a view of what this piece makes
+    call_now(op, inputs, attrs, outputs, where);
+    if (region_.options().exact) return true;
+    // The strides of a part depend on how many steps there are: dense, it is the same recording for all.
+    RecorderScope eager(nullptr);
+    for (const Tensor& part : outputs)
+      if (!is_contiguous(part.sizes(), part.strides())) dense_parts_[part.impl()] = {part, part.contiguous()};
+    return true;
+  }
+  bool begins_known_loop(const LoopSteps::Line& line) {
+    if (loops_ == nullptr) return false;
+    const bool begins = std::any_of(loops_->begin(), loops_->end(),
+                                    [&](const LoopSteps::Step& known) { return loop_.begin(known, line); });
+    if (begins && !graph.nodes.empty()) run_steps(0);
+    return begins;
+  }
+  static void call_now(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                       std::span<Tensor> outputs, std::source_location where) {
+    RecorderScope eager(nullptr);
+    std::vector<TensorArg> args;
+    for (const Tensor* input : inputs) args.emplace_back(*input, where);
+    call(op, args, attrs, outputs);
+  }
+  void record_of_dense_parts(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                             std::span<Tensor> outputs, std::source_location where) {
+    absl::InlinedVector<const Tensor*, kUsualInputs> operands(inputs.begin(), inputs.end());
+    for (const Tensor*& operand : operands)
+      if (const auto found = dense_parts_.find(operand->impl());
+          found != dense_parts_.end() && op.kind != OpKind::kView)
+        operand = &found->second.dense;
+    Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
+  }
+  // Runs what is recorded: `steps` steps, or (0) the piece that the loop was found in.
+  void run_steps(int steps) {
+    const absl::Cleanup forget = [this] { forget_recording(); };
+    in_pieces_ = true;
+    region_.count_loop_piece();
+    run_piece(piece_ + std::bit_width(static_cast<unsigned>(steps)));
+  }
+  // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
+  void run_steps_left() {
+    if (loop_.steps_left() == 0) return;
+    Tail tail = cut(-1);
+    abandon();
+    for (int steps = LoopSteps::kSteps, left = loop_.steps_left(); left > 0; steps /= 2) {
+      if (left < steps) continue;
+      left -= steps;
+      resume(tail, static_cast<size_t>(steps * loop_.calls_a_step()));
+      run_steps(steps);
+    }
+    resume(tail, tail.nodes.size());
+  }
+  void end_loop() {
+    run_steps_left();
+    loop_.forget();
+    piece_ += 1 + std::bit_width(static_cast<unsigned>(LoopSteps::kSteps));
+  }
+  void forget_recording() {
+    abandon();
+    dense_parts_.clear();
+  }
+
   Region& region_;
   const nn::ModuleCall& call_;
   int piece_ = 0;
@@ -151,6 +263,13 @@ class RegionTrace final : public Trace {
   bool wrote_ = false;      // by a pointer: a replay would leave that out
   bool overwrote_ = false;  // by an op of this call, so that views may be read again
   bool broken_ = false;     // also by what happened before the first op, which makes no piece
+  const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that the region knows; null: none
+  LoopSteps loop_;
+  bool in_pieces_ = false;  // a loop has run in pieces
+  struct DensePart {
+    Tensor of, dense;
+  };
+  absl::flat_hash_map<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
 };
 
 class RegionHook final : public nn::CallHook {

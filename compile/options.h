@@ -1,5 +1,6 @@
 // The choices of users: for a compiled module (CompileOptions), of a tensor (mark_dynamic), of the whole process
-// (set_stance, set_check_units). Every room of compile/ may read it. Plain data; stance() is thread safe.
+// (set_stance, set_check_units, set_check_floats). Every room of compile/ may read it. Plain data; stance() is thread
+// safe.
 #pragma once
 
 #include <cstdint>
@@ -120,6 +121,8 @@ Stance stance();
 // it. In exact mode no bit may differ; in default mode, an element by 1e-5 of the largest (bf16, f16: 0.02).
 // RONDO_CHECK=units turns it on, too.
 void set_check_units(bool on);
+// Finds wrong formulas of floats (region/check_floats.h). RONDO_CHECK=floats turns it on, too. On in debug builds.
+void set_check_floats(bool on);
 
 }  // namespace rondo::compile
 #pragma GCC visibility pop

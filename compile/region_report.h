@@ -36,8 +36,10 @@ struct RegionReport {
   // because there is no compiler for their device.
   int failed_compilations = 0;
   std::string last_failed_compilation;
-  // Recordings that differed from an entry in floats only: the entry ran with other floats, nothing was planned.
+  // Recordings whose floats were not those of the one before that ran the same entry: nothing was planned for them.
   int64_t float_changes = 0;
+  // Pieces that long loops over time ran in: some steps each, compiled once for all (capture/loop_steps.h).
+  int64_t loop_pieces = 0;
   int64_t graph_breaks = 0;
   std::string last_break;  // the user's file:line and why
   // Why the latest recording after the first was new: its first difference to the nearest one, as in

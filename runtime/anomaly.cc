@@ -111,7 +111,7 @@ void checked_call(const OpDef& op, std::span<const TensorArg> inputs, const Attr
   if (op.kind == OpKind::kView) return run();
   Check check;
   for (size_t i = 0; i < inputs.size(); ++i) check.operand(absl::StrCat("operand ", i), inputs[i].tensor);
-  for (double value : attrs.floats) check.operand("a number", value);
+  for (SymFloat number : attrs.floats) check.operand("a number", number.value());
   run();
   for (size_t i = 0; i < outputs.size(); ++i)
     check.result(

@@ -250,7 +250,7 @@ class OpNode final : public Node {
     for (size_t i = 0; i < saved_inputs_.size(); ++i) check.operand(absl::StrCat("saved operand ", i), inputs[i]);
     for (size_t i = 0; i < saved_outputs_.size(); ++i) check.operand(absl::StrCat("saved result ", i), outputs[i]);
     for (const Tensor& total : grads_in) check.operand("the gradient so far", total);
-    for (double value : attrs_.floats) check.operand("a number", value);
+    for (SymFloat number : attrs_.floats) check.operand("a number", number.value());
     op_.grad(context);
     for (size_t i = 0; i < grads_in.size(); ++i)
       check.result(

@@ -225,6 +225,7 @@ class Dispatcher {
       recorder->record(op_, inputs(), attrs_, outputs, /*in_place=*/false, where_);
       return;
     }
+    settle_floats();
     if (op_.kind == OpKind::kView) {
       for (size_t i = 0; i < outputs.size(); ++i) {
         outputs[i] = make_handle(infer.outputs()[i]);
@@ -280,6 +281,7 @@ class Dispatcher {
       recorder->record(op_, inputs(), attrs_, {&next, 1}, /*in_place=*/true, where_);
       return;
     }
+    settle_floats();
     autograd::check_in_place(op_, target, differentiable, where_);
     before_write(target.storage(), where_);
     // An operand that shares the target's memory in another layout would be read after it is overwritten. One of the
@@ -314,6 +316,10 @@ class Dispatcher {
   }
 
  private:
+  // A kernel knows no symbols.
+  void settle_floats() {
+    for (size_t i = 0; i < attrs_.floats.size(); ++i) attrs_.floats[i] = static_cast<double>(attrs_.floats[i]);
+  }
   std::span<const Tensor* const> inputs() const { return {inputs_.data(), inputs_.size()}; }
   Device device() const { return n_ > 0 ? inputs_[0]->impl()->device : default_device(); }
   [[gnu::cold, gnu::noinline]] void throw_two_devices(int i) const {

@@ -18,6 +18,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/source_location.h"
+#include "rondo/runtime/sym_float.h"
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -101,10 +102,11 @@ class IntList {
   int64_t few_[kFew];                           // otherwise the first size_ of them
 };
 
-// Operands that are no tensors. In a compiled region floats are run-time scalars; ints are part of the key.
+// Operands that are no tensors. In a compiled region floats are run-time scalars (sym_float.h); ints are part of the
+// key.
 struct Attrs {
   IntList ints = {};
-  FixedVector<double, 2> floats = {};
+  FixedVector<SymFloat, 2> floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
@@ -155,7 +157,7 @@ class InferContext {
   int64_t offset(int i) const { return operand(i).storage_offset(); }
   DType dtype(int i) const { return operand(i).dtype(); }
   int64_t integer(int i) const { return attrs_.ints[i]; }
-  double scalar(int i) const { return attrs_.floats[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
   // A dense output.
   void output(int i, DType dtype, const Dims& sizes);
@@ -240,7 +242,7 @@ class GradContext {
   const Dims& input_sizes(int i) const { return input_metas_[i].sizes; }
   DType input_dtype(int i) const { return input_metas_[i].dtype; }
   int64_t integer(int i) const { return attrs_.ints[i]; }
-  double scalar(int i) const { return attrs_.floats[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
   const Attrs& attrs() const { return attrs_; }
   int n_inputs() const { return static_cast<int>(input_metas_.size()); }
   int n_outputs() const { return static_cast<int>(grads_out_.size()); }

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "rondo/runtime/dtype.h"
+#include "rondo/runtime/sym_float.h"
 
 #pragma GCC visibility push(default)
 namespace rondo {
@@ -26,14 +27,18 @@ class Scalar {
               : is_exact_integer(value) ? Kind::kInteger
                                         : Kind::kReal) {}
 
+  constexpr Scalar(SymFloat value) : real_(value), integer_(0), kind_(Kind::kReal) {}
+
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_integer() const { return kind_ != Kind::kReal; }
   // The value, rounded to a double if it is an integer beyond 2^53.
-  constexpr double real() const { return real_; }
+  constexpr SymFloat real() const { return real_; }
   // The exact value. REQUIRES: is_integer().
   constexpr int64_t integer() const { return integer_; }
   // Calls f(int64_t) or f(double).
-  template <class F> constexpr decltype(auto) visit(F&& f) const { return is_integer() ? f(integer_) : f(real_); }
+  template <class F> constexpr decltype(auto) visit(F&& f) const {
+    return is_integer() ? f(integer_) : f(static_cast<double>(real_));
+  }
 
   constexpr Scalar operator-() const {
     if (!is_integer() || integer_ == INT64_MIN) return Scalar(-real_);
@@ -47,7 +52,7 @@ class Scalar {
     else if constexpr (std::is_unsigned_v<T> && sizeof(T) == 8) return value <= static_cast<T>(INT64_MAX);
     else return true;
   }
-  double real_;
+  SymFloat real_;
   int64_t integer_;
   Kind kind_;
 };

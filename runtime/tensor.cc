@@ -81,7 +81,8 @@ Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::
 Tensor filled(const char* factory, const Dims& sizes, Scalar value, TensorOptions options, std::source_location where) {
   if (!is_floating(options.dtype)) ops::require_in_range(factory, value, options.dtype, where);
   Tensor result = made(factory, sizes, options, where);
-  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(value), {}});
+  const Scalar known = value.visit([](auto number) { return Scalar(number); });  // a kernel knows no symbols
+  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(known), {}});
   return result;
 }
 }  // namespace
@@ -172,10 +173,10 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
   if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
-    throw_op_error(
-        kName,
-        absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ", end.real(), ", ", by),
-        where);
+    throw_op_error(kName,
+                   absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ",
+                                end.real().value(), ", ", by),
+                   where);
   if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
   Tensor result = made(kName, {static_cast<int64_t>(std::max(n, 0.0))}, options, where);
   run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});

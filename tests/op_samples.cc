@@ -247,6 +247,16 @@ Samples window_samples(bool large) {
           {"scalar", {real({3})}, ints({2})},
           {"none", {real({3, 2})}, ints({6, 0, 2, 2, 1})}};
 }
+Samples window_copy_samples(bool large) {
+  Samples samples;
+  for (OpSample& view : window_samples(large)) {
+    Attrs attrs;
+    attrs.ints.append(std::span(view.attrs.ints.begin() + 1, view.attrs.ints.end()));
+    attrs.floats = {static_cast<double>(view.attrs.ints[0])};
+    samples.push_back({view.label, {view.inputs[0]}, attrs});
+  }
+  return samples;
+}
 Samples overwrite_samples(bool large) {
   const auto at = [](double offset, std::initializer_list<int64_t> window) {
     Attrs attrs = ints(window);
@@ -258,6 +268,13 @@ Samples overwrite_samples(bool large) {
           {"column", {real({4, 5}), real({4})}, at(2, {4, 5})},
           {"block", {real({2, 6}), real({2, 3})}, at(1, {2, 3, 6, 2})},
           {"broadcast", {real({3, 4}), real({2, 1})}, at(4, {2, 3, 4, 1})},
+          {"a number",
+           {real({3, 4}), Tensor()},
+           [] {
+             Attrs attrs = ints({2, 2, 4, 1});
+             attrs.floats = {5.0, 1.5};
+             return attrs;
+           }()},
           {"one number", {real({3, 4}), real({})}, at(0, {3, 4, 4, 1})},
           {"none", {real({3, 2}), real({0, 2})}, at(6, {0, 2, 2, 1})}};
 }
@@ -796,6 +813,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice_grad", .make = &slice_grad_samples},
     {.name = "strided_view", .make = &window_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "window_copy", .make = &window_copy_samples, .takes_integers = true, .takes_bool = true},
     {.name = "revalue", .make = &revalue_samples, .takes_integers = true, .takes_bool = true, .constant_inputs = 3},
     {.name = "overwrite", .make = &overwrite_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},

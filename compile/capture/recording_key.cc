@@ -14,9 +14,9 @@ namespace rondo::compile {
 //   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
 //   in the key, of writes       which calls write in place, and which values are versions of which inputs
 //   in the key, of all          the device
-//   arguments of a run          floats, where the graphs that they lead to differ in nothing else (Binding)
-//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a
-//   recording),
+//   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
+//                               (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
+//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a recording),
 //                               random states (each is a recorded tensor)
 //   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
 //   (Arriving)
@@ -59,7 +59,7 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
     for (ValueId id : node.inputs) add(static_cast<uint64_t>(id));
     for (int64_t i : node.attrs.ints) add(static_cast<uint64_t>(i));
     if (with_floats)
-      for (double f : node.attrs.floats) add(std::bit_cast<uint64_t>(f));
+      for (SymFloat number : node.attrs.floats) add(std::bit_cast<uint64_t>(number.value()));
     // Shapes and dtypes of results follow from the rest; whether they carry gradients does not (no_grad).
     for (ValueId id : node.outputs) add(graph.value(id).requires_grad);
   }

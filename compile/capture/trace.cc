@@ -129,16 +129,22 @@ Trace::Tail Trace::cut(int32_t last) {
   tail.nodes.assign(begin, graph.nodes.end());
   graph.nodes.erase(begin, graph.nodes.end());
   tail.values = graph.values;
-  tail.handles.resize(handles_.size());
-  for (const GraphNode& node : tail.nodes)
-    for (const ValueIds* list : {&node.inputs, &node.outputs})
-      for (ValueId id : *list)
-        if (id != kNoValue) tail.handles[static_cast<size_t>(id)] = handle(id);
+  tail.handles = needed(tail.nodes, handles_);
   return tail;
 }
 
-void Trace::resume(const Tail& tail) {
-  for (GraphNode node : tail.nodes) {
+std::vector<Tensor> Trace::needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles) {
+  std::vector<Tensor> kept(handles.size());
+  for (const GraphNode& node : nodes)
+    for (const ValueIds* list : {&node.inputs, &node.outputs})
+      for (ValueId id : *list)
+        if (id != kNoValue) kept[static_cast<size_t>(id)] = handles[static_cast<size_t>(id)];
+  return kept;
+}
+
+void Trace::resume(Tail& tail, size_t n) {
+  const auto end = tail.nodes.begin() + static_cast<std::ptrdiff_t>(n);
+  for (GraphNode node : std::span(tail.nodes.begin(), end)) {
     const auto index = static_cast<int32_t>(graph.nodes.size());
     const ValueId viewed = node.inputs.empty() ? kNoValue : node.inputs[0];
     for (ValueId& id : node.inputs)
@@ -157,6 +163,8 @@ void Trace::resume(const Tail& tail) {
     }
     graph.nodes.push_back(std::move(node));
   }
+  tail.nodes.erase(tail.nodes.begin(), end);
+  tail.handles = needed(tail.nodes, tail.handles);  // what else they held is dead, if nobody else holds it
 }
 
 void Trace::flush(const TensorImpl&, std::source_location where) {

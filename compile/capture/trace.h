@@ -56,14 +56,16 @@ class Trace : public Recorder {
   bool reads(const Storage& storage) const;
   // The tensor, which may be an input already, has got another history.
   void history_changed(const Tensor& input);
-  // The ops recorded behind node `last`, taken out so that the rest can run first; and recorded again after that.
+  // The ops recorded behind node `last`, taken out so that the rest can run first; and recorded again after that, all
+  // or the first `n` of them, which leave the tail.
   struct Tail {
     std::vector<GraphNode> nodes;
     std::vector<Value> values;    // as they were; ids in `nodes` are theirs
     std::vector<Tensor> handles;  // of what the nodes read and make
   };
   Tail cut(int32_t last);
-  void resume(const Tail& tail);
+  void resume(Tail& tail, size_t n);
+  void resume(Tail tail) { resume(tail, tail.nodes.size()); }
   // Forgets everything; handles that are still alive become ordinary tensors without storage.
   void abandon();
 
@@ -100,6 +102,11 @@ class Trace : public Recorder {
   // By operand: a copy, or undefined where there is no need of one.
   std::vector<Tensor> copies_of_operands(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
                                          bool differentiable, std::source_location where);
+  void drop_unread_views();
+  ValueId record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
+                        const Value& shown, bool differentiable, std::source_location where);
+  ValueId record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
+                           const FixedVector<SymFloat, 2>& numbers, bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
   // From here on the user's handle of memory outside of the recording stands for recorded values.
@@ -123,6 +130,8 @@ class Trace : public Recorder {
     absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
   };
 
+  // Of `handles`, by value, those that the nodes read or make.
+  static std::vector<Tensor> needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles);
   std::source_location user_of(std::source_location where);
   ValueId add_value(Tensor handle, int32_t producer);
   std::vector<Tensor> handles_;  // by value

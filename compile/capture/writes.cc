@@ -150,14 +150,16 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   std::vector<const Tensor*> operands;
   for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(copies[i].defined() ? &copies[i] : inputs[i]);
   graph.value(whole).overwritten = true;
-  ValueId written = record_version(op, operands, attrs, next, where);
   const Value& base = graph.value(whole);
   const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
-  if (!is_whole) {
-    const Tensor parts[] = {own_handle(whole), next};
-    const Tensor* const list[] = {&parts[0], &parts[1]};
-    Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
-    written = record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
+  ValueId written = kNoValue;
+  if (!is_whole) written = record_placed(op, operands, attrs, whole, shown, differentiable, where);
+  if (written == kNoValue) {
+    written = record_version(op, operands, attrs, next, where);
+    if (!is_whole) {
+      const Tensor* const part[] = {nullptr, &next};
+      written = record_overwrite(whole, shown, part, {}, differentiable, where);
+    }
   }
   if (graph.value(whole).requires_grad && !differentiable) {
     const Tensor parts[] = {own_handle(whole), own_handle(written)};
@@ -168,6 +170,29 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   // On the eager tape the view's new history begins here, not where it is read.
   if (differentiable && target.impl()->recorder == this) renew(*target.impl());
   return true;
+}
+
+// A call that does not read what it overwrites needs no view of it. So the place of the view is no part of the key.
+ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
+                             const Value& shown, bool differentiable, std::source_location where) {
+  // On the eager tape, the old values get a gradient of zeros.
+  if (graph.value(whole).requires_grad) return kNoValue;
+  static const Tensor kNone;
+  const bool fills = &op == &ops::kFill && attrs.ints.empty();
+  if (!fills && &op != &ops::kCopy) return kNoValue;
+  const Tensor* const source[] = {nullptr, fills ? &kNone : inputs[1]};
+  return record_overwrite(whole, shown, source, attrs.floats, differentiable, where);
+}
+
+// `operands`: anything, then the source; `numbers`: what stands for an undefined one.
+ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
+                                const FixedVector<SymFloat, 2>& numbers, bool differentiable,
+                                std::source_location where) {
+  const Tensor base = own_handle(whole);
+  const Tensor* const list[] = {&base, operands[1]};
+  Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
+  for (const SymFloat& number : numbers) place.floats.push_back(number);
+  return record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
 }
 
 ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
@@ -349,6 +374,56 @@ void Trace::refresh() {
     handles_[static_cast<size_t>(memory.current)] = memory.tensor;
     if (memory.recorded) memory.tensor.impl()->recorder = nullptr;
   }
+  drop_unread_views();
+}
+
+// The place of a view that nothing reads must not make another key.
+void Trace::drop_unread_views() {
+  ValueMap<bool> read(graph, false);
+  NodeMap<bool> keep(graph, true);
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const GraphNode& node = graph.nodes[n];
+    keep[n] = node.op->kind != OpKind::kView || std::any_of(node.outputs.begin(), node.outputs.end(),
+                                                            [&](ValueId id) { return read[id] || is_alive(id); });
+    if (!keep[n]) continue;
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) read[id] = true;
+  }
+  if (std::find(keep.begin(), keep.end(), false) == keep.end()) return;
+  ValueMap<ValueId> now(graph, kNoValue);
+  std::vector<int32_t> node_now;
+  int32_t nodes = 0;
+  for (size_t n = 0; n < keep.size(); ++n) node_now.push_back(keep[n] ? nodes++ : -1);
+  ValueId values = 0;
+  for (size_t id = 0; id < graph.values.size(); ++id) {
+    const int32_t maker = graph.values[id].producer;
+    if (maker >= 0 && !keep[maker]) continue;
+    Value value = graph.values[id];
+    if (maker >= 0) value.producer = node_now[static_cast<size_t>(maker)];
+    now[id] = values;
+    value.root = value.root == static_cast<ValueId>(id) ? values : now[value.root];
+    if (TensorImpl& impl = *handles_[id].impl(); impl.recorder == this) impl.recorded_value = values;
+    graph.values[static_cast<size_t>(values)] = std::move(value);
+    handles_[static_cast<size_t>(values)] = handles_[id];
+    if (static_cast<size_t>(values) < memory_at_.size())
+      memory_at_[static_cast<size_t>(values)] = id < memory_at_.size() ? memory_at_[id] : -1;
+    ++values;
+  }
+  graph.values.resize(static_cast<size_t>(values));
+  handles_.resize(static_cast<size_t>(values));
+  const auto rename = [&](ValueId& id) { id = id == kNoValue ? kNoValue : now[id]; };
+  memory_at_.resize(std::min(memory_at_.size(), static_cast<size_t>(values)), -1);
+  for (size_t n = 0; n < keep.size(); ++n) {
+    if (!keep[n]) continue;
+    GraphNode node = std::move(graph.nodes[n]);
+    std::for_each(node.inputs.begin(), node.inputs.end(), rename);
+    std::for_each(node.outputs.begin(), node.outputs.end(), rename);
+    graph.nodes[static_cast<size_t>(node_now[n])] = std::move(node);
+  }
+  graph.nodes.resize(static_cast<size_t>(nodes));
+  std::for_each(graph.inputs.begin(), graph.inputs.end(), rename);
+  for (Version& version : graph.versions) rename(version.value);
+  for (Memory& memory : memories_) rename(memory.first), rename(memory.current);
 }
 
 }  // namespace rondo::compile

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/ir/scanner.h"
 #include "rondo/compile/options.h"
@@ -19,8 +20,12 @@
 namespace rondo::compile {
 namespace {
 
-std::atomic<bool>& chosen() {
-  static std::atomic<bool> on = parse_checks(std::getenv("RONDO_CHECK"));
+struct Chosen {
+  std::atomic<bool> units, floats;
+  explicit Chosen(Checks checks) : units(checks.units), floats(checks.floats) {}
+};
+Chosen& chosen() {
+  static Chosen on(parse_checks(std::getenv("RONDO_CHECK")));
   return on;
 }
 
@@ -41,13 +46,21 @@ bool same(double a, double b) { return (a == b && std::signbit(a) == std::signbi
 
 }  // namespace
 
-bool parse_checks(const char* list) {
-  const std::string name = list == nullptr ? "" : list;
-  if (name.empty() || name == "units") return !name.empty();
-  throw Error(absl::StrCat("RONDO_CHECK: no check \"", name, "\". Checks: units"));
+Checks parse_checks(const char* list) {
+  Checks checks;
+#ifndef NDEBUG
+  checks.floats = true;
+#endif
+  for (const absl::string_view name : absl::StrSplit(list == nullptr ? "" : list, ',', absl::SkipEmpty()))
+    if (name == "units") checks.units = true;
+    else if (name == "floats") checks.floats = true;
+    else throw Error(absl::StrCat("RONDO_CHECK: no check \"", name, "\". Checks: units, floats"));
+  return checks;
 }
-bool checks_units() { return chosen().load(std::memory_order_relaxed); }
-void set_check_units(bool on) { chosen().store(on, std::memory_order_relaxed); }
+bool checks_units() { return chosen().units.load(std::memory_order_relaxed); }
+void set_check_units(bool on) { chosen().units.store(on, std::memory_order_relaxed); }
+bool checks_floats() { return chosen().floats.load(std::memory_order_relaxed); }
+void set_check_floats(bool on) { chosen().floats.store(on, std::memory_order_relaxed); }
 
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
                                 const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished,

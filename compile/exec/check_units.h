@@ -17,8 +17,15 @@ namespace rondo::compile {
 
 // RONDO_CHECK is read the first time.
 bool checks_units();
-// The choice that a value of RONDO_CHECK makes; null: it is not set. Throws Error if that is anything but "units".
-bool parse_checks(const char* list);
+// The check of region/check_floats.h.
+bool checks_floats();
+// The choice that a value of RONDO_CHECK makes, as "units,floats"; null: it is not set. Throws Error if there is no
+// such check.
+struct Checks {
+  bool units = false;
+  bool floats = false;
+};
+Checks parse_checks(const char* list);
 
 // Program::run() and run_and_release(), followed by the check if it is on. Throw InternalError if numbers differ.
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,

@@ -4,14 +4,56 @@
 
 namespace rondo::compile {
 
-Floats floats_for(const Plan& plan, const Graph& graph) {
-  Floats floats;
+namespace {
+
+// Calls read(float) for each scalar of a kernel, in order; then the same for each library call's, with its node.
+template <class Scalars, class Calls> void visit(const Plan& plan, const Graph& graph, Scalars scalars, Calls calls) {
   for (const LoweredUnit& unit : plan.kernels)
     for (const Scalar& scalar : unit.scalars)
       if (scalar.kind == Scalar::Kind::kArgument)
-        floats.scalars.push_back(graph.node(scalar.node).attrs.floats[static_cast<size_t>(scalar.position)]);
+        scalars(graph.node(scalar.node).attrs.floats[static_cast<size_t>(scalar.position)]);
   for (const Launch& launch : plan.launches)
-    if (launch.floats >= 0) floats.attrs.push_back(graph.node(launch.op()).attrs);
+    if (launch.floats >= 0) calls(graph.node(launch.op()).attrs);
+}
+
+}  // namespace
+
+Floats floats_for(const Plan& plan, const Graph& graph) {
+  Floats floats;
+  visit(
+      plan, graph, [&](SymFloat scalar) { floats.scalars.push_back(scalar.value()); },
+      [&](const Attrs& attrs) {
+        Attrs& plain = floats.attrs.emplace_back(attrs);
+        for (size_t i = 0; i < attrs.floats.size(); ++i) plain.floats[i] = attrs.floats[i].value();
+      });
+  return floats;
+}
+
+FloatFormulas formulas_for(const Plan& plan) {
+  std::vector<SymFloat> numbers;
+  visit(
+      plan, plan.graph, [&](SymFloat scalar) { numbers.push_back(scalar); },
+      [&](const Attrs& attrs) { numbers.insert(numbers.end(), attrs.floats.begin(), attrs.floats.end()); });
+  return formulas_of(numbers);
+}
+
+Floats floats_at(const Plan& plan, const FloatFormulas& formulas, std::span<const double> recorded) {
+  FloatFormulas::Registers registers;
+  formulas.evaluate(recorded, registers);
+  const int32_t* result = formulas.results.data();
+  const auto next = [&] { return registers[static_cast<size_t>(*result++)]; };
+  Floats floats;
+  size_t attributes = 0;
+  for (const Launch& launch : plan.launches)
+    if (launch.floats >= 0) attributes += plan.graph.node(launch.op()).attrs.floats.size();
+  floats.scalars.resize(formulas.results.size() - attributes);
+  for (double& scalar : floats.scalars) scalar = next();
+  if (attributes == 0) return floats;
+  for (const Launch& launch : plan.launches) {
+    if (launch.floats < 0) continue;
+    Attrs& attrs = floats.attrs.emplace_back(plan.graph.node(launch.op()).attrs);
+    for (size_t i = 0; i < attrs.floats.size(); ++i) attrs.floats[i] = next();
+  }
   return floats;
 }
 

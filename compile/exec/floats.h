@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/plan/plan.h"
 
 namespace rondo::compile {
@@ -16,6 +17,12 @@ struct Floats {
 
 // REQUIRES: same_but_floats(plan.graph, graph).
 Floats floats_for(const Plan& plan, const Graph& graph);
+
+// How the plan's floats follow from those of the recording that the plan was derived from: of the trace that is active
+// on this thread. In the order of Floats.
+FloatFormulas formulas_for(const Plan& plan);
+// The floats for a call with other `recorded` floats.
+Floats floats_at(const Plan& plan, const FloatFormulas& formulas, std::span<const double> recorded);
 
 // The plan's graph with the floats of a run.
 Graph with_floats(const Plan& plan, const Floats& floats);

@@ -72,6 +72,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
       return epilogues_pay(options.device, graph, product, epilogues);
     };
   Plan plan = make_plan(std::move(source), target, plan_options);
+  FloatFormulas formulas = formulas_for(plan);
+  forget_symbols(plan.graph);
   CompiledKernels found = code_for(plan, target, plan_options, options);
   Code code(plan, std::move(found.kernels), options.device);
   if (tunes) tune(plan, code, plan_options.exact);
@@ -80,7 +82,12 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   for (const Launch& launch : plan.launches) stats.library_calls += launch.kind == Launch::Kind::kLibraryCall;
   stats.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const PlanOptions how{.exact = plan_options.exact, .epilogues = plan_options.epilogues};
-  return std::make_shared<const Program>(std::move(plan), std::move(code), stats, how);
+  return std::make_shared<const Program>(std::move(plan), std::move(code), std::move(formulas), stats, how);
+}
+
+std::shared_ptr<const Floats> Program::floats_at(std::span<const double> recorded) const {
+  if (!floats_vary_) return floats_;
+  return std::make_shared<const Floats>(compile::floats_at(plan_, formulas_, recorded));
 }
 
 std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& floats) const {

@@ -60,13 +60,17 @@ class Program : public std::enable_shared_from_this<Program> {
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
   const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
+  // The floats for another call of the recording that the graph was derived from (FloatTrace).
+  std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
   const PlanOptions& how() const { return how_; }  // it was made: for checks of its numbers
 
-  Program(Plan plan, Code code, ProgramStats stats, PlanOptions how)
+  Program(Plan plan, Code code, FloatFormulas formulas, ProgramStats stats, PlanOptions how)
       : plan_(std::move(plan)),
         code_(std::move(code)),
+        formulas_(std::move(formulas)),
+        floats_vary_(formulas_.vary()),
         floats_(std::make_shared<Floats>(floats_for(plan_, plan_.graph))),
         stats_(stats),
         how_(std::move(how)) {}
@@ -77,6 +81,8 @@ class Program : public std::enable_shared_from_this<Program> {
 
   const Plan plan_;
   const Code code_;
+  const FloatFormulas formulas_;
+  const bool floats_vary_;
   const std::shared_ptr<const Floats> floats_;
   const ProgramStats stats_;
   const PlanOptions how_;

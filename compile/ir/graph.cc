@@ -50,7 +50,7 @@ std::string to_string(const Graph& graph, const GraphNode& node) {
   };
   for (ValueId id : node.inputs) operand(name(id));
   for (int64_t i : node.attrs.ints) operand(std::to_string(i));
-  for (double f : node.attrs.floats) operand(exact_text(f));
+  for (SymFloat number : node.attrs.floats) operand(exact_text(number.value()));
   return text + ")";
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
+#include "rondo/compile/region/check_floats.h"
 #include "rondo/compile/region/eager_backward.h"
 #include "rondo/compile/region/kept_values.h"
 #include "rondo/compile/stages/outcomes.h"
@@ -110,6 +111,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
+    if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
     const auto is_gone = [&](const BackwardInput& source) {
       if (source.kind != BackwardInput::kSaved || source.index < 0) return false;
       const SavedTensor& saved = kept(*pass.saved, static_cast<size_t>(source.index));

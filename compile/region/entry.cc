@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/relax.h"
@@ -50,30 +49,6 @@ std::vector<bool> usual_gradients(const Graph& recorded) {
 bool any_hidden(const Graph& recorded) {
   return std::any_of(recorded.outputs.begin(), recorded.outputs.end(),
                      [&](ValueId id) { return recorded.value(id).hidden; });
-}
-
-bool same_bits(const Tensor& a, const Tensor& b) {
-  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  if (a.dtype() != b.dtype() || !(a.sizes() == b.sizes()) || !(a.strides() == b.strides()) || a.device() != b.device())
-    return false;
-  const Tensor x = a.contiguous().to(kCPU), y = b.contiguous().to(kCPU);
-  return x.numel() == 0 || std::memcmp(x.raw_data(), y.raw_data(), static_cast<size_t>(x.nbytes())) == 0;
-}
-bool same_input(const BackwardInput& a, const BackwardInput& b) {
-  return a.kind == b.kind && a.index == b.index && same_bits(a.constant, b.constant);
-}
-
-// The floats with which `compiled` does what was derived from a recording with other floats; null: it cannot.
-std::shared_ptr<const Floats> floats_of(BackwardGraph derived, const Partition& partition,
-                                        const CompiledBackward& compiled) {
-  partition.apply(derived);
-  if (derived.contributions != compiled.contributions || derived.grad_inputs != compiled.grad_inputs ||
-      !std::equal(derived.inputs.begin(), derived.inputs.end(), compiled.inputs.begin(), compiled.inputs.end(),
-                  same_input))
-    return nullptr;
-  const Graph graph = simplify(std::move(derived.graph));
-  if (!same_but_floats(graph, compiled.program->graph())) return nullptr;
-  return std::make_shared<Floats>(floats_for(compiled.program->plan(), graph));
 }
 
 CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
@@ -127,7 +102,11 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
+  const FloatTrace trace(recorded);
+  const Graph& symbolic = trace.graph();
   const auto finished = [&] {
+    entry->guards = trace.guards();
+    if (entry->partition) entry->partition->forget_symbols();
     entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
     return entry;
   };
@@ -141,6 +120,7 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   for (const WriteBack& back : write_backs(recorded))
     if (back.input >= 0) written.push_back({.input = back.input, .output = back.output, .visible = true});
   entry->forward_graph = recorded;
+  entry->floats = floats_of(recorded);
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   entry->options = options;
   if (!request.marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, request.marked);
@@ -158,21 +138,21 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
   if (!differentiable) {
-    exact = exact || !may_relax(recorded, nullptr);
+    exact = exact || !may_relax(symbolic, nullptr);
     entry->program_options = program;
-    entry->forward = compile_forward(recorded);
+    entry->forward = compile_forward(symbolic);
     return finished();
   }
   const Arriving usual{usual_gradients(recorded), {}};
-  BackwardGraph derived = derive_backward(recorded, usual, request.device);
-  exact = exact || !may_relax(recorded, &derived);
+  BackwardGraph derived = derive_backward(symbolic, usual, request.device);
+  exact = exact || !may_relax(symbolic, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
-    const BackwardGraph all = derive_backward(recorded, {}, request.device);
-    exact = !may_relax(recorded, &all);
+    const BackwardGraph all = derive_backward(symbolic, {}, request.device);
+    exact = !may_relax(symbolic, &all);
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
-  entry->partition.emplace(recorded, entry->saved, options, request.like);
+  entry->partition.emplace(symbolic, entry->saved, options, request.like);
   if (entry->others == nullptr) {
     entry->backward = compile_backward(std::move(derived), *entry->partition, program);
   } else {
@@ -214,40 +194,42 @@ bool Entry::is_usual(const Arriving& arriving) const {
          std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
 }
 
-std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving) const {
+std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving,
+                                                            std::span<const double> recorded) const {
   if (is_usual(arriving)) return {std::shared_ptr<const void>(), &backward};  // lives as long as this entry
+  bool others_floats = false;
   {
     std::lock_guard lock(mutex_);
-    if (const auto found = others_.find(arriving); found != others_.end()) {
-      found->second.last_use = ++uses_;
-      return found->second.backward;
+    for (auto [at, end] = others_.equal_range(arriving); at != end; ++at) {
+      others_floats = true;
+      if (!at->second.backward->guards.hold(recorded)) continue;
+      at->second.last_use = ++uses_;
+      return at->second.backward;
     }
     if (failed_.contains(arriving)) {
       if (ledger != nullptr) ledger->add_eager_run();
       return nullptr;
     }
   }
-  // Without the lock, which a log sink may want. A thread that comes second drops its own.
-  const std::shared_ptr<const CompiledBackward> made = compile_backward_of(forward_graph, *partition, arriving);
+  // Without the lock, which a log sink may want. A thread that comes second may add another of the same kind.
+  const std::shared_ptr<const CompiledBackward> made = compile_other(arriving, recorded);
   if (made == nullptr) return nullptr;
-  bool added = false;
-  std::shared_ptr<const CompiledBackward> kept;
   {
     std::lock_guard lock(mutex_);
     if (others_.size() >= static_cast<size_t>(std::max(options.max_entries, 1)))
       others_.erase(std::min_element(others_.begin(), others_.end(), [](const auto& a, const auto& b) {
         return a.second.last_use < b.second.last_use;
       }));
-    const auto [at, is_new] = others_.try_emplace(arriving, OtherBackward{made, ++uses_});
-    added = is_new;
-    kept = at->second.backward;
+    others_.emplace(arriving, OtherBackward{made, ++uses_});
   }
-  if (added && ledger != nullptr) ledger->add_backward(made->program->stats(), "backward: " + to_string(arriving));
-  return kept;
+  if (ledger != nullptr)
+    ledger->add_backward(made->program->stats(),
+                         "backward: " + to_string(arriving) + (others_floats ? ", other floats" : ""));
+  return made;
 }
 
-std::shared_ptr<const CompiledBackward> Entry::compile_backward_of(const Graph& recorded, const Partition& kept,
-                                                                   const Arriving& arriving) const {
+std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arriving,
+                                                             std::span<const double> recorded) const {
   const std::string why = "backward: " + to_string(arriving);
   std::optional<RecompilePolicy> policy;
   if (ledger != nullptr) policy.emplace(options, *ledger);
@@ -256,8 +238,14 @@ std::shared_ptr<const CompiledBackward> Entry::compile_backward_of(const Graph& 
   std::optional<SizeMarks> marks;
   if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
   const auto compile = [&] {
-    return std::make_shared<const CompiledBackward>(
-        compile_backward(derive_backward(recorded, arriving, device), kept, program, arriving.owned));
+    const FloatTrace trace(with_recorded_floats(forward_graph, recorded));
+    const Partition kept(trace.graph(), saved, {}, &*partition);
+    invariant(kept.keeps_the_same_as(*partition), "a backward with other floats wants other values of the forward");
+    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), kept, program,
+                                             arriving.owned);
+    made.guards = trace.guards();
+    made.floats.assign(recorded.begin(), recorded.end());
+    return std::make_shared<const CompiledBackward>(std::move(made));
   };
   if (!policy) return compile();
   try {
@@ -278,72 +266,26 @@ std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
   return programs;
 }
 
-Binding::Binding(std::shared_ptr<const Entry> entry)
-    : entry_(std::move(entry)),
-      forward_(entry_->forward->floats()),
-      backward_(entry_->backward.program == nullptr ? nullptr : entry_->backward.program->floats()) {}
+Binding::Binding(std::shared_ptr<const Entry> entry) : Binding(entry, entry->floats) {}
 
-std::shared_ptr<const Binding> Binding::make(std::shared_ptr<const Entry> of, const Graph& recorded) {
-  auto binding = std::make_shared<Binding>(std::move(of));
-  const Entry& entry = *binding->entry_;
-  for (const GraphNode& node : recorded.nodes)
-    binding->floats_.insert(binding->floats_.end(), node.attrs.floats.begin(), node.attrs.floats.end());
-  const DumpsOff quiet;
-  const auto bind_forward = [&](const Graph& unplanned) {
-    const Graph graph = simplify(unplanned);
-    if (!same_but_floats(graph, entry.forward->graph())) return false;
-    binding->forward_ = std::make_shared<Floats>(floats_for(entry.forward->plan(), graph));
-    return true;
-  };
-  try {
-    if (!entry.partition) return bind_forward(recorded) ? binding : nullptr;
-    const Partition partition(recorded, entry.saved, {}, &*entry.partition);
-    if (!partition.keeps_the_same_as(*entry.partition) || !bind_forward(partition.forward())) return nullptr;
-    const Arriving usual{usual_gradients(recorded), {}};
-    binding->backward_ = floats_of(derive_backward(recorded, usual, entry.device), partition, entry.backward);
-    return binding->backward_ == nullptr ? nullptr : binding;
-  } catch (const std::exception&) {
-    return nullptr;  // compiling it will say what is wrong
-  }
-}
+Binding::Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded)
+    : entry_(std::move(entry)),
+      floats_(recorded.begin(), recorded.end()),
+      forward_(entry_->forward->floats_at(recorded)),
+      backward_(entry_->backward.program == nullptr ? nullptr : entry_->backward.program->floats_at(recorded)) {}
 
 const Graph& Binding::graph() const {
-  if (is_own()) return entry_->forward_graph;
+  if (same_bits(floats_, entry_->floats)) return entry_->forward_graph;
   std::lock_guard lock(mutex_);
-  if (graph_ == nullptr) {
-    auto graph = std::make_unique<Graph>(entry_->forward_graph);
-    size_t next = 0;
-    for (GraphNode& node : graph->nodes)
-      for (size_t i = 0; i < node.attrs.floats.size(); ++i) node.attrs.floats[i] = floats_[next++];
-    graph_ = std::move(graph);
-  }
+  if (graph_ == nullptr) graph_ = std::make_unique<Graph>(with_recorded_floats(entry_->forward_graph, floats_));
   return *graph_;
 }
 
 Binding::Backward Binding::backward_for(const Arriving& arriving) const {
-  if (entry_->is_usual(arriving)) return {entry_->backward_for(arriving), backward_};
-  if (!is_own()) {
-    std::lock_guard lock(mutex_);
-    if (const auto found = others_.find(arriving); found != others_.end()) return found->second;
-  }
-  Backward made{entry_->backward_for(arriving), nullptr};
-  if (made.compiled == nullptr) return made;
-  if (is_own()) return {made.compiled, made.compiled->program->floats()};
-  const DumpsOff quiet;
-  const Partition partition(graph(), entry_->saved, {}, &*entry_->partition);
-  made.floats = floats_of(derive_backward(graph(), arriving, entry_->device), partition, *made.compiled);
-  if (made.floats == nullptr) {
-    made.compiled = entry_->compile_backward_of(graph(), partition, arriving);
-    if (made.compiled == nullptr) return {};
-    made.floats = made.compiled->program->floats();
-    if (entry_->ledger != nullptr)
-      entry_->ledger->add_backward(made.compiled->program->stats(),
-                                   "backward: " + to_string(arriving) + ", other floats");
-  }
-  std::lock_guard lock(mutex_);
-  constexpr size_t kMostKept = 32;
-  if (others_.size() >= kMostKept) others_.erase(others_.begin());
-  return others_.try_emplace(arriving, made).first->second;
+  if (entry_->is_usual(arriving)) return {entry_->backward_for(arriving, floats_), backward_};
+  const std::shared_ptr<const CompiledBackward> compiled = entry_->backward_for(arriving, floats_);
+  if (compiled == nullptr) return {};
+  return {compiled, compiled->program->floats_at(floats_)};
 }
 
 void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results) {

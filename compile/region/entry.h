@@ -28,11 +28,16 @@ struct CompiledBackward {
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
+  // Of one that is not an entry's usual one: the floats that it is for, and those that it was compiled for.
+  FloatGuards guards;
+  RecordedFloats floats;
 };
 
 // One compiled recording. Thread safe.
 struct Entry {
-  Graph forward_graph;  // as recorded: for double backward
+  Graph forward_graph;    // as recorded: for double backward
+  RecordedFloats floats;  // of forward_graph
+  FloatGuards guards;     // the floats that `forward` and `backward` are for
   std::shared_ptr<const Program> forward;
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
@@ -55,21 +60,21 @@ struct Entry {
   // work, and infinity times zero is NaN. Compiled when it is first needed; CompileOptions::max_entries of them are
   // kept. Null: it may not be compiled (stance, limit), so go backward op by op. Throws Error with
   // Stance::kFailOnRecompile.
-  std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving) const;
-  // With some floats a rule or a pass makes another graph. This compiles the backward of that graph, `recorded`, with
-  // its partition, and does not keep it here. Null and errors as above.
-  std::shared_ptr<const CompiledBackward> compile_backward_of(const Graph& recorded, const Partition& partition,
-                                                              const Arriving& arriving) const;
+  // `recorded`: the floats of the call. Where guards do not hold for them, there is one more backward.
+  std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
+                                                       std::span<const double> recorded) const;
   // `backward` and what backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
  private:
+  std::shared_ptr<const CompiledBackward> compile_other(const Arriving& arriving,
+                                                        std::span<const double> recorded) const;
   mutable std::mutex mutex_;
   struct OtherBackward {
     std::shared_ptr<const CompiledBackward> backward;
     int64_t last_use = 0;
   };
-  mutable std::map<Arriving, OtherBackward> others_;
+  mutable std::multimap<Arriving, OtherBackward> others_;
   mutable int64_t uses_ = 0;
   mutable std::set<Arriving> failed_;  // that a stage could not compile
   mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> followers_;
@@ -91,20 +96,21 @@ struct EntryRequest {
 std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request);
 
 // An entry with the floats of one recording: what a call runs. Floats are arguments of a run, so a factor that changes
-// from call to call plans and compiles nothing. But gradient rules may compute floats from floats, and passes may
-// choose by them. So the graphs are derived again from the recording, and must equal the entry's but for floats. That
-// costs no fusion, lowering, memory planning or code. Thread safe.
+// from call to call derives, plans and compiles nothing: the floats of the programs follow from the recording's by
+// formulas. Thread safe.
 class Binding {
  public:
   // To the floats of the recording that was compiled.
   explicit Binding(std::shared_ptr<const Entry> entry);
-  // To the floats of `recorded`, which differs from the entry's recording in floats only. Null: what is derived from it
-  // differs in more than floats, so it needs an entry of its own.
-  static std::shared_ptr<const Binding> make(std::shared_ptr<const Entry> entry, const Graph& recorded);
+  // To those of another recording. REQUIRES: entry->guards.hold(recorded).
+  Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }
-  // The floats of the entry's forward.
+  // Of the recording.
+  std::span<const double> floats() const { return floats_; }
+  // The floats of the entry's forward, and of its usual backward (null: there is none).
   const std::shared_ptr<const Floats>& forward() const { return forward_; }
+  const std::shared_ptr<const Floats>& backward() const { return backward_; }
   // The recording, with these floats.
   const Graph& graph() const;
 
@@ -115,14 +121,11 @@ class Binding {
   Backward backward_for(const Arriving& arriving) const;
 
  private:
-  bool is_own() const { return floats_.empty(); }
-
-  std::shared_ptr<const Entry> entry_;
-  std::vector<double> floats_;  // of all nodes of the recording; empty: the entry's own
-  std::shared_ptr<const Floats> forward_, backward_;
+  const std::shared_ptr<const Entry> entry_;
+  const RecordedFloats floats_;
+  const std::shared_ptr<const Floats> forward_, backward_;
   mutable std::mutex mutex_;  // guards what follows
   mutable std::unique_ptr<const Graph> graph_;
-  mutable std::map<Arriving, Backward> others_;
 };
 
 }  // namespace rondo::compile

@@ -7,6 +7,7 @@
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/region/check_floats.h"
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/region/explain_entry.h"
 #include "rondo/compile/region/failed_run.h"
@@ -110,51 +111,50 @@ Region::Region(std::string name, CompileOptions options)
 }
 
 std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
-  RecordingKey key = pack(trace.graph);
+  RecordingKey key = pack(trace.graph, PackFloats::kNo);
   key.push_back(device_word(device_of(trace)));
-  if (std::shared_ptr<const Binding> binding = find(key)) return binding;
+  const RecordedFloats floats = floats_of(trace.graph);
+  if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;
   News news;
-  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, news);
+  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, floats, news);
   // A user's sink may ask for reports: no lock is held.
   if (!news.warning.empty()) log::warn_once(news.warning);
   if (news.compiled) log_entry(ledger_->name(), *binding->entry(), news.why);
   return binding;
 }
 
-std::shared_ptr<const Binding> Region::find(const RecordingKey& key) {
-  std::lock_guard lock(mutex_);
-  const auto found = bindings_.find(key);
-  if (found == bindings_.end()) return nullptr;
-  found->second.last_use = ++uses_;
-  found->second.binding->entry()->last_use = uses_;
-  return found->second.binding;
+std::shared_ptr<const Binding> Region::find(const RecordingKey& key, std::span<const double> floats) {
+  const std::shared_ptr<const Binding> binding = lookup(key, floats);
+  if (binding != nullptr && checks_floats()) check_forward_floats(*binding);
+  return binding;
 }
 
-std::shared_ptr<const Binding> Region::bind_floats(const Graph& recorded, const RecordingKey& structure) {
-  std::vector<Slot> slots;
-  {
-    std::lock_guard lock(mutex_);
-    if (const auto found = entries_.find(structure); found != entries_.end()) slots = found->second;
+std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span<const double> floats) {
+  std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  if (found == entries_.end()) return nullptr;
+  const auto used = [&](Slot& slot) {
+    slot.entry->last_use = ++uses_;
+    return slot.latest;
+  };
+  for (Slot& slot : found->second)
+    if (same_bits(slot.latest->floats(), floats)) return used(slot);
+  for (Slot& slot : found->second) {
+    if (!slot.entry->guards.hold(floats)) continue;
+    slot.latest = std::make_shared<const Binding>(slot.entry, floats);
+    ++float_changes_;
+    return used(slot);
   }
-  for (const Slot& slot : slots)
-    if (std::shared_ptr<const Binding> binding = Binding::make(slot.entry, recorded)) return binding;
   return nullptr;
 }
 
 std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
-                                                    const RecordingKey& key, News& news) {
+                                                    const RecordingKey& key, std::span<const double> floats,
+                                                    News& news) {
   // Entries are added and dropped only while this is held, so that `earlier` stays valid.
   std::lock_guard one_at_a_time(compile_mutex_);
-  if (std::shared_ptr<const Binding> binding = find(key)) return binding;  // another thread's, meanwhile
-  Keys keys{key, pack(trace.graph, PackFloats::kNo)};
-  keys.structure.push_back(device_word(device_of(trace)));
-  if (std::shared_ptr<const Binding> binding = bind_floats(trace.graph, keys.structure)) {
-    ledger_->update([](RegionReport& report) { ++report.float_changes; });
-    std::lock_guard lock(mutex_);
-    add_binding(key, binding);
-    return binding;
-  }
-  if (failed_.contains(keys.structure)) {
+  if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
+  if (failed_.contains(key)) {
     ledger_->add_eager_run();
     return nullptr;
   }
@@ -173,12 +173,12 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   } catch (const std::exception& e) {
     if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
-    failed_.insert(keys.structure);
+    failed_.insert(key);
     return nullptr;
   }
   news.compiled = true;
   auto binding = std::make_shared<const Binding>(entry);
-  add(keys, {entry, piece}, binding, std::move(ranges));
+  add(key, {entry, piece, binding}, std::move(ranges));
   return binding;
 }
 
@@ -216,7 +216,7 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   return entry;
 }
 
-void Region::add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> binding, std::vector<int64_t> ranges) {
+void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges) {
   const Entry& entry = *slot.entry;
   int kernels = 0, library_calls = 0, compiled = 0;
   for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
@@ -239,17 +239,8 @@ void Region::add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> bin
   if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
   if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
   ++n_entries_;
-  entries_[keys.structure].push_back(std::move(slot));
-  add_binding(keys.full, std::move(binding));
-}
-
-void Region::add_binding(const RecordingKey& key, std::shared_ptr<const Binding> binding) {
-  if (bindings_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1)))
-    bindings_.erase(std::min_element(bindings_.begin(), bindings_.end(), [](const auto& a, const auto& b) {
-      return a.second.last_use < b.second.last_use;
-    }));
-  binding->entry()->last_use = ++uses_;
-  bindings_[key] = {std::move(binding), uses_};
+  slot.entry->last_use = ++uses_;
+  entries_[key].push_back(std::move(slot));
 }
 
 void Region::forget_oldest_entry() {
@@ -258,7 +249,6 @@ void Region::forget_oldest_entry() {
   for (auto& [structure, slots] : entries_)
     for (const Slot& slot : slots)
       if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
-  absl::erase_if(bindings_, [&](const auto& binding) { return binding.second.binding->entry().get() == oldest; });
   std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
   absl::erase_if(entries_, [](const auto& slots) { return slots.second.empty(); });
   --n_entries_;
@@ -374,6 +364,24 @@ void Region::begin_call(const nn::ModuleCall& call) {
 void Region::count_replay() {
   ledger_->update([](RegionReport& report) { ++report.replays; });
 }
+void Region::count_loop_piece() {
+  ledger_->update([](RegionReport& report) { ++report.loop_pieces; });
+}
+std::shared_ptr<const std::vector<LoopSteps::Step>> Region::loops() const {
+  if (!has_loops_.load(std::memory_order_relaxed)) return nullptr;
+  std::lock_guard lock(mutex_);
+  return loops_;
+}
+void Region::add_loop(const LoopSteps::Step& step) {
+  constexpr size_t kMostLoops = 8;
+  std::lock_guard lock(mutex_);
+  auto all = loops_ == nullptr ? std::vector<LoopSteps::Step>() : *loops_;
+  if (std::find(all.begin(), all.end(), step) != all.end()) return;
+  if (all.size() >= kMostLoops) all.erase(all.begin());
+  all.push_back(step);
+  loops_ = std::make_shared<const std::vector<LoopSteps::Step>>(std::move(all));
+  has_loops_.store(true, std::memory_order_relaxed);
+}
 void Region::refuse_replay(const std::string& why) {
   const std::string known = ledger_->update(
       [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });
@@ -400,6 +408,12 @@ void Region::break_graph(const std::string& reason) {
     ++report.graph_breaks;
     report.last_break = reason;
   });
+}
+RegionReport Region::report() const {
+  RegionReport report = ledger_->report();
+  std::lock_guard lock(mutex_);
+  report.float_changes = float_changes_;
+  return report;
 }
 std::vector<std::shared_ptr<const Entry>> Region::entries() const {
   std::lock_guard lock(mutex_);

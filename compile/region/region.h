@@ -1,6 +1,7 @@
 // A region: the executables of one repeated block, keyed by what the block records. See compile.h.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry.h"
@@ -39,20 +41,26 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call);
   void count_replay();
+  void count_loop_piece();
+  // The steps of loops that recordings have; null: none. Note [Loops over time].
+  std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
+  void add_loop(const LoopSteps::Step& step);
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
   void verify_replay(Trace & trace, const Binding& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
-  RegionReport report() const { return ledger_->report(); }
+  RegionReport report() const;
   // The latest used last.
   std::vector<std::shared_ptr<const Entry>> entries() const;
 
  private:
   // Null: run the recording eagerly.
   std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
-  std::shared_ptr<const Binding> find(const RecordingKey& key);
+  // What is compiled for a recording with this key and these floats; null: nothing is.
+  std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
+  std::shared_ptr<const Binding> lookup(const RecordingKey& key, std::span<const double> floats);
   struct News {  // for the log
     std::string why, warning;
     bool compiled = false;
@@ -60,14 +68,7 @@ class [[gnu::visibility("hidden")]] Region {
   struct Slot {
     std::shared_ptr<const Entry> entry;
     int piece = 0;
-  };
-  struct BindingSlot {
-    std::shared_ptr<const Binding> binding;
-    int64_t last_use = 0;
-  };
-  // The keys of one recording: with its floats, and without. Both name the device.
-  struct Keys {
-    RecordingKey full, structure;
+    std::shared_ptr<const Binding> latest;  // to the floats of the latest call
   };
   // The state before a recording is compiled.
   struct Standing {
@@ -78,14 +79,10 @@ class [[gnu::visibility("hidden")]] Region {
   // `ranges` gets those of its marked dimensions.
   std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
                                            std::vector<int64_t>& ranges);
-  void add(const Keys& keys, Slot slot, std::shared_ptr<const Binding> binding, std::vector<int64_t> ranges);
-  // REQUIRES: mutex_ is held.
-  void add_binding(const RecordingKey& key, std::shared_ptr<const Binding> binding);
-  // An entry whose recording differs from this one in floats only, with this one's floats; null: there is none.
-  std::shared_ptr<const Binding> bind_floats(const Graph& recorded, const RecordingKey& structure);
-  // As binding_for, for a recording that has no binding yet.
+  void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges);
+  // As binding_for, for a recording that nothing was found for.
   std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
-                                              const RecordingKey& key, News& news);
+                                              const RecordingKey& key, std::span<const double> floats, News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
   static void hand_over(Trace & trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node);
   static void run_eagerly(Trace & trace);
@@ -98,14 +95,17 @@ class [[gnu::visibility("hidden")]] Region {
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
   const std::shared_ptr<Ledger> ledger_;
   const RecompilePolicy policy_;
-  mutable std::mutex mutex_;                                 // guards what follows; nothing is logged while it is held
-  absl::flat_hash_map<RecordingKey, BindingSlot> bindings_;  // by full key
-  absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;  // by structure
+  mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
+  // By key without floats. Entries of one key differ in the floats that they are for.
+  absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   int64_t uses_ = 0;
+  int64_t float_changes_ = 0;
   std::shared_ptr<const Entry> latest_;  // that was compiled
+  std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
+  std::atomic<bool> has_loops_ = false;
 };
 
 }  // namespace rondo::compile

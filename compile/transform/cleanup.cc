@@ -1,10 +1,10 @@
 // Common subexpressions, calls that continue each other, and dead code.
 #include <algorithm>
-#include <bit>
 #include <map>
 #include <tuple>
 #include <utility>
 
+#include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -61,12 +61,14 @@ std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
     for (ValueId& id : inputs)
       if (id != kNoValue) id = renamed[id];
     std::vector<uint64_t> floats;
-    for (double f : node.attrs.floats) floats.push_back(std::bit_cast<uint64_t>(f));
+    for (SymFloat number : node.attrs.floats) floats.push_back(join_key(number));
     auto [found, added] = seen.try_emplace(
         Key{node.op, inputs, {node.attrs.ints.begin(), node.attrs.ints.end()}, floats}, i);
     bool escaped = false;
     for (ValueId id : node.outputs) escaped = escaped || escapes[id];
     if (added || escaped) continue;
+    for (size_t k = 0; k < node.attrs.floats.size(); ++k)
+      join_floats(graph.nodes[found->second].attrs.floats[k], node.attrs.floats[k]);
     keep[i] = false;
     for (size_t k = 0; k < node.outputs.size(); ++k) renamed[node.outputs[k]] = graph.nodes[found->second].outputs[k];
   }

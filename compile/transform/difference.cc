@@ -145,9 +145,8 @@ class Comparison {
       if (from.ints[k] != to.ints[k])
         return differ(absl::StrCat("integer ", k, " of ", op, ": ", from.ints[k], " -> ", to.ints[k]));
     for (size_t k = 0; k < from.floats.size(); ++k)
-      if (!same_float(from.floats[k], to.floats[k]))
-        return differ(
-            absl::StrCat("scalar ", k, " of ", op, ": ", exact_text(from.floats[k]), " -> ", exact_text(to.floats[k])));
+      if (const double was = from.floats[k].value(), is = to.floats[k].value(); !same_float(was, is))
+        return differ(absl::StrCat("scalar ", k, " of ", op, ": ", exact_text(was), " -> ", exact_text(is)));
   }
 
   // The ops are equal, so the values are numbered alike.

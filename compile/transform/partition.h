@@ -17,6 +17,7 @@
 #include <span>
 #include <vector>
 
+#include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/transform/joint.h"
 
@@ -48,6 +49,9 @@ class Partition {
 
   // True for what a backward that is the last to read it may write over if nobody else holds it: not for parameters.
   bool may_donate(const BackwardInput& input) const;
+
+  // forward() has plain numbers from now on (FloatTrace).
+  void forget_symbols() { compile::forget_symbols(forward_); }
 
   // Rewrites a backward of `recorded` that reads nothing but `needed`: its kSaved inputs become indices into kept(),
   // and what is not kept is computed where it starts.

@@ -24,8 +24,16 @@ void overwrite_kernel(const KernelContext& context) {
   const Tensor &base = context.in(0), &out = context.out();
   if (base.impl()->data() != out.impl()->data())
     cast_kernel({context.op, context.inputs.first(1), context.outputs, context.attrs, context.where});
-  Tensor window = ops::look(out, ops::window_to_overwrite(context.attrs));
-  cast_kernel({context.op, context.inputs.subspan(1), {&window, 1}, context.attrs, context.where});
+  Tensor window = ops::look(out, ops::window_of_call(context.attrs, out.numel()));
+  if (context.has(1))
+    return cast_kernel({context.op, context.inputs.subspan(1), {&window, 1}, context.attrs, context.where});
+  fill_kernel({context.op, {}, {&window, 1}, {.floats = {context.attrs.floats[1]}}, context.where});
+}
+
+void window_copy_kernel(const KernelContext& context) {
+  const Tensor window = ops::look(context.in(0), ops::window_of_call(context.attrs, context.in(0).numel()));
+  const Tensor* const source = &window;
+  cast_kernel({context.op, {&source, 1}, context.outputs, context.attrs, context.where});
 }
 
 }  // namespace rondo::cpu

@@ -85,7 +85,9 @@ template void for_each_run<3>(const KernelContext&, ops::ElementwiseRunFn, const
 void elementwise_kernel(const KernelContext& context) {
   const ops::ElementwiseBody& body = *context.op.body;
   const ops::ElementwiseRunFn run = body.run[static_cast<int>(context.in(body.inputs - 1).dtype())];
-  const double* scalars = context.attrs.floats.data();
+  const auto& floats = context.attrs.floats;
+  double scalars[2] = {};
+  for (size_t i = 0; i < floats.size(); ++i) scalars[i] = floats[i];
   switch (body.inputs) {
     case 1: return for_each_run<1>(context, run, scalars);
     case 2: return for_each_run<2>(context, run, scalars);

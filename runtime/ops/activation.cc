@@ -123,7 +123,7 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
   if (!(low.real() <= high.real())) throw_op_error("clamp", "low must not be above high", x.where);
   DType dtype = x.tensor.dtype();
   for (const Scalar& bound : {low, high})
-    if (std::isfinite(bound.real())) dtype = promote(dtype, bound);
+    if (isfinite(bound.real())) dtype = promote(dtype, bound);
   if (is_floating(dtype)) {
     const Tensor real = x.tensor.to(dtype, x.where);
     return call(kClamp, {{real, x.where}}, {.floats = {low.real(), high.real()}});
@@ -139,8 +139,8 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
         const int64_t value = bound.is_integer() ? bound.integer() : bound.real() < 0 ? least : most;
         return Tensor::full({}, std::clamp(value, least, most), {dtype, x.tensor.device()});
       };
-      if (std::isfinite(low.real())) result = maximum({result, x.where}, nearest(low));
-      if (std::isfinite(high.real())) result = minimum({result, x.where}, nearest(high));
+      if (isfinite(low.real())) result = maximum({result, x.where}, nearest(low));
+      if (isfinite(high.real())) result = minimum({result, x.where}, nearest(high));
     }
   });
   return result;

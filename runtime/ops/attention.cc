@@ -57,7 +57,7 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
 }
 
 // softmax(scale q k^T + mask) v with every score stored: the oracle, and the way to second derivatives.
-Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, double scale) {
+Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, SymFloat scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
   const TensorOptions counts{kI64, q.device()};
@@ -73,7 +73,7 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
 }
 
 // The factors by which dropout multiplies the weights (B, H, Tq, Tk) of q and k. Note [Dropped weights].
-Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int64_t increment, double p) {
+Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int64_t increment, SymFloat p) {
   const int64_t keys = k.sizes()[2];
   const Tensor ones = Tensor::ones({q.sizes()[0], q.sizes()[1], q.sizes()[2], (keys + 3) / 4 * 4},
                                    {q.dtype(), q.device()});

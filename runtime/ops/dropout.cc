@@ -28,9 +28,9 @@ constexpr OpDef kDropout = {
         },
 };
 
-void check_dropout(InferContext& c, int state, double p) {
+void check_dropout(InferContext& c, int state, SymFloat p) {
   if (c.dtype(state) != kI64 || !(c.sizes(state) == Dims{2})) c.fail("the random state must be i64 [2]");
-  if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p));
+  if (!(p >= 0 && p <= 1)) c.fail(absl::StrCat("p must be in [0, 1], got ", p.value()));
 }
 
 void require_probability(const char* op, double p, std::source_location where) {

@@ -82,7 +82,10 @@ Tensor divisor(TensorArg a, Scalar s) {
   return Tensor::full({}, s.real(), {dtype, a.tensor.device()});
 }
 // 1 / s is as good as a division by s, unless it leaves the range of f32.
-bool has_inverse(double s) { return s == 0 || !std::isfinite(s) || (std::abs(s) > 0x1p-126 && std::abs(s) < 0x1p126); }
+bool has_inverse(SymFloat s) {
+  const SymFloat size = max(s, -s);
+  return s == 0 || !isfinite(s) || (size > 0x1p-126 && size < 0x1p126);
+}
 
 }  // namespace
 

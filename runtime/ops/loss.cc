@@ -15,11 +15,9 @@ void decompose_cross_entropy_grad(std::span<const Tensor> in, const Attrs& attrs
   const int64_t n = logits.sizes()[0], V = logits.sizes()[1];
   const bool mean = attrs.ints[1] == static_cast<int64_t>(Reduction::kMean);
   // Scalars are rounded as the kernel's are.
-  const auto rounded = [&](double value) {
-    return logits.dtype() == kF64 ? value : static_cast<double>(static_cast<float>(value));
-  };
-  const double smoothing = rounded(attrs.floats[0]);
-  const double share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
+  const auto rounded = [&](SymFloat value) { return logits.dtype() == kF64 ? value : to_f32(value); };
+  const SymFloat smoothing = rounded(attrs.floats[0]);
+  const SymFloat share = rounded(smoothing * rounded(1.0 / static_cast<double>(V)));
   const Tensor counts = not_equal(target, attrs.ints[0]);
   Tensor weight = grad;
   if (mean) weight = grad * (1.0 / sum(counts.to(logits.dtype())));

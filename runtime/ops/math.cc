@@ -129,7 +129,7 @@ struct PowGrad {
 };
 constexpr OpDef kPowScalarGrad = elementwise<kFloatingOnly, 2, 1, PowGrad{}>(
     "pow_scalar_grad", {.inputs = kFirst | kSecond}, [](const GradContext& g) {
-      const double s = g.scalar(0);
+      const SymFloat s = g.scalar(0);
       if (g.needs(1)) g.set(1, call(kPowScalarGrad, {g.input(0), g.grad_out()}, {.floats = {s}}));
       // s times the derivative of x^(s-1).
       if (g.needs(0)) {

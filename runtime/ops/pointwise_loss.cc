@@ -34,7 +34,7 @@ struct Huber {
 constexpr OpDef kHuberLoss = elementwise<kFloatingOnly, 2, 1, Huber{}>(
     "huber_loss", {.inputs = kFirst | kSecond},
     [](const GradContext& g) {
-      const double delta = g.scalar(0);
+      const SymFloat delta = g.scalar(0);
       const Tensor slope = g.grad_out() * clamp(g.input(0) - g.input(1), -delta, delta);
       if (g.needs(0)) g.set_reduced(0, slope);
       if (g.needs(1)) g.set_reduced(1, neg(slope));

@@ -128,7 +128,9 @@ Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs) {
 }
 
 bool is_exact_attribute(Scalar s) {
-  return !s.is_integer() || (std::abs(s.real()) < 0x1p63 && static_cast<int64_t>(s.real()) == s.integer());
+  if (!s.is_integer()) return true;
+  const double real = s.real();
+  return std::abs(real) < 0x1p63 && static_cast<int64_t>(real) == s.integer();
 }
 
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where) {

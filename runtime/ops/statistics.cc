@@ -13,9 +13,9 @@ Tensor centered(const Tensor& x, int64_t mask) {
   return wide - call(kSum, {wide}, {.ints = {mask, 1}}) * inverse;
 }
 // 1 / (n - correction), which is infinite where PyTorch's is: a variance of one element is NaN.
-double share(const Dims& sizes, const Attrs& attrs) {
+SymFloat share(const Dims& sizes, const Attrs& attrs) {
   const auto n = static_cast<double>(reduced_numel(sizes, attrs.ints[0]));
-  return 1.0 / std::max(0.0, n - attrs.floats[0]);
+  return 1.0 / max(0.0, n - attrs.floats[0]);
 }
 Tensor variance(const Tensor& x, const Attrs& attrs) {
   const Tensor d = centered(x, attrs.ints[0]);

@@ -26,7 +26,7 @@ extern const OpDef kGeluTanh;
 // view.cc
 extern const OpDef kSliceGrad, kCat;
 // window.cc
-extern const OpDef kStridedView, kOverwrite, kRevalue;
+extern const OpDef kStridedView, kWindowCopy, kOverwrite, kRevalue;
 // reduction.cc
 extern const OpDef kSum, kMax;
 // predicate.cc
@@ -48,7 +48,7 @@ extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
 // For infer functions: fails unless input `state` is a random state (Note [Random state]) and p is a probability.
-void check_dropout(InferContext& c, int state, double p);
+void check_dropout(InferContext& c, int state, SymFloat p);
 // Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.
 void require_probability(const char* op, double p, std::source_location where);
 

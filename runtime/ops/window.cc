@@ -54,7 +54,11 @@ Attrs Window::for_write() const {
   attrs.floats.push_back(static_cast<double>(offset));
   return attrs;
 }
-Window window_to_overwrite(const Attrs& attrs) { return window_of(attrs, 0, static_cast<int64_t>(attrs.floats[0])); }
+Window window_of_call(const Attrs& attrs, int64_t numel) {
+  const Window window = window_of(attrs, 0, static_cast<int64_t>(attrs.floats[0].value()));
+  invariant(window.fits_in(numel), "a window reaches out of its tensor");
+  return window;
+}
 Tensor look(const Tensor& dense, const Window& window) {
   return Tensor::over(dense.impl()->storage, dense.storage_offset() + window.offset, window.sizes, window.strides,
                       dense.dtype());
@@ -89,34 +93,58 @@ constexpr OpDef kStridedView = {
     .grad_adds = true,
 };
 
-// Input 0, dense, with input 1, which broadcasts and is converted, in a window of it. ints: {sizes..., strides...};
-// floats: {offset}, which is an argument of a run: a cache is written at another position on every call.
+namespace {
+// The sizes of the window of a call with floats {offset, ...}. The offset is an argument of a run, so kernels look at
+// it again: nothing else may be decided by it.
+Dims checked_window(InferContext& c, size_t most_floats) {
+  const size_t n = c.attrs().floats.size();
+  if (n < 1 || n > most_floats) c.fail("needs the offset of a window");
+  const double offset = c.scalar(0).value();
+  const int64_t numel = c.sizes(0).numel();
+  if (!(offset >= 0 && offset <= static_cast<double>(numel))) c.fail("the window reaches out of the tensor");
+  check(c, 0, static_cast<int64_t>(offset), numel);
+  return window_of(c.attrs(), 0, 0).sizes;
+}
+Attrs same_place(const GradContext& g) { return {.ints = g.attrs().ints, .floats = {g.scalar(0)}}; }
+}  // namespace
+
+// A dense copy of a window of input 0, which is dense. ints: {sizes..., strides...}; floats: {offset}.
+constexpr OpDef kWindowCopy = {
+    .name = "window_copy",
+    .kind = OpKind::kOpaque,
+    .infer = [](InferContext& c) { c.output(0, c.dtype(0), checked_window(c, 1)); },
+    .on = {{&cpu::window_copy_kernel}, {&cuda::window_copy_kernel}},
+    .grad =
+        [](const GradContext& g) {
+          const Tensor zeros = Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()});
+          g.set(0, call(kOverwrite, {zeros, g.grad_out()}, same_place(g)));
+        },
+};
+
+// Input 0, dense, with input 1, which broadcasts and is converted, in a window of it; without input 1, a number. ints:
+// {sizes..., strides...}; floats: {offset} or {offset, number}. The offset is an argument of a run: a cache is written
+// at another position on every call.
 constexpr OpDef kOverwrite = {
     .name = "overwrite",
     .kind = OpKind::kOpaque,
     .infer =
         [](InferContext& c) {
-          if (c.attrs().floats.size() != 1) c.fail("needs the offset of a window");
-          const double offset = c.scalar(0);
-          const int64_t numel = c.sizes(0).numel();
-          if (!(offset >= 0 && offset <= static_cast<double>(numel))) c.fail("the window reaches out of the tensor");
-          check(c, 0, static_cast<int64_t>(offset), numel);
-          const Dims into = window_to_overwrite(c.attrs()).sizes;
+          const Dims into = checked_window(c, c.has(1) ? 1 : 2);
           Dims sizes;
-          if (!broadcast_shapes(into, c.sizes(1), sizes) || !(sizes == into))
+          if (c.has(1) && (!broadcast_shapes(into, c.sizes(1), sizes) || !(sizes == into)))
             c.fail("the source does not broadcast to the window");
+          if (!c.has(1) && c.attrs().floats.size() != 2) c.fail("needs a source or a number");
           c.output(0, c.dtype(0), c.sizes(0));
         },
     .on = {{&cpu::overwrite_kernel}, {&cuda::overwrite_kernel}},
     .grad =
         [](const GradContext& g) {
-          const Window window = window_to_overwrite(g.attrs());
           const Tensor grad = g.grad_out().contiguous();
-          if (g.needs(1)) g.set_reduced(1, call(kStridedView, {grad}, window.for_view()).clone());
-          if (g.needs(0)) {
-            const Tensor zero = Tensor::zeros({}, {grad.dtype(), grad.device()});
-            g.set(0, call(kOverwrite, {grad, zero}, window.for_write()));
-          }
+          if (g.needs(1)) g.set_reduced(1, call(kWindowCopy, {grad}, same_place(g)));
+          if (!g.needs(0)) return;
+          Attrs nothing = same_place(g);
+          nothing.floats.push_back(0.0);
+          g.set(0, call(kOverwrite, {grad, {}}, nothing));
         },
     .reuses = 0,
 };
@@ -137,6 +165,6 @@ constexpr OpDef kRevalue = {
     .lower = [](LoopBuilder& b) { b.output(0, b.input(1)); },
 };
 
-constexpr OpList kWindowOps = {&kStridedView, &kOverwrite, &kRevalue};
+constexpr OpList kWindowOps = {&kStridedView, &kWindowCopy, &kOverwrite, &kRevalue};
 
 }  // namespace rondo::ops

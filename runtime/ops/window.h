@@ -13,12 +13,13 @@ struct Window {
   // Where `view` stands in the memory of `base`, which is dense; its extent may reach out of it.
   static Window of(const Tensor& view, const Tensor& base);
   bool fits_in(int64_t numel) const { return offset >= 0 && (sizes.numel() == 0 || offset + extent() <= numel); }
-  // Attributes of kStridedView and kOverwrite.
+  // Attributes of kStridedView; of kOverwrite and kWindowCopy.
   Attrs for_view() const;
   Attrs for_write() const;
 };
-// Of a call of kOverwrite: its window in the result.
-Window window_to_overwrite(const Attrs& attrs);
+// Of a call of kOverwrite or kWindowCopy, which names a tensor of so many elements. Throws InternalError if it reaches
+// out of it.
+Window window_of_call(const Attrs& attrs, int64_t numel);
 // The elements of `dense` there.
 Tensor look(const Tensor& dense, const Window& window);
 

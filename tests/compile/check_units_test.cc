@@ -192,10 +192,14 @@ TEST_F(CheckUnits, ABadIndexNamesTheUsersLine) {
 }
 
 TEST_F(CheckUnits, UnknownChecksAreRefused) {
-  EXPECT_TRUE(compile::parse_checks("units"));
-  EXPECT_FALSE(compile::parse_checks(""));
-  EXPECT_FALSE(compile::parse_checks(nullptr));
-  EXPECT_EQ(test::error_of([] { compile::parse_checks("unit"); }), "RONDO_CHECK: no check \"unit\". Checks: units");
+  EXPECT_TRUE(compile::parse_checks("units").units);
+  EXPECT_FALSE(compile::parse_checks("").units);
+  EXPECT_FALSE(compile::parse_checks(nullptr).units);
+  EXPECT_FALSE(compile::parse_checks("floats").units);
+  const compile::Checks both = compile::parse_checks("floats,units");
+  EXPECT_TRUE(both.units && both.floats);
+  EXPECT_EQ(test::error_of([] { compile::parse_checks("units,unit"); }),
+            "RONDO_CHECK: no check \"unit\". Checks: units, floats");
 }
 
 // Right programs pass: nothing is reported where nothing is wrong.

@@ -2,6 +2,7 @@
 // changes the results as in eager execution.
 #include <gtest/gtest.h>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/exec/floats.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/region/region.h"
@@ -9,13 +10,25 @@
 #include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/op_samples.h"
 
 namespace rondo {
 namespace {
 
 using namespace test;
 
-class FloatArguments : public BlockTest {};
+// Formulas are compared with fresh derivations on every call.
+class FloatArguments : public BlockTest {
+ protected:
+  void SetUp() override {
+    BlockTest::SetUp();
+    compile::set_check_floats(true);
+  }
+  void TearDown() override {
+    compile::set_check_floats(compile::parse_checks(nullptr).floats);
+    BlockTest::TearDown();
+  }
+};
 
 void append(Tensors& all, const Tensors& more) { all.insert(all.end(), more.begin(), more.end()); }
 
@@ -53,7 +66,7 @@ TEST_F(FloatArguments, AnAnnealedFactorPlansNothing) {
     return all;
   });
   EXPECT_EQ(report.entries, 1);
-  EXPECT_EQ(report.float_changes, 7);
+  EXPECT_EQ(report.float_changes, 11);  // every call but the first has another factor than the one before
   EXPECT_LE(report.compilations, 1);
   EXPECT_EQ(report.last_recompile, "");
 }
@@ -213,8 +226,8 @@ TEST_F(FloatArguments, InALibraryCall) {
   EXPECT_EQ(report.entries, 1);
 }
 
-// Of the floats that an entry was bound to, those of the calls that lie longest back are forgotten first.
-TEST_F(FloatArguments, ThatWereUsedLongestAgoAreForgottenFirst) {
+// Only a call whose floats are not those of the call before evaluates formulas.
+TEST_F(FloatArguments, ThatStayAreNotComputedAgain) {
   Gate gate;
   const compile::Regions regions = compile::compile_module(gate, {.max_entries = 2});
   const auto changes_after = [&](double factor) {
@@ -222,8 +235,87 @@ TEST_F(FloatArguments, ThatWereUsedLongestAgoAreForgottenFirst) {
     gate(Tensor::randn({3, 8}).requires_grad_());
     return regions.report()[0].float_changes;
   };
-  const std::pair<double, int> calls[] = {{0.25, 0}, {0.5, 1}, {0.25, 1}, {0.75, 2}, {0.25, 2}, {0.5, 3}};
+  const std::pair<double, int> calls[] = {{0.25, 0}, {0.25, 0}, {0.5, 1}, {0.5, 1}, {0.25, 2}, {0.25, 2}};
   for (const auto& [factor, expected] : calls) EXPECT_EQ(changes_after(factor), expected) << factor;
+}
+
+TEST_F(FloatArguments, AThousandOfThemAreOneCompilation) {
+  Gate gate;
+  const compile::Regions regions = compile::compile_module(gate);
+  const Tensor x = Tensor::randn({3, 8});
+  for (int i = 0; i < 1000; ++i) {
+    gate.factor = 3e-4 * (1 + i);
+    ops::sum(gate(x)).backward();
+    gate.zero_grad();
+  }
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_EQ(report.entries, 1);
+  EXPECT_LE(report.compilations, 1);
+  EXPECT_EQ(report.float_changes, 999);
+  EXPECT_EQ(report.last_recompile, "");
+}
+
+// An integer that only feeds arithmetic is a float of the recording, whatever the dtype of the tensor.
+TEST_F(FloatArguments, AreIntegersThatFeedArithmetic) {
+  expect_as_eager(
+      [](Block& b, const Tensor& x) {
+        const int64_t step = b.state.step;
+        const Tensor counts = (x.detach() * 100.0).to(kI64) * step + (step + 7);
+        return Tensors{(x * b.weight[0] + step) * (2 * step + 1), counts, counts - step};
+      },
+      [](Block& b) {
+        Tensors all;
+        for (int i = 0; i < 6; ++i) {
+          b.state.step = 3 * i;
+          append(all, train_step(b, input()));
+        }
+        return all;
+      });
+  EXPECT_EQ(report.entries, 1);
+  EXPECT_EQ(report.float_changes, 5);
+}
+
+// Each op that has floats, forward and backward, with floats that change: the results are eager's. Rules of ops that
+// compute with floats do it on symbols, so no value gets an entry of its own.
+TEST_F(FloatArguments, OfEveryOp) {
+  for (const OpSpec& spec : op_specs())
+    for (const OpSample& sample : samples_of(spec)) {
+      if (sample.attrs.floats.size() == 0) continue;
+      const OpDef& op = *find_op(spec.name);
+      if (!is_swept(op)) continue;
+      Attrs attrs = sample.attrs;
+      Tensors inputs;
+      const auto body = [&](Block&, const Tensor&) { return apply_op(op, inputs, attrs, sample.n_outputs); };
+      Block eager(body), compiled(body);
+      const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+      for (double share : {1.0, 0.875, 0.375, 0.875}) {
+        for (size_t i = 0; i < attrs.floats.size(); ++i) attrs.floats[i] = sample.attrs.floats[i] * share;
+        const auto run = [&](Block& block) {
+          inputs = sample.inputs_as(kF32);
+          Tensors leaves, all;
+          for (size_t i = 0; i < inputs.size(); ++i)
+            if (inputs[i].defined() && is_floating(inputs[i].dtype()) && op.grad != nullptr && !spec.is_constant(i))
+              leaves.push_back(inputs[i].requires_grad_());
+          const Tensors results = block(Tensor());
+          Tensor loss;
+          for (size_t i = 0; i < results.size(); ++i) {
+            all.push_back(results[i].detach());
+            if (!spec.is_differentiable(i) || !results[i].requires_grad()) continue;
+            const Tensor part = ops::sum(results[i] * 0.5);
+            loss = loss.defined() ? loss + part : part;
+          }
+          if (loss.defined()) loss.backward();
+          for (const Tensor& leaf : leaves) all.push_back(leaf.grad());
+          return all;
+        };
+        const Tensors expected = run(eager), got = run(compiled);
+        ASSERT_EQ(expected.size(), got.size());
+        for (size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(same_bits(expected[i], got[i])) << spec.name << " " << sample.label << ", " << share << ", " << i;
+      }
+      const compile::RegionReport report = regions.report()[0];
+      EXPECT_EQ(report.entries, 1) << spec.name << " " << sample.label << ": " << report.last_recompile;
+    }
 }
 
 // More values of a factor than recordings are kept, with other recordings between: entries stay.

@@ -153,6 +153,24 @@ TEST_F(Writes, OfTensorsMadeInside) {
                   });
 }
 
+// A cache, a ring and a row that is cleared, each at a position that changes from call to call: one program, and the
+// position costs no plan.
+TEST_F(Writes, AtARunTimePosition) {
+  expect_no_break(
+      [] {
+        return Tensors{Tensor::zeros({2, 9, 6}), Tensor::zeros({4, 6}, kBF16), Tensor::ones({10, 3})};
+      },
+      [](Block& b, const Tensor& x) {
+        const int64_t step = b.state.step++;
+        Tensor& cache = b.state.kept[0];
+        cache.slice(1, {step, step + 1}).copy_(x.detach().slice(0, {0, 2}).unsqueeze(1));
+        b.state.kept[1][step % 4].copy_(x.detach()[1]);
+        b.state.kept[2].slice(0, {step, step + 2}).fill_(static_cast<double>(step));
+        return Tensors{x * ops::sum(cache, {0, 1}), b.state.kept[1].to(kF32) * x};
+      },
+      9);
+}
+
 // ---- With gradients
 
 TEST_F(Writes, GradientsPassThroughWrites) {

@@ -1,0 +1,91 @@
+#include "rondo/compile/capture/loop_steps.h"
+
+#include <algorithm>
+
+#include "absl/hash/hash.h"
+
+namespace rondo::compile {
+
+LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                   std::span<const Tensor> outputs, std::source_location where) {
+  size_t call = absl::HashOf(&op, where.file_name(), where.line(), where.column(), inputs.size(), outputs.size());
+  size_t parameters = 0;
+  for (const Tensor* input : inputs) {
+    const TensorImpl* impl = input->impl();
+    const bool parameter = impl != nullptr && impl->recorder == nullptr && input->requires_grad() && input->is_leaf();
+    parameters = absl::HashOf(parameters, parameter ? impl : nullptr);
+  }
+  for (const Tensor& output : outputs) {
+    call = absl::HashOf(call, output.dtype());
+    for (int64_t size : output.sizes()) call = absl::HashOf(call, size);
+  }
+  return {.call = call,
+          .parameters = parameters,
+          .integers = absl::HashOf(absl::MakeConstSpan(attrs.ints.data(), attrs.ints.size())),
+          .is_view = op.kind == OpKind::kView,
+          .is_product = op.kind == OpKind::kContraction};
+}
+
+bool LoopSteps::search(std::span<const Line> lines) {
+  constexpr int kMostTries = 16;
+  const size_t n = lines.size();
+  // The shortest period of the last kSteps steps.
+  const auto repeats = [&](size_t period) {
+    for (size_t i = n - (kSteps - 1) * period; i < n; ++i)
+      if (!lines[i].repeats(lines[i - period])) return false;
+    return true;
+  };
+  size_t period = 0;
+  int tries = 0;
+  for (size_t p = 1; kSteps * p <= n && tries < kMostTries && period == 0; ++p) {
+    if (!lines[n - 1 - p].repeats(lines[n - 1])) continue;
+    ++tries;
+    if (repeats(p)) period = p;
+  }
+  if (period == 0) return false;
+  // Steps begin where the repetition does.
+  size_t begin = n - kSteps * period;
+  while (begin > 0 && lines[begin - 1].repeats(lines[begin - 1 + period])) --begin;
+  const size_t latest = begin + ((n - begin) / period - 1) * period;
+  const auto step = lines.begin() + static_cast<std::ptrdiff_t>(latest);
+  std::vector<Line> found(step, step + static_cast<std::ptrdiff_t>(period));
+  if (std::none_of(found.begin(), found.end(), [](const Line& line) { return line.is_product; })) return false;
+  std::vector<bool> moves(period, false);
+  for (size_t i = 0; i < period; ++i) {
+    for (size_t k = latest + i; k >= begin + period; k -= period)
+      moves[i] = moves[i] || lines[k].integers != lines[k - period].integers;
+    if (moves[i] && !found[i].is_view) return false;  // each step is another program
+  }
+  step_ = {std::move(found), std::move(moves)};
+  at_ = (n - begin) % period;
+  in_first_ = true;
+  return true;
+}
+
+bool LoopSteps::begin(const Step& known, const Line& line) {
+  if (known.lines[0].call != line.call || (!known.moves[0] && known.lines[0].integers != line.integers)) return false;
+  step_ = known;
+  learns_ = true;
+  return true;
+}
+
+LoopSteps::Next LoopSteps::next(const Line& line) {
+  Line& expected = step_.lines[at_];
+  if (learns_) expected.parameters = line.parameters;
+  if (!line.repeats(expected) || (!step_.moves[at_] && line.integers != expected.integers)) return Next::kEnd;
+  const bool cut = at_ == 0 && (in_first_ || steps_ == kSteps);
+  if (cut) {
+    complete_ = in_first_ ? 0 : steps_;
+    in_first_ = false;
+    steps_ = 0;
+  }
+  at_ = (at_ + 1) % step_.lines.size();
+  if (at_ == 0) ++steps_, learns_ = false;
+  return cut ? Next::kCutAndRecord : Next::kRecord;
+}
+
+int32_t LoopSteps::calls_a_step() const {
+  return static_cast<int32_t>(std::count(step_.moves.begin(), step_.moves.end(), false));
+}
+
+}  // namespace rondo::compile

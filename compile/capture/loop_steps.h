@@ -1,0 +1,87 @@
+// LoopSteps: finds a loop over time in a recording, the step of a recurrent cell over and over on the same parameters.
+//
+// Note [Loops over time]. C++ unrolls the loop, so a recording of T steps has T times the ops of one, and another T is
+//   another recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded: each piece is the
+//   same recording, so it is compiled once whatever T is, and the tape goes back through the pieces as through the
+//   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
+//   A step that reads its own part of a tensor (`x.select(1, t)`) would be another recording than the step before it:
+//   its integers are part of the key. In a piece such views are made at once, and the recording's inputs are the parts.
+//   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
+//   break could stand, and each is keyed by all that it records.
+//   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
+//   the loop is known after some steps, and these are one piece with what stands before them.
+//   A loop whose step has no product of matrices stays whole: it is a handful of kernels, which pieces would split. So
+//   does a loop over layers, which have parameters of their own: compile_regions() is for these.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "rondo/compile/ir/graph.h"
+
+namespace rondo::compile {
+
+class LoopSteps {
+ public:
+  // Of a piece. Enough for one product in place of kSteps small ones; few enough to compile fast.
+  static constexpr int kSteps = 16;
+
+  // What two calls have in common that are the same line of a loop, and what a loop's steps may differ in.
+  struct Line {
+    uint64_t call = 0;        // op, place in the program, what the results are
+    uint64_t parameters = 0;  // that it reads
+    uint64_t integers = 0;    // that are part of the key: positions, sizes
+    bool is_view = false;
+    bool is_product = false;
+    bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
+    friend bool operator==(const Line&, const Line&) = default;
+  };
+  static Line line_of(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                      std::span<const Tensor> outputs, std::source_location where);
+
+  // The step of a loop that was found.
+  struct Step {
+    std::vector<Line> lines;
+    std::vector<bool> moves;  // by line: reads its own part of a tensor in each step
+    friend bool operator==(const Step&, const Step&) = default;
+  };
+
+  // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one.
+  static bool is_time_to_search(size_t n) { return n >= kShortest && (n & (n - 1)) == 0; }
+  // Looks for a loop at the end of a recording. True: it found one; from then on each call is told to next().
+  bool search(std::span<const Line> lines);
+  // True if `line` begins a step of `known`, whatever its parameters are: the loop runs from this call on, which is
+  // told to next().
+  bool begin(const Step& known, const Line& line);
+  const Step& step() const { return step_; }
+  bool is_running() const { return !step_.lines.empty(); }
+
+  // What to do before a call is recorded.
+  enum class Next : uint8_t {
+    kRecord,
+    kCutAndRecord,  // a piece is complete: run it. It has complete_steps()
+    kEnd,           // the call is not the loop's next one
+  };
+  Next next(const Line& line);
+  // 0: it is the piece that the loop was found in.
+  int complete_steps() const { return complete_; }
+  // True if the call that next() has just admitted reads its own part of a tensor in each step, and can be made at once.
+  bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
+  // The whole steps since the latest cut, and the calls that are recorded of one.
+  int steps_left() const { return in_first_ ? 0 : steps_; }
+  int32_t calls_a_step() const;
+  void forget() { *this = LoopSteps(); }
+
+ private:
+  static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
+
+  Step step_;                // without lines: no loop has been found
+  size_t at_ = 0;            // the line that comes next
+  int steps_ = 0;            // whole ones since the latest cut
+  int complete_ = 0;
+  bool learns_ = false;      // the parameters of the first step
+  bool in_first_ = false;    // the piece that the loop was found in, whose views are recorded
+};
+
+}  // namespace rondo::compile

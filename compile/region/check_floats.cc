@@ -1,0 +1,61 @@
+#include "rondo/compile/region/check_floats.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/ir/scanner.h"
+#include "rondo/compile/plan/make_plan.h"
+#include "rondo/compile/stages/dump.h"
+
+namespace rondo::compile {
+namespace {
+
+// `derived`: the graph that the program was made of, from the call's floats.
+void compare(const char* which, Graph derived, const Program& program, Device device, const Floats& floats) {
+  const Plan plan = plan_launches(std::move(derived), target_of(device), program.how());
+  if (!same_but_floats(plan.graph, program.graph()))
+    throw_internal(absl::StrCat("floats: the ", which, " of this call is another graph, though all guards hold"));
+  const Floats expected = floats_for(program.plan(), plan.graph);
+  const auto differ = [&](const char* what, size_t at, double right, double wrong) {
+    throw_internal(absl::StrCat("floats: ", what, " ", at, " of the ", which, " is ", exact_text(right),
+                                ", and its formula gives ", exact_text(wrong)));
+  };
+  for (size_t i = 0; i < expected.scalars.size(); ++i)
+    if (!same_bits({&expected.scalars[i], 1}, {&floats.scalars[i], 1}))
+      differ("scalar", i, expected.scalars[i], floats.scalars[i]);
+  for (size_t i = 0; i < expected.attrs.size(); ++i)
+    for (size_t k = 0; k < expected.attrs[i].floats.size(); ++k) {
+      const double right = expected.attrs[i].floats[k], given = floats.attrs[i].floats[k];
+      if (!same_bits({&right, 1}, {&given, 1})) differ("a float of library call", i, right, given);
+    }
+}
+
+Partition partition_of(const Entry& entry, const Graph& symbolic) {
+  Partition partition(symbolic, entry.saved, {}, &*entry.partition);
+  if (!partition.keeps_the_same_as(*entry.partition))
+    throw_internal("floats: this call keeps other values for its backward, though all guards hold");
+  return partition;
+}
+
+}  // namespace
+
+void check_forward_floats(const Binding& binding) {
+  const Entry& entry = *binding.entry();
+  const DumpsOff quiet;
+  const FloatTrace trace(binding.graph(), entry.floats);
+  Graph forward = entry.partition ? partition_of(entry, trace.graph()).forward() : trace.graph();
+  compare("forward", std::move(forward), *entry.forward, entry.device, *binding.forward());
+}
+
+void check_backward_floats(const Binding& binding, const Binding::Backward& bound, const Arriving& arriving) {
+  const Entry& entry = *binding.entry();
+  const DumpsOff quiet;
+  const FloatTrace trace(binding.graph(), entry.is_usual(arriving) ? entry.floats : bound.compiled->floats);
+  BackwardGraph derived = derive_backward(trace.graph(), arriving, entry.device);
+  partition_of(entry, trace.graph()).apply(derived);
+  if (derived.contributions != bound.compiled->contributions || derived.grad_inputs != bound.compiled->grad_inputs)
+    throw_internal("floats: this call has gradients of other inputs, though all guards hold");
+  compare("backward", std::move(derived.graph), *bound.compiled->program, entry.device, *bound.floats);
+}
+
+}  // namespace rondo::compile
