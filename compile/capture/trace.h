@@ -97,11 +97,11 @@ class Trace : public Recorder {
   bool may_begin_to_write(const Tensor& base, bool differentiable) const;
   bool may_write(const Tensor& target, bool differentiable, std::source_location where,
                  std::span<const Tensor* const> inputs, const OpDef& op) const;
-  bool has_no_grad_view(const Memory& memory) const;
+  bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
-  // By operand: a copy, or undefined where there is no need of one.
-  std::vector<Tensor> copies_of_operands(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
-                                         bool differentiable, std::source_location where);
+  // By operand: what stands for it, or undefined.
+  std::vector<Tensor> operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
+                                     std::source_location where);
   void drop_unread_views();
   ValueId record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
                         const Value& shown, bool differentiable, std::source_location where);

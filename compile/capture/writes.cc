@@ -138,7 +138,10 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   if (found == nullptr) return false;
   const auto at = static_cast<size_t>(found - memories_.data());  // records below may add memories
   const bool has_history = differentiable || graph.value(memories_[at].current).requires_grad;
-  if (has_history && has_no_grad_view(memories_[at])) return false;
+  if (has_history && has_unreadable_view(memories_[at])) return false;
+  // Hooks of a value that is recorded see the gradients of its earlier versions, too, if they have one history.
+  const bool is_outside = memories_[at].tensor.defined() && !memories_[at].recorded;
+  if (has_history && !differentiable && !is_outside) return false;
   if (!std::all_of(inputs.begin(), inputs.end(),
                    [&](const Tensor* input) { return !input->defined() || can_read(*input); }))
     return false;
@@ -146,9 +149,10 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
   const Value shown = graph.value(value_of(target, where));
   const ValueId whole = memories_[at].current;
-  const std::vector<Tensor> copies = copies_of_operands(op, inputs, memories_[at], differentiable, where);
+  std::vector<Tensor> apart(inputs.size());
+  if (differentiable) apart = operands_apart(op, inputs, memories_[at], where);
   std::vector<const Tensor*> operands;
-  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(copies[i].defined() ? &copies[i] : inputs[i]);
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
   const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
@@ -202,16 +206,26 @@ ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> op
   return graph.nodes.back().outputs[0];
 }
 
-// Eager execution copies, before a write, what the gradient of the call reads in the memory that is written.
-std::vector<Tensor> Trace::copies_of_operands(const OpDef& op, std::span<const Tensor* const> inputs,
-                                              const Memory& memory, bool differentiable, std::source_location where) {
-  std::vector<Tensor> copies(inputs.size());
-  if (!differentiable) return copies;
-  const ValueId written = memory.current;
+// What eager execution makes, before a differentiable write, of operands in the memory that is written: a copy of what
+// the gradient reads; and of the target itself as a second operand, if it is a view, a view with a new history.
+std::vector<Tensor> Trace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
+                                          std::source_location where) {
+  std::vector<Tensor> apart(inputs.size());
+  const ValueId written = memory.current, target = value_of(*inputs[0], where);
+  const auto is_target = [&](const Value& v) {
+    const Value& t = graph.value(target);
+    return v.offset == t.offset && v.sizes == t.sizes && v.strides == t.strides;
+  };
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (!inputs[i]->defined() || !op.saved.input(i)) continue;
+    if (!inputs[i]->defined()) continue;
     const ValueId id = value_of(*inputs[i], where);
     if (graph.value(id).root != written) continue;
+    if (!op.saved.input(i)) {
+      const bool looks_again = i > 0 && id != written && is_target(graph.value(id)) && follows_history(id) &&
+                               graph.value(written).requires_grad;
+      if (looks_again) apart[i] = own_handle(show_with_history(id, written));
+      continue;
+    }
     const Tensor read = own_handle(id);
     const Tensor* const operands[] = {&read};
     Tensor copy[] = {own_handle(id)};
@@ -219,18 +233,20 @@ std::vector<Tensor> Trace::copies_of_operands(const OpDef& op, std::span<const T
     impl.strides = contiguous_strides(impl.sizes);
     impl.offset = 0;
     Trace::record(ops::kCast, operands, {.ints = {static_cast<int64_t>(impl.dtype)}}, copy, false, where);
-    copies[i] = copy[0];
+    apart[i] = copy[0];
   }
-  return copies;
+  return apart;
 }
 
-// True if somebody holds a view that was made under no_grad: reading it is an error once its base has a history.
-bool Trace::has_no_grad_view(const Memory& memory) const {
-  for (size_t id = 0; id < handles_.size(); ++id)
-    if (const Tensor& user = handles_[id]; is_alive(static_cast<ValueId>(id)) && user.impl()->recorder == this &&
-                                           autograd::is_no_grad_view(user) &&
-                                           memory_of(graph.values[id].root) == &memory)
-      return true;
+// True if somebody holds a view of the memory that is an error to read, once its base has a new history: one that was
+// made under no_grad, or an expanded one.
+bool Trace::has_unreadable_view(const Memory& memory) const {
+  for (size_t i = 0; i < handles_.size(); ++i) {
+    const auto id = static_cast<ValueId>(i);
+    const Tensor& user = handles_[i];
+    if (user.impl()->recorder != this || memory_of(graph.value(id).root) != &memory || !is_alive(id)) continue;
+    if (autograd::is_no_grad_view(user) || (follows_history(id) && autograd::overlaps_itself(user))) return true;
+  }
   return false;
 }
 

@@ -24,7 +24,8 @@ void check(InferContext& c, size_t first, int64_t offset, int64_t numel) {
   if (offset < 0 || offset > numel || checked_numel(window.sizes) < 0) c.fail("the window reaches out of the tensor");
   if (window.sizes.numel() == 0) return;
   for (int d = 0; d < window.sizes.rank(); ++d)
-    if (window.strides[d] < 0 || (window.sizes[d] > 1 && window.strides[d] > numel) || window.sizes[d] > numel)
+    if (window.strides[d] < 0 || (window.sizes[d] > 1 && window.strides[d] > numel) ||
+        (window.strides[d] > 0 && window.sizes[d] > numel))
       c.fail("the window has a size or a stride that is out of range");
   if (!window.fits_in(numel)) c.fail("the window reaches out of the tensor");
 }

@@ -199,15 +199,36 @@ TEST_F(Writes, GradientsOfViews) {
                     return Tensors{h * x, late, row, columns * 2.0};
                   });
 }
-TEST_F(Writes, UnderNoGradAHistoryStays) {
-  expect_no_break([] { return Tensors{}; },
-                  [](Block& b, const Tensor& x) {
-                    Tensor h = x * b.bias;
-                    no_grad([&] { h.mul_(3.0); });
-                    h.detach().select(0, 1).fill_(2);
-                    no_grad([&] { b.weight.add_(0.25); });  // a leaf
-                    return Tensors{h + ops::matmul(x, b.weight), h.detach()};
-                  });
+TEST_F(Writes, OfAParameterUnderNoGrad) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor before = x + b.bias;
+    no_grad([&] {
+      b.weight.add_(0.25);
+      b.bias[0].fill_(2);
+    });
+    return Tensors{before * 2.0, ops::matmul(x, b.weight) + b.bias};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all;
+    for (int i = 0; i < 3; ++i)
+      for (Tensor& t : one_step(b)) all.push_back(t);
+    all.push_back(b.weight.detach());
+    all.push_back(b.bias.detach());
+    return all;
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+// A value made inside keeps its history under no_grad(): hooks would see the gradients of both versions. So it breaks.
+TEST_F(Writes, OfAResultUnderNoGrad) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor h = x * b.bias;
+    const Tensor before = ops::tanh(h);
+    no_grad([&] { h.mul_(3.0); });
+    h.detach().select(0, 1).fill_(2);
+    return Tensors{h + before, h.detach()};
+  };
+  expect_as_eager(body, one_step);
+  EXPECT_GT(report.graph_breaks, 0);
 }
 TEST_F(Writes, SavedResultsThatAreOverwritten) {
   for (const bool compiled : {false, true}) {
