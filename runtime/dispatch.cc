@@ -32,7 +32,10 @@ RecorderScope::~RecorderScope() {
   recorder = outer_ == nullptr ? nullptr : outer_->recorder_;
 }
 
+constinit thread_local int writing_recordings = 0;
+
 void Recorder::before_write(const Storage&, std::source_location) {}
+void Recorder::before_read(const Storage&, std::source_location) {}
 void Recorder::interrupt(const char* what, std::source_location where) {
   throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
 }
@@ -41,6 +44,11 @@ void Recorder::interrupt(const char* what, std::source_location where) {
 void before_write(const Storage& storage, std::source_location where) {
   for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
     if (scope->recorder_ != nullptr) scope->recorder_->before_write(storage, where);
+}
+
+void before_read_of_written(const Storage& storage, std::source_location where) {
+  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
+    if (scope->recorder_ != nullptr) scope->recorder_->before_read(storage, where);
 }
 
 namespace {

@@ -240,6 +240,52 @@ Samples slice_samples(bool large) {
           {"all", {real({5})}, ints({0, 0, 5, 1})},          {"none", {real({5, 2})}, ints({0, 3, 3, 2})},
           {"middle", {real({2, 5, 3})}, ints({1, 2, 4, 1})}, {"step past the end", {real({5})}, ints({0, 1, 5, 7})}};
 }
+// {offset, sizes..., strides...}
+Samples window_samples(bool large) {
+  if (large) return {};
+  return {{"row", {real({4, 5})}, ints({5, 5, 1})},
+          {"column", {real({4, 5})}, ints({2, 4, 5})},
+          {"permuted", {real({2, 6})}, ints({1, 2, 3, 2, 4})},
+          {"scalar", {real({3})}, ints({2})},
+          {"none", {real({3, 2})}, ints({6, 0, 2, 2, 1})}};
+}
+Samples window_copy_samples(bool large) {
+  Samples samples;
+  for (OpSample& view : window_samples(large)) {
+    Attrs attrs;
+    attrs.ints.append(std::span(view.attrs.ints.begin() + 1, view.attrs.ints.end()));
+    attrs.floats = {static_cast<double>(view.attrs.ints[0])};
+    samples.push_back({view.label, {view.inputs[0]}, attrs});
+  }
+  return samples;
+}
+Samples overwrite_samples(bool large) {
+  const auto at = [](double offset, std::initializer_list<int64_t> window) {
+    Attrs attrs = ints(window);
+    attrs.floats = {offset};
+    return attrs;
+  };
+  if (large) return {{"large", {real({300, 257}), real({128, 257})}, at(257 * 3, {128, 257, 257, 1})}};
+  return {{"row", {real({4, 5}), real({5})}, at(5, {5, 1})},
+          {"column", {real({4, 5}), real({4})}, at(2, {4, 5})},
+          {"block", {real({2, 6}), real({2, 3})}, at(1, {2, 3, 6, 2})},
+          {"broadcast", {real({3, 4}), real({2, 1})}, at(4, {2, 3, 4, 1})},
+          {"a number",
+           {real({3, 4}), Tensor()},
+           [] {
+             Attrs attrs = ints({2, 2, 4, 1});
+             attrs.floats = {5.0, 1.5};
+             return attrs;
+           }()},
+          {"one number", {real({3, 4}), real({})}, at(0, {3, 4, 4, 1})},
+          {"none", {real({3, 2}), real({0, 2})}, at(6, {0, 2, 2, 1})}};
+}
+Samples revalue_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), real({300, 257})}}};
+  return {{"matrix", {real({4, 5}), real({4, 5})}},
+          {"scalar", {real({}), real({})}},
+          {"none", {real({0, 2}), real({0, 2})}}};
+}
 Samples slice_grad_samples(bool large) {
   if (large)
     return {{"large", {real({100, 401})}, ints({257, 401, 0, 3, 2})},
@@ -803,6 +849,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice_grad", .make = &slice_grad_samples},
+    {.name = "strided_view", .make = &window_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "window_copy", .make = &window_copy_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "revalue", .make = &revalue_samples, .takes_integers = true, .takes_bool = true, .constant_inputs = 3},
+    {.name = "overwrite", .make = &overwrite_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",
      .make = &split_samples,

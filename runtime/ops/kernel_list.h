@@ -11,6 +11,10 @@ void cast_kernel(const KernelContext& context);
 // Input 1 -> output 0, likewise.
 void copy_kernel(const KernelContext& context);
 
+// Input 0 -> output 0, which may be its memory, and input 1, or a number, into a window of that (ops/window.h).
+void overwrite_kernel(const KernelContext& context);
+void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
+
 // factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
 void fill_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
