@@ -1,4 +1,5 @@
 // Rows of a table.
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
@@ -60,6 +61,7 @@ void rows_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 void rows_grad(const GradContext& g) {
+  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the total stays as it is
   Tensor total = g.take_total(0);
   if (!total.defined())
     return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
@@ -116,6 +118,14 @@ Tensor embedding(TensorArg weight, TensorArg indices) {
   const Tensor at = index_operand("embedding", indices);
   return call(kEmbedding, {weight, {at, indices.where, indices.tensor.dtype()}});
 }
+
+}  // namespace rondo::ops
+
+void rondo::autograd::add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices) {
+  call_in_place(ops::kEmbeddingGradOnto, {total, rows, indices});
+}
+
+namespace rondo::ops {
 
 constexpr OpList kEmbeddingOps = {&kEmbedding, &kEmbeddingGrad, &kEmbeddingGradOnto, &kIndexSelect};
 

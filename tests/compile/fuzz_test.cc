@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/compiled_runs.h"
@@ -19,8 +20,12 @@ class Fuzz : public testing::Test {
   void SetUp() override {
     if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
     allocator::set_poison_on_free(true);
+    compile::set_check_floats(true);
   }
-  void TearDown() override { allocator::set_poison_on_free(false); }
+  void TearDown() override {
+    allocator::set_poison_on_free(false);
+    compile::set_check_floats(compile::parse_checks(nullptr).floats);
+  }
   static constexpr fuzz::GenerateOptions kSmall{.max_steps = 10, .large = 0.02};
   static void try_seeds(uint64_t from, uint64_t count) {
     fuzz::FuzzOptions options;
