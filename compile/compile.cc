@@ -85,9 +85,8 @@ class RegionTrace final : public Trace {
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
     wrote_ = true;
-    const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(), [&](const auto& part) {
-      return part.second.of.storage() == storage;
-    });
+    const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
+                                        [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
   }
 
@@ -106,9 +105,7 @@ class RegionTrace final : public Trace {
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
     if (broken_ || in_pieces_ || graph.nodes.empty()) {
-      why_not = broken_      ? "there is a graph break"
-                : in_pieces_ ? "a loop runs in pieces"
-                             : "nothing is computed";
+      why_not = broken_ ? "there is a graph break" : in_pieces_ ? "a loop runs in pieces" : "nothing is computed";
       finish();
       return nullptr;
     }
@@ -207,7 +204,8 @@ class RegionTrace final : public Trace {
                              std::span<Tensor> outputs, std::source_location where) {
     absl::InlinedVector<const Tensor*, kUsualInputs> operands(inputs.begin(), inputs.end());
     for (const Tensor*& operand : operands)
-      if (const auto found = dense_parts_.find(operand->impl()); found != dense_parts_.end() && op.kind != OpKind::kView)
+      if (const auto found = dense_parts_.find(operand->impl());
+          found != dense_parts_.end() && op.kind != OpKind::kView)
         operand = &found->second.dense;
     Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
   }
