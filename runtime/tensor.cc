@@ -162,9 +162,11 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given, std::source_location where) {
   constexpr const char* kName = "Tensor::arange";
-  if (begin.is_integer() && end.is_integer() && step.is_integer()) {
+  const bool integers = begin.is_integer() && end.is_integer() && step.is_integer();
+  const TensorOptions options{given.dtype.value_or(integers ? kI64 : kF32), given.device};
+  if (integers) {
     const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
     if (by == 0) throw_op_error(kName, "the step must not be 0", where);
     // Unsigned, because the span may exceed an int64_t.
@@ -188,15 +190,10 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
   run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
   return result;
 }
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, std::source_location where) {
-  const bool whole = begin.is_integer() && end.is_integer() && step.is_integer();
-  return arange(begin, end, step, whole ? kI64 : kF32, where);
-}
-Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, ArangeOptions options, std::source_location where) {
   return arange(begin, end, 1, options, where);
 }
-Tensor Tensor::arange(Scalar end, std::source_location where) { return arange(0, end, 1, where); }
-Tensor Tensor::arange(Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar end, ArangeOptions options, std::source_location where) {
   return arange(0, end, 1, options, where);
 }
 
@@ -255,8 +252,12 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
   if (!impl->storage) [[unlikely]]
     throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
-void settle_gradient(const TensorImpl* impl) {
+// The tensor's history must be its last one: what waits for its gradient stays there.
+void settle_gradient(const Tensor& tensor) {
+  const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
+  if (impl->autograd != nullptr && impl->autograd->base.defined() && !impl->autograd->no_grad_view)
+    autograd::gradient_edge(tensor);
 }
 }  // namespace
 
@@ -267,6 +268,7 @@ int64_t Tensor::size(int64_t dim, std::source_location where) const {
 }
 const Storage& Tensor::storage(std::source_location where) const {
   settle(checked("storage", where), where);
+  before_read(impl_->storage, where);
   return impl_->storage;
 }
 namespace {
@@ -282,6 +284,7 @@ void require_host_memory(Device device, std::source_location where) {
 }  // namespace
 const std::byte* Tensor::address(std::source_location where) const {
   settle(checked("address", where), where);
+  before_read(impl_->storage, where);
   return impl_->data();
 }
 std::byte* Tensor::mutable_address(std::source_location where) {
@@ -292,6 +295,7 @@ std::byte* Tensor::mutable_address(std::source_location where) {
 }
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);
+  before_read(impl_->storage, where);
   require_host_memory(impl_->device, where);
   return impl_->data();
 }
@@ -314,6 +318,7 @@ void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
 }
 Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where) const {
   settle(checked(op, where), where);
+  before_read(impl_->storage, where);
   NoGrad off;
   RecorderScope run(nullptr);
   const memory::Cause cause("", op, where);
@@ -405,7 +410,7 @@ void Tensor::zero_grad(bool set_to_none, std::source_location where) {
 void Tensor::retain_grad(std::source_location where) {
   checked("retain_grad", where);
   if (!requires_grad()) throw_op_error("retain_grad", "the tensor does not require grad", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
@@ -415,7 +420,7 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   checked("register_hook", where);
   if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);

@@ -240,6 +240,52 @@ Samples slice_samples(bool large) {
           {"all", {real({5})}, ints({0, 0, 5, 1})},          {"none", {real({5, 2})}, ints({0, 3, 3, 2})},
           {"middle", {real({2, 5, 3})}, ints({1, 2, 4, 1})}, {"step past the end", {real({5})}, ints({0, 1, 5, 7})}};
 }
+// {offset, sizes..., strides...}
+Samples window_samples(bool large) {
+  if (large) return {};
+  return {{"row", {real({4, 5})}, ints({5, 5, 1})},
+          {"column", {real({4, 5})}, ints({2, 4, 5})},
+          {"permuted", {real({2, 6})}, ints({1, 2, 3, 2, 4})},
+          {"scalar", {real({3})}, ints({2})},
+          {"none", {real({3, 2})}, ints({6, 0, 2, 2, 1})}};
+}
+Samples window_copy_samples(bool large) {
+  Samples samples;
+  for (OpSample& view : window_samples(large)) {
+    Attrs attrs;
+    attrs.ints.append(std::span(view.attrs.ints.begin() + 1, view.attrs.ints.end()));
+    attrs.floats = {static_cast<double>(view.attrs.ints[0])};
+    samples.push_back({view.label, {view.inputs[0]}, attrs});
+  }
+  return samples;
+}
+Samples overwrite_samples(bool large) {
+  const auto at = [](double offset, std::initializer_list<int64_t> window) {
+    Attrs attrs = ints(window);
+    attrs.floats = {offset};
+    return attrs;
+  };
+  if (large) return {{"large", {real({300, 257}), real({128, 257})}, at(257 * 3, {128, 257, 257, 1})}};
+  return {{"row", {real({4, 5}), real({5})}, at(5, {5, 1})},
+          {"column", {real({4, 5}), real({4})}, at(2, {4, 5})},
+          {"block", {real({2, 6}), real({2, 3})}, at(1, {2, 3, 6, 2})},
+          {"broadcast", {real({3, 4}), real({2, 1})}, at(4, {2, 3, 4, 1})},
+          {"a number",
+           {real({3, 4}), Tensor()},
+           [] {
+             Attrs attrs = ints({2, 2, 4, 1});
+             attrs.floats = {5.0, 1.5};
+             return attrs;
+           }()},
+          {"one number", {real({3, 4}), real({})}, at(0, {3, 4, 4, 1})},
+          {"none", {real({3, 2}), real({0, 2})}, at(6, {0, 2, 2, 1})}};
+}
+Samples revalue_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), real({300, 257})}}};
+  return {{"matrix", {real({4, 5}), real({4, 5})}},
+          {"scalar", {real({}), real({})}},
+          {"none", {real({0, 2}), real({0, 2})}}};
+}
 Samples slice_grad_samples(bool large) {
   if (large)
     return {{"large", {real({100, 401})}, ints({257, 401, 0, 3, 2})},
@@ -306,11 +352,14 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   if (large) {
     for (int64_t mask : {1, 2, 3}) add({300, 401}, mask);
     add({5000, 17}, 1);
+    for (int64_t mask : {1, 2, 5, 6}) add({40, 90, 77}, mask);
     return samples;
   }
   for (int64_t mask : {0, 1, 2, 3}) add({7, 5}, mask);
   for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
   add({2, 3, 4, 5}, 0b0101);
+  // Several runs of reduced dimensions, and one in the middle.
+  for (int64_t mask : {0b0010, 0b0110, 0b1010, 0b1101}) add({3, 37, 2, 18}, mask);
   add({2, 70}, 2);
   add({70, 2}, 1);
   add({150, 3}, 1);
@@ -396,19 +445,27 @@ template <int kOperands> Samples rows(bool large) {
 // Also rows without elements.
 template <int kOperands> Samples softmax_rows(bool large) {
   Samples samples = rows<kOperands>(large);
-  if (!large) samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  const auto along = [&](const Dims& sizes, int64_t dim) {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kOperands; ++i) inputs.push_back(real(sizes));
+    samples.push_back({to_string(sizes) + " along " + std::to_string(dim), inputs, ints({dim})});
+  };
+  if (large) return along({30, 21, 150}, 1), samples;
+  samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  for (int64_t dim : {0, 1, 2}) along({3, 37, 18}, dim);
+  along({70, 5}, 0);
+  along({9, 1}, 0);
+  along({2, 6, 1}, 1);
+  along({2, 0, 3}, 1);
   return samples;
 }
-Samples softmax_grad_samples(bool large) {
+template <auto kSoftmax> Samples softmax_grads(bool large) {
   Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
+  for (OpSample& s : samples) s.inputs[1] = kSoftmax(s.inputs[1], s.attrs.ints.empty() ? -1 : s.attrs.ints[0]);
   return samples;
 }
-Samples log_softmax_grad_samples(bool large) {
-  Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
-  return samples;
-}
+Samples softmax_grad_samples(bool large) { return softmax_grads<&ops::softmax>(large); }
+Samples log_softmax_grad_samples(bool large) { return softmax_grads<&ops::log_softmax>(large); }
 Samples layer_norm_samples(bool large) {
   Samples samples = rows<1>(large);
   for (OpSample& s : samples) {
@@ -685,6 +742,10 @@ Samples gather_samples(bool large) {
           {"nothing", {real({4, 5}), indices({0, 6}, 5)}, ints({1})},
           {"no rows", {real({0, 5}), indices({0, 2}, 5)}, ints({1})}};
 }
+Samples check_indices_samples(bool large) {
+  if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
+  return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};
+}
 Samples scatter_samples(bool large) {
   if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
   return {{"last", {real({4, 5}), indices({3, 6}, 5), real({3, 6})}, ints({1})},
@@ -788,6 +849,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice_grad", .make = &slice_grad_samples},
+    {.name = "strided_view", .make = &window_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "window_copy", .make = &window_copy_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "revalue", .make = &revalue_samples, .takes_integers = true, .takes_bool = true, .constant_inputs = 3},
+    {.name = "overwrite", .make = &overwrite_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",
      .make = &split_samples,
@@ -797,9 +862,22 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tril", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "triu", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
-    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
-    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
+    {.name = "sum",
+     .make = &reduction<plain, true>,
+     .tolerance = 32,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "max",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "min",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
     {.name = "var", .make = &variance_samples, .tolerance = 32},
@@ -843,6 +921,8 @@ constexpr OpSpec kSpecs[] = {
      .tolerance = 16,
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},

@@ -8,9 +8,14 @@
 //                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
-// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it;
-// of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
+// Registers are f32, f64, booleans or integers (i64, i32, u8). A 16-bit float type on an instruction means an f32
+// register; kCast, kLoad, kConst and kScalar of such a type round to it, arithmetic does not. kLoad converts from the
+// operand's dtype, kStore to it; of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits
+// of a + 1.5 * 2^23.
+//
+// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs. Conversions are those of eager execution
+// (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take the
+// nearest number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -29,6 +34,8 @@ namespace rondo::compile {
 
 // How an operand is addressed. Its element at (row, col) stands at
 //   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride        (in elements)
+// The first axis may be a picked one, of divisor 0: its index is an argument of kPick, which alone reads such an
+// operand.
 struct OperandAxis {
   int64_t divisor;
   int64_t size;
@@ -51,12 +58,17 @@ inline bool is_random(LoopOp op) {
   return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
 }
 
+inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
+inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && is_picked(operand.axes[0]); }
+
 // A loop over columns takes one or two steps of kLanes at a time.
 inline constexpr int64_t kMaxStep = 2 * kLanes;
 // Column strides up to here are gathered with 32-bit indices.
 inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
+
+inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
 
 struct Instr {
   LoopOp op;
@@ -92,6 +104,11 @@ struct LoopKernel {
   std::string name;  // a valid identifier, unique in its module
   int64_t rows = 1;
   int64_t cols = 1;
+  // Above 1: `inner` rows, from a multiple of it on, are neighbours in memory, and the columns of a row lie apart: the
+  // space is (rows / inner, cols, inner). Vectors and threads go along the rows, and reductions over the columns add up
+  // in column order (ops/reduction_order.h: the columns of a row are what that note calls rows). Such a kernel has no
+  // column sums.
+  int64_t inner = 1;
   // True: rows == 1 and a call covers columns [begin, end); begin is a multiple of kSplitGrain, and end is one too
   // unless it is cols. Such a kernel has one stage and no reductions.
   // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
@@ -117,6 +134,7 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
     list.push_back(operand.col_stride);
     for (const OperandAxis& axis : operand.axes) list.insert(list.end(), {axis.divisor, axis.size, axis.stride});
   }
+  if (kernel.inner > 1) list.push_back(kernel.inner);
   return list;
 }
 // The part of an operand that belongs to one row of an item, in kernels that run on the items of a table.
@@ -140,7 +158,20 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // Partial rows that a kernel with column sums leaves.
 inline int64_t chunks(const LoopKernel& kernel) { return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows; }
 // True if several indices of the axis stand for one element.
-inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
+  return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
+}
+
+// How an axis goes along the rows of one outer index, in kernels with inner above 1. Code depends on it.
+enum class AlongInner : uint8_t {
+  kNot,     // it has one index for all of them
+  kAll,     // index 0 for the first of them, and the next for the next
+  kInPart,  // it wraps around among them, or stays for some
+};
+inline AlongInner along_inner(const OperandAxis& axis, int64_t inner) {
+  if (axis.divisor >= inner && axis.divisor % inner == 0) return AlongInner::kNot;
+  return axis.divisor == 1 && axis.size % inner == 0 ? AlongInner::kAll : AlongInner::kInPart;
+}
 
 // How many steps of kLanes columns a row takes, the last perhaps in part, if that follows from the range; else 0.
 inline int64_t steps_known(const ExtentRange& cols) {
@@ -153,6 +184,7 @@ inline int64_t steps_known(const ExtentRange& cols) {
 // kernels with equal code are one kernel.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
+  if (position == 0 && kernel.inner > 1) return useful;
   if (position == 0) {  // cols
     for (int64_t step : {kMaxStep, int64_t{kLanes}}) {
       if (known.multiple_of % step == 0 && useful.multiple_of == 1) useful.multiple_of = step;

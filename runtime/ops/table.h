@@ -14,7 +14,7 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kCastOps, kMathOps, kActivationOps, kViewOps, kTriangleOps,
     kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps, kLossOps,
-    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps;
+    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -25,6 +25,8 @@ extern const OpDef kCast, kCopy, kFill;
 extern const OpDef kGeluTanh;
 // view.cc
 extern const OpDef kSliceGrad, kCat;
+// window.cc
+extern const OpDef kStridedView, kWindowCopy, kOverwrite, kRevalue;
 // reduction.cc
 extern const OpDef kSum, kMax;
 // predicate.cc
@@ -40,7 +42,7 @@ extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect;
 // loss.cc
 extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
 // indexing.cc
-extern const OpDef kGather, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
+extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

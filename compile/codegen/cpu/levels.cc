@@ -6,7 +6,7 @@ namespace rondo::compile {
 
 bool moves_with_row(const Operand& operand) {
   for (const OperandAxis& axis : operand.axes)
-    if (axis.stride != 0 && axis.size > 1) return true;
+    if (!is_picked(axis) && axis.stride != 0 && axis.size > 1) return true;
   return false;
 }
 
@@ -31,6 +31,7 @@ std::vector<Level> levels_of(const LoopKernel& kernel) {
         Level& level = levels[static_cast<size_t>(id)];
         if (i.op == LoopOp::kStore || i.op == LoopOp::kColumnSum) level = in_columns ? Level::kColumn : Level::kRow;
         else if (i.op == LoopOp::kLoad || is_random(i.op)) level = at_operand(i, in_columns);
+        else if (i.op == LoopOp::kPick) level = std::max(of_operands(i), at_operand(i, in_columns));
         else level = of_operands(i);
       }
     }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/flatten.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile::cuda {
@@ -42,6 +43,7 @@ constexpr int64_t kSmallestTiled = 8;
 
 bool needs_rows(const LoopKernel& kernel) {
   if (kernel.split_columns) return false;
+  if (kernel.inner > 1) return true;
   if (kernel.stages.size() > 1) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
@@ -71,7 +73,7 @@ int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
     }
     int64_t offset = cols * std::abs(operand.col_stride);
     for (const OperandAxis& axis : operand.axes)
-      offset += (std::min(axis.size, kernel.rows) - 1) * std::abs(axis.stride);
+      if (!is_picked(axis)) offset += (std::min(axis.size, kernel.rows) - 1) * std::abs(axis.stride);
     largest = std::max(largest, offset);
   }
   return largest;
@@ -88,7 +90,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   for (const Stage& stage : kernel.stages)
     for (int32_t id : stage.column) {
       const Instr& i = kernel.instrs[static_cast<size_t>(id)];
-      if (i.op != LoopOp::kLoad && i.op != LoopOp::kStore) continue;
+      if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick && i.op != LoopOp::kStore) continue;
       moves[static_cast<size_t>(i.index)] = kernel.operands[static_cast<size_t>(i.index)].col_stride != 0;
     }
   return moves;
@@ -96,7 +98,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
 
 // Note [Width of accesses].
 int32_t elements_of_thread(const LoopKernel& kernel) {
-  if (kernel.cols == 1) return 1;
+  if (kernel.cols == 1 || kernel.inner > 1) return 1;
   if (reduces_rows(kernel)) return 4;
   const std::vector<bool> moves = moves_with_the_column(kernel);
   size_t widest = 2;
@@ -132,14 +134,11 @@ void split(LoopKernel& kernel) {
   else flatten(kernel);
 }
 
-bool is_transposed(const Operand& operand) {
-  if (operand.is_partial || operand.col_stride == 0 || operand.col_stride == 1) return false;
-  return std::any_of(operand.axes.begin(), operand.axes.end(),
-                     [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
-}
-
 std::vector<bool> tiled(const LoopKernel& kernel) {
   std::vector<bool> through = moves_with_the_column(kernel);
+  // Neighbouring rows need not be neighbours in a table.
+  if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return is_picked(o); }))
+    through.assign(through.size(), false);
   int64_t left = kSharedBytes;
   for (size_t i = 0; i < through.size(); ++i) {
     const Operand& operand = kernel.operands[i];
@@ -179,7 +178,7 @@ Schedule schedule(const LoopKernel& kernel) {
   if (sums > 0) s.chunk_rows = kernel.chunk_rows;
   if (needs_rows(kernel)) {
     s.shape = Schedule::Shape::kRows;
-    s.threads_per_row = threads_of_row(kernel.cols, s.elements);
+    s.threads_per_row = kernel.inner > 1 ? 1 : threads_of_row(kernel.cols, s.elements);
     s.threads = s.threads_per_row > kWarp ? s.threads_per_row : sums > 0 ? 128 : 256;
     keep(kernel, divide_up(kernel.cols, int64_t{s.threads_per_row} * s.elements), s);
   } else if (sums > 0) {
