@@ -64,7 +64,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
       dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0;
   int64_t replays = 0, verified = 0;
-  for (uint64_t seed = 0; seed < 600; ++seed) {
+  for (uint64_t seed = 0; seed < 700; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (seed < 5) {
       EXPECT_EQ(to_string(program), to_string(fuzz::generate(seed, kSmall)));
