@@ -35,6 +35,16 @@ class RegionTrace final : public Trace {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
+    if (has_writes())
+      for (const Tensor* input : inputs)
+        if (input->defined() && !can_read(*input)) {
+          graph_break("a tensor is read whose place in memory that was written is unknown", where);
+          break;
+        }
+    // A recording is on one device.
+    const Device device = outputs[0].impl()->device;
+    if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
+    piece_device_ = device;
     if (!in_place) {
       // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
       // The recording goes on: no recorded op writes, so none can change the base's history meanwhile.
@@ -49,18 +59,19 @@ class RegionTrace final : public Trace {
               graph_break("a view is read again whose base was written to", where);
             look_again(*input);
           }
-      // A recording is on one device.
-      const Device device = outputs[0].impl()->device;
-      if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
-      piece_device_ = device;
-      if ((loops_ != nullptr || loop_.is_running()) && runs_at_once_in_loop(op, inputs, attrs, outputs, where)) return;
+      const bool may_loop = !has_writes();
+      if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
+          runs_at_once_in_loop(op, inputs, attrs, outputs, where))
+        return;
       if (dense_parts_.empty()) Trace::record(op, inputs, attrs, outputs, in_place, where);
       else record_of_dense_parts(op, inputs, attrs, outputs, where);
-      if (!loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size()) && loop_.search(lines()))
+      if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size()) && loop_.search(lines()))
         region_.add_loop(loop_.step());
       return;
     }
-    // A write runs now, in its place in the program. Where it goes through a view, the base's history changes, too.
+    if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
+    // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
+    // too.
     const TensorImpl& target = *inputs[0]->impl();
     const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
     graph_break(std::string(op.name) + " in place", where);
@@ -74,6 +85,7 @@ class RegionTrace final : public Trace {
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
 
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
+    if (has_writes()) return graph_break("a gradient is watched", where);
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
     broken_ = true;
@@ -85,10 +97,13 @@ class RegionTrace final : public Trace {
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
     wrote_ = true;
-    const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(), [&](const auto& part) {
-      return part.second.of.storage() == storage;
-    });
+    const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
+                                        [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
+  }
+
+  void before_read(const Storage& storage, std::source_location where) override {
+    if (!running_ && writes(storage)) graph_break("memory that a recorded op writes is read", where);
   }
 
   void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
@@ -106,9 +121,7 @@ class RegionTrace final : public Trace {
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
   std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
     if (broken_ || in_pieces_ || graph.nodes.empty()) {
-      why_not = broken_      ? "there is a graph break"
-                : in_pieces_ ? "a loop runs in pieces"
-                             : "nothing is computed";
+      why_not = broken_ ? "there is a graph break" : in_pieces_ ? "a loop runs in pieces" : "nothing is computed";
       finish();
       return nullptr;
     }
@@ -207,7 +220,8 @@ class RegionTrace final : public Trace {
                              std::span<Tensor> outputs, std::source_location where) {
     absl::InlinedVector<const Tensor*, kUsualInputs> operands(inputs.begin(), inputs.end());
     for (const Tensor*& operand : operands)
-      if (const auto found = dense_parts_.find(operand->impl()); found != dense_parts_.end() && op.kind != OpKind::kView)
+      if (const auto found = dense_parts_.find(operand->impl());
+          found != dense_parts_.end() && op.kind != OpKind::kView)
         operand = &found->second.dense;
     Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
   }

@@ -24,6 +24,9 @@ class Recorder {
   // The caller is about to write the memory of `storage` without an op: if a recorded call reads it, run what is
   // recorded first (a graph break).
   virtual void before_write(const Storage& storage, std::source_location where);
+  // The caller is about to read the memory of `storage` without an op: if a recorded call writes it, run what is
+  // recorded first (a graph break).
+  virtual void before_read(const Storage& storage, std::source_location where);
   // The caller is about to do something that no op describes, for example a backward. `what` names it in messages. Run
   // what is recorded (a graph break); the caller then records nothing until it is done.
   virtual void interrupt(const char* what, std::source_location where);
@@ -42,6 +45,7 @@ class RecorderScope {
 
  private:
   friend void before_write(const Storage& storage, std::source_location where);
+  friend void before_read_of_written(const Storage& storage, std::source_location where);
   Recorder* recorder_;
   RecorderScope* outer_;
 };
@@ -50,6 +54,15 @@ class RecorderScope {
 // recordings of this thread that read the memory run first. A recording reads memory when it runs, not when an op is
 // recorded.
 void before_write(const Storage& storage, std::source_location where = std::source_location::current());
+
+// The number of this thread's recordings that write memory which tensors outside of them share.
+extern constinit thread_local int writing_recordings;
+// REQUIRED before such memory is read, as before_write() before it is written (Tensor::raw_data does it).
+void before_read_of_written(const Storage& storage, std::source_location where);
+inline void before_read(const Storage& storage, std::source_location where) {
+  if (writing_recordings > 0) [[unlikely]]
+    before_read_of_written(storage, where);
+}
 
 // Runs what this thread has recorded so far (Recorder::interrupt) and lets ops run until it dies. Nothing happens where
 // nothing is recorded.

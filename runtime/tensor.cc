@@ -11,9 +11,11 @@
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
+#include "rondo/runtime/ops/random_draw.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -66,15 +68,19 @@ void intrusive_release(TensorImpl* impl) noexcept {
 // ---- Making one
 
 namespace {
-// Memory for a factory's result; errors name the factory.
-Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
+// Errors name the factory.
+void require_sizes(const char* factory, const Dims& sizes, DType dtype, std::source_location where) {
   for (int64_t d : sizes)
     if (d < 0) throw_op_error(factory, "negative size in " + rondo::to_string(sizes), where);
   constexpr int64_t kMaxBytes = int64_t{1} << 60;
   const int64_t numel = checked_numel(sizes);
-  if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
+  if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(dtype)))
     throw_op_error(factory, rondo::to_string(sizes) + " is more than memory can hold", where);
-  const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
+}
+// Memory for a factory's result.
+Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
+  require_sizes(factory, sizes, options.dtype, where);
+  const size_t bytes = static_cast<size_t>(sizes.numel()) * size_of(options.dtype);
   const memory::Cause cause("", "empty", {});
   return Tensor::over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
@@ -156,9 +162,11 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given, std::source_location where) {
   constexpr const char* kName = "Tensor::arange";
-  if (begin.is_integer() && end.is_integer() && step.is_integer()) {
+  const bool integers = begin.is_integer() && end.is_integer() && step.is_integer();
+  const TensorOptions options{given.dtype.value_or(integers ? kI64 : kF32), given.device};
+  if (integers) {
     const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
     if (by == 0) throw_op_error(kName, "the step must not be 0", where);
     // Unsigned, because the span may exceed an int64_t.
@@ -182,15 +190,10 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
   run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
   return result;
 }
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, std::source_location where) {
-  const bool whole = begin.is_integer() && end.is_integer() && step.is_integer();
-  return arange(begin, end, step, whole ? kI64 : kF32, where);
-}
-Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, ArangeOptions options, std::source_location where) {
   return arange(begin, end, 1, options, where);
 }
-Tensor Tensor::arange(Scalar end, std::source_location where) { return arange(0, end, 1, where); }
-Tensor Tensor::arange(Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar end, ArangeOptions options, std::source_location where) {
   return arange(0, end, 1, options, where);
 }
 
@@ -202,24 +205,26 @@ void require_floating(const char* op, DType dtype, std::source_location where) {
                    where);
 }
 
-// The numbers of one tensor: philox.h. `low` and `span` belong to integers.
+// Unlike the other factories', a random tensor is the result of an op, so that regions record it.
+RandomState random_state(const char* factory, const Dims& sizes, TensorOptions options, Generator* generator,
+                         std::source_location where) {
+  require_sizes(factory, sizes, options.dtype, where);
+  return next_random_state(generator != nullptr ? *generator : default_generator(), options.device);
+}
 Tensor drawn(const char* factory, ops::Distribution distribution, const Dims& sizes, TensorOptions options,
-             Generator* generator, std::source_location where, int64_t low = 0, int64_t span = 0) {
-  Tensor result = made(factory, sizes, options, where);
-  Generator& source = generator ? *generator : default_generator();
-  const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
-  run_kernel(
-      {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
-  return result;
+             Generator* generator, std::source_location where) {
+  require_floating(factory, options.dtype, where);
+  const RandomState random = random_state(factory, sizes, options, generator, where);
+  Attrs attrs{.ints = {static_cast<int64_t>(distribution), random.increment, static_cast<int64_t>(options.dtype)}};
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  return call(ops::kDraw, {{random.state, where}}, std::move(attrs));
 }
 }  // namespace
 
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
-  require_floating("Tensor::randn", options.dtype, where);
   return drawn("Tensor::randn", ops::Distribution::kNormal, sizes, options, generator, where);
 }
 Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
-  require_floating("Tensor::rand", options.dtype, where);
   return drawn("Tensor::rand", ops::Distribution::kUniform, sizes, options, generator, where);
 }
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator,
@@ -233,7 +238,10 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
   }
   // Unsigned, because the span may exceed an int64_t.
   const auto span = static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
-  return drawn(kName, ops::Distribution::kInteger, sizes, options, generator, where, low, span);
+  const RandomState random = random_state(kName, sizes, options, generator, where);
+  Attrs attrs{.ints = {random.increment, static_cast<int64_t>(options.dtype), low, span}};
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  return call(ops::kDrawIntegers, {{random.state, where}}, std::move(attrs));
 }
 
 // ---- Host access
@@ -244,8 +252,12 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
   if (!impl->storage) [[unlikely]]
     throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
-void settle_gradient(const TensorImpl* impl) {
+// The tensor's history must be its last one: what waits for its gradient stays there.
+void settle_gradient(const Tensor& tensor) {
+  const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
+  if (impl->autograd != nullptr && impl->autograd->base.defined() && !impl->autograd->no_grad_view)
+    autograd::gradient_edge(tensor);
 }
 }  // namespace
 
@@ -256,6 +268,7 @@ int64_t Tensor::size(int64_t dim, std::source_location where) const {
 }
 const Storage& Tensor::storage(std::source_location where) const {
   settle(checked("storage", where), where);
+  before_read(impl_->storage, where);
   return impl_->storage;
 }
 namespace {
@@ -271,6 +284,7 @@ void require_host_memory(Device device, std::source_location where) {
 }  // namespace
 const std::byte* Tensor::address(std::source_location where) const {
   settle(checked("address", where), where);
+  before_read(impl_->storage, where);
   return impl_->data();
 }
 std::byte* Tensor::mutable_address(std::source_location where) {
@@ -281,6 +295,7 @@ std::byte* Tensor::mutable_address(std::source_location where) {
 }
 const void* Tensor::raw_data(std::source_location where) const {
   settle(checked("raw_data", where), where);
+  before_read(impl_->storage, where);
   require_host_memory(impl_->device, where);
   return impl_->data();
 }
@@ -303,6 +318,7 @@ void* Tensor::checked_mutable_data(DType expected, std::source_location where) {
 }
 Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where) const {
   settle(checked(op, where), where);
+  before_read(impl_->storage, where);
   NoGrad off;
   RecorderScope run(nullptr);
   const memory::Cause cause("", op, where);
@@ -394,7 +410,7 @@ void Tensor::zero_grad(bool set_to_none, std::source_location where) {
 void Tensor::retain_grad(std::source_location where) {
   checked("retain_grad", where);
   if (!requires_grad()) throw_op_error("retain_grad", "the tensor does not require grad", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   if (is_leaf()) return;
   slot_of(impl_);
   AutogradMeta& meta = *impl_->autograd;
@@ -404,7 +420,7 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   checked("register_hook", where);
   if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
-  settle_gradient(impl_);
+  settle_gradient(*this);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);

@@ -7,6 +7,8 @@
 #include <random>
 
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/random_draw.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_device/test_device.h"
 
@@ -237,6 +239,52 @@ Samples slice_samples(bool large) {
   return {{"front", {real({6, 3})}, ints({0, 0, 4, 1})},     {"step", {real({4, 9})}, ints({1, 1, 9, 3})},
           {"all", {real({5})}, ints({0, 0, 5, 1})},          {"none", {real({5, 2})}, ints({0, 3, 3, 2})},
           {"middle", {real({2, 5, 3})}, ints({1, 2, 4, 1})}, {"step past the end", {real({5})}, ints({0, 1, 5, 7})}};
+}
+// {offset, sizes..., strides...}
+Samples window_samples(bool large) {
+  if (large) return {};
+  return {{"row", {real({4, 5})}, ints({5, 5, 1})},
+          {"column", {real({4, 5})}, ints({2, 4, 5})},
+          {"permuted", {real({2, 6})}, ints({1, 2, 3, 2, 4})},
+          {"scalar", {real({3})}, ints({2})},
+          {"none", {real({3, 2})}, ints({6, 0, 2, 2, 1})}};
+}
+Samples window_copy_samples(bool large) {
+  Samples samples;
+  for (OpSample& view : window_samples(large)) {
+    Attrs attrs;
+    attrs.ints.append(std::span(view.attrs.ints.begin() + 1, view.attrs.ints.end()));
+    attrs.floats = {static_cast<double>(view.attrs.ints[0])};
+    samples.push_back({view.label, {view.inputs[0]}, attrs});
+  }
+  return samples;
+}
+Samples overwrite_samples(bool large) {
+  const auto at = [](double offset, std::initializer_list<int64_t> window) {
+    Attrs attrs = ints(window);
+    attrs.floats = {offset};
+    return attrs;
+  };
+  if (large) return {{"large", {real({300, 257}), real({128, 257})}, at(257 * 3, {128, 257, 257, 1})}};
+  return {{"row", {real({4, 5}), real({5})}, at(5, {5, 1})},
+          {"column", {real({4, 5}), real({4})}, at(2, {4, 5})},
+          {"block", {real({2, 6}), real({2, 3})}, at(1, {2, 3, 6, 2})},
+          {"broadcast", {real({3, 4}), real({2, 1})}, at(4, {2, 3, 4, 1})},
+          {"a number",
+           {real({3, 4}), Tensor()},
+           [] {
+             Attrs attrs = ints({2, 2, 4, 1});
+             attrs.floats = {5.0, 1.5};
+             return attrs;
+           }()},
+          {"one number", {real({3, 4}), real({})}, at(0, {3, 4, 4, 1})},
+          {"none", {real({3, 2}), real({0, 2})}, at(6, {0, 2, 2, 1})}};
+}
+Samples revalue_samples(bool large) {
+  if (large) return {{"large", {real({300, 257}), real({300, 257})}}};
+  return {{"matrix", {real({4, 5}), real({4, 5})}},
+          {"scalar", {real({}), real({})}},
+          {"none", {real({0, 2}), real({0, 2})}}};
 }
 Samples slice_grad_samples(bool large) {
   if (large)
@@ -610,11 +658,31 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
-    s.attrs.ints = {3};
-    s.attrs.floats = {0.4};
+    s.attrs = ops::dropout_attrs(0.4, 3);
   }
   if (!large)
-    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, ops::dropout_attrs(0.0, 0)});
+  return samples;
+}
+// The dtype of the numbers is an integer, so the sweep's dtypes change nothing.
+Samples draw_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const ops::Distribution distribution : {ops::Distribution::kUniform, ops::Distribution::kNormal})
+    for (const DType dtype : {kF32, kBF16, kF64})
+      for (const Dims& sizes :
+           large ? std::vector<Dims>{{300, 1000}} : std::vector<Dims>{{3, 5}, {16}, {}, {0, 2}, {7, 1}}) {
+        Attrs attrs{.ints = {static_cast<int64_t>(distribution), 3, static_cast<int64_t>(dtype)}};
+        attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+        samples.push_back({to_string(sizes), {state}, attrs});
+      }
+  return samples;
+}
+Samples draw_integers_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const DType dtype : {kI64, kI32, kU8})
+    samples.push_back({"integers", {state}, {.ints = {3, static_cast<int64_t>(dtype), 5, 100, 7, large ? 30000 : 9}}});
   return samples;
 }
 
@@ -673,6 +741,10 @@ Samples gather_samples(bool large) {
           {"scalar", {real({}), indices({}, 1)}, ints({0})},
           {"nothing", {real({4, 5}), indices({0, 6}, 5)}, ints({1})},
           {"no rows", {real({0, 5}), indices({0, 2}, 5)}, ints({1})}};
+}
+Samples check_indices_samples(bool large) {
+  if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
+  return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};
 }
 Samples scatter_samples(bool large) {
   if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
@@ -777,6 +849,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "expand", .make = &expand_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice", .make = &slice_samples, .takes_integers = true, .takes_bool = true},
     {.name = "slice_grad", .make = &slice_grad_samples},
+    {.name = "strided_view", .make = &window_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "window_copy", .make = &window_copy_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "revalue", .make = &revalue_samples, .takes_integers = true, .takes_bool = true, .constant_inputs = 3},
+    {.name = "overwrite", .make = &overwrite_samples, .takes_integers = true, .takes_bool = true},
     {.name = "select", .make = &select_samples, .takes_integers = true, .takes_bool = true},
     {.name = "split",
      .make = &split_samples,
@@ -845,6 +921,8 @@ constexpr OpSpec kSpecs[] = {
      .tolerance = 16,
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
@@ -853,6 +931,12 @@ constexpr OpSpec kSpecs[] = {
     {.name = "topk", .make = &topk_samples, .takes_integers = true},
     {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},
     {.name = "dropout", .make = &dropout_samples},
+    {.name = "draw", .make = &draw_samples, .takes_integers = true, .takes_bool = true, .differentiable_outputs = 0},
+    {.name = "draw_integers",
+     .make = &draw_integers_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0},
 };
 
 }  // namespace

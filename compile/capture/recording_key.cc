@@ -12,10 +12,11 @@ namespace rondo::compile {
 //                               backward; anything else may be overwritten before it), and which of them are one tensor
 //   in the key, of calls        op, operands, integers, gradients of results (which covers no_grad), order
 //   in the key, of outputs      which values are held, in what order; which of them only views need (hidden)
+//   in the key, of writes       which calls write in place, and which values are versions of which inputs
 //   in the key, of all          the device
 //   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
 //                               (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
-//   part of the recording       autocast (casts are recorded), train/eval, hooks and writes (they end a recording),
+//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a recording),
 //                               random states (each is a recorded tensor)
 //   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
 //   (Arriving)
@@ -28,7 +29,7 @@ namespace rondo::compile {
 RecordingKey pack(const Graph& graph, PackFloats floats) {
   const bool with_floats = floats == PackFloats::kYes;
   // Every call of a block is recorded and packed, so the words are counted first and then written without checks.
-  size_t words = 3 + graph.outputs.size();
+  size_t words = 3 + graph.outputs.size() + graph.versions.size();
   for (ValueId id : graph.inputs)
     words += 4 + static_cast<size_t>(graph.value(id).sizes.rank() + graph.value(id).strides.rank());
   for (const GraphNode& node : graph.nodes)
@@ -50,10 +51,10 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
     add_dims(v.sizes);
     add_dims(v.strides);
   }
-  add(graph.nodes.size());
+  add(graph.versions.size() << 32 | graph.nodes.size());
   for (const GraphNode& node : graph.nodes) {
     add(reinterpret_cast<uint64_t>(node.op));
-    add(node.inputs.size() << 32 | node.outputs.size());
+    add(uint64_t{node.in_place} << 63 | node.inputs.size() << 32 | node.outputs.size());
     add(node.attrs.ints.size() << 32 | node.attrs.floats.size());
     for (ValueId id : node.inputs) add(static_cast<uint64_t>(id));
     for (int64_t i : node.attrs.ints) add(static_cast<uint64_t>(i));
@@ -63,6 +64,8 @@ RecordingKey pack(const Graph& graph, PackFloats floats) {
     for (ValueId id : node.outputs) add(graph.value(id).requires_grad);
   }
   for (ValueId id : graph.outputs) add(static_cast<uint64_t>(id) << 1 | graph.value(id).hidden);
+  for (const Version& version : graph.versions)
+    add(static_cast<uint64_t>(version.value) << 32 | static_cast<uint32_t>(version.input));
   invariant(next == key.data() + words, "the key has as many words as were counted");
   return key;
 }

@@ -57,14 +57,16 @@ Tensor Trace::placeholder(const Value& like) {
   Tensor tensor(impl);
   graph.inputs.push_back(add_value(tensor, -1));
   graph.values.back().leaf = like.leaf;
+  graph.values.back().overwritten = like.overwritten;
   return tensor;
 }
 
 ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
-  if (impl->recorder == this) return impl->recorded_value;
+  if (impl->recorder == this) return memories_.empty() ? impl->recorded_value : renew(*impl);
   // A value of another recording (an outer region) must exist before it can be an input here.
   if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
+  if (!memories_.empty() && writes(impl->storage)) return read_of_written(tensor);
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);
@@ -85,9 +87,9 @@ std::source_location Trace::user_of(std::source_location where) {
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
-  const auto index = static_cast<int32_t>(graph.nodes.size());
   ValueIds operands;
   for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
+  const auto index = static_cast<int32_t>(graph.nodes.size());  // operands may have added nodes
   GraphNode& node = graph.nodes.emplace_back();
   node.op = &op;
   node.inputs = std::move(operands);
@@ -175,6 +177,10 @@ void Trace::abandon() {
   handles_.clear();
   external_.clear();
   external_ids_.clear();
+  writing_recordings -= std::exchange(counts_as_writing_, false);
+  memories_.clear();
+  memory_at_.clear();
+  graph.versions.clear();
   graph.values.clear();
   graph.nodes.clear();
   graph.inputs.clear();

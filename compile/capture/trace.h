@@ -33,6 +33,15 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
+  // ---- Writes: Note [Writes] in writes.cc
+  bool has_writes() const { return !memories_.empty(); }
+  // At the end of a recording: handles that are still alive show the last version of their memory.
+  void refresh();
+  // The tensor outside of the recording of which `id` is a version; null: there is none.
+  const Tensor* written_tensor(ValueId id) const;
+  // True for a version of such a tensor whose history the writes leave alone.
+  bool keeps_history(ValueId id) const;
+
   // The origin of all that is recorded from now on: this call; null: each call is its own. A call without a number gets
   // one, from `first_call` on.
   const Origin* origin = nullptr;
@@ -60,7 +69,60 @@ class Trace : public Recorder {
   // Forgets everything; handles that are still alive become ordinary tensors without storage.
   void abandon();
 
+  // Records a call that overwrites *inputs[0] as one that makes a new version of its memory; `next` is a new handle for
+  // the result. False: that cannot be said without a guess, and nothing has changed.
+  bool record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
+                    std::source_location where);
+  // A recorded call writes memory of `storage`.
+  bool writes(const Storage& storage) const;
+  // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
+  bool can_read(const Tensor& tensor) const;
+
  private:
+  // Memory that recorded calls write.
+  struct Memory {
+    Tensor
+        tensor;  // outside of the recording: what covers everything that is written; undefined: it is the recording's
+    int32_t input = -1;     // the position of `tensor` in graph.inputs
+    bool recorded = false;  // `tensor` gets a history here; until the run, its handle stands for the value
+    ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
+    std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
+  };
+  const Memory* memory_of(ValueId root) const;
+  Memory* memory_of(ValueId root);
+  const Memory* memory_of(const Storage& storage) const;
+  // The memory of a call's target; null: it cannot be known. May add it.
+  Memory* memory_to_write(const Tensor& target, bool differentiable);
+  bool may_go_on_to_write(const Memory& memory, bool differentiable) const;
+  bool may_begin_to_write(const Tensor& base, bool differentiable) const;
+  bool may_write(const Tensor& target, bool differentiable, std::source_location where,
+                 std::span<const Tensor* const> inputs, const OpDef& op) const;
+  bool has_unreadable_view(const Memory& memory) const;
+  bool follows_history(ValueId id) const;
+  // By operand: what stands for it, or undefined.
+  std::vector<Tensor> operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
+                                     std::source_location where);
+  void drop_unread_views();
+  ValueId record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
+                        const Value& shown, bool differentiable, std::source_location where);
+  ValueId record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
+                           const FixedVector<SymFloat, 2>& numbers, bool differentiable, std::source_location where);
+  ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
+                         std::source_location where);
+  // From here on the user's handle of memory outside of the recording stands for recorded values.
+  void adopt(Memory& memory);
+  // `next` is the value of the memory from here on.
+  void advance(Memory& memory, ValueId next);
+  // What a value of an earlier version shows of the present one.
+  ValueId renewed(ValueId id);
+  ValueId show_again(ValueId view, ValueId root);
+  ValueId show_with_history(ValueId view, ValueId root);
+  // As renewed(), for a user's handle; it stands for the result from here on.
+  ValueId renew(TensorImpl& handle);
+  ValueId read_of_written(const Tensor& outside);
+  // A handle of the recording's own.
+  Tensor own_handle(ValueId id) const;
+  Tensor result_like(ValueId id, bool requires_grad) const;
   // Memory of an earlier recording on this thread: a region records on every call, and should not allocate for it.
   struct Spare {
     Graph graph;
@@ -75,6 +137,9 @@ class Trace : public Recorder {
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+  std::vector<Memory> memories_;
+  bool counts_as_writing_ = false;   // in writing_recordings
+  std::vector<int32_t> memory_at_;   // by root value, of memories_; -1, or beyond the end: it is not written
   const char* user_file_ = nullptr;  // known not to be Rondo's own
 };
 

@@ -8,9 +8,14 @@
 //                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
-// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it;
-// of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
+// Registers are f32, f64, booleans or integers (i64, i32, u8). A 16-bit float type on an instruction means an f32
+// register; kCast, kLoad, kConst and kScalar of such a type round to it, arithmetic does not. kLoad converts from the
+// operand's dtype, kStore to it; of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits
+// of a + 1.5 * 2^23.
+//
+// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs. Conversions are those of eager execution
+// (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take the
+// nearest number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -29,6 +34,8 @@ namespace rondo::compile {
 
 // How an operand is addressed. Its element at (row, col) stands at
 //   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride        (in elements)
+// The first axis may be a picked one, of divisor 0: its index is an argument of kPick, which alone reads such an
+// operand.
 struct OperandAxis {
   int64_t divisor;
   int64_t size;
@@ -42,7 +49,17 @@ struct Operand {
   // A partial result of kColumnSum: a dense [n_chunks, cols] array of the compute type; a call for rows [begin, end)
   // writes row begin / chunk_rows of it.
   bool is_partial = false;
+  // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
+  // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
+  bool is_random = false;
+  int64_t increment = 0;
 };
+inline bool is_random(LoopOp op) {
+  return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
+}
+
+inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
+inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && is_picked(operand.axes[0]); }
 
 // A loop over columns takes one or two steps of kLanes at a time.
 inline constexpr int64_t kMaxStep = 2 * kLanes;
@@ -50,6 +67,8 @@ inline constexpr int64_t kMaxStep = 2 * kLanes;
 inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
+
+inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
 
 struct Instr {
   LoopOp op;
@@ -139,7 +158,9 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // Partial rows that a kernel with column sums leaves.
 inline int64_t chunks(const LoopKernel& kernel) { return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows; }
 // True if several indices of the axis stand for one element.
-inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
+  return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
+}
 
 // How an axis goes along the rows of one outer index, in kernels with inner above 1. Code depends on it.
 enum class AlongInner : uint8_t {
@@ -176,6 +197,11 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   size_t at = 2;
   for (const Operand& operand : kernel.operands) {
     if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
+    // Rows of whole counters, and of whole steps.
+    for (size_t axis = 0; axis < operand.axes.size() && operand.is_random; ++axis)
+      for (int64_t step : {kMaxStep, int64_t{4}})
+        if (position == at + 3 * axis + 3 && known.multiple_of % step == 0 && useful.multiple_of == 1)
+          useful.multiple_of = step;
     at += 1 + 3 * operand.axes.size();
   }
   return useful;

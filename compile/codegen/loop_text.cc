@@ -9,6 +9,10 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kConst: return {"const", 0};
     case LoopOp::kScalar: return {"scalar", 0};
     case LoopOp::kLoad: return {"load", 0};
+    case LoopOp::kPick: return {"pick", 1};
+    case LoopOp::kRandomKeep: return {"random_keep", 1};
+    case LoopOp::kRandomFirst: return {"random_first", 0};
+    case LoopOp::kRandomSecond: return {"random_second", 0};
     case LoopOp::kAdd: return {"add", 2};
     case LoopOp::kSub: return {"sub", 2};
     case LoopOp::kMul: return {"mul", 2};
@@ -100,7 +104,9 @@ std::string to_string(const LoopKernel& kernel) {
       absl::StrAppend(&text, " *", extent.next(axis.stride), "}");
     }
     absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "",
-                    operand.is_partial ? " partial" : "", "\n");
+                    operand.is_partial ? " partial" : "");
+    if (operand.is_random) absl::StrAppend(&text, " random+", operand.increment);
+    text += "\n";
   }
   if (kernel.inner > 1) absl::StrAppend(&text, "  inner=", extent.next(kernel.inner), "\n");
   for (const Stage& stage : kernel.stages) {
@@ -219,6 +225,8 @@ class KernelParser {
     operand.col_stride = extent(first);
     operand.is_output = in_.accept("output");
     operand.is_partial = in_.accept("partial");
+    operand.is_random = in_.accept("random+");
+    if (operand.is_random) operand.increment = in_.integer();
     in_.end_line();
     kernel_.operands.push_back(std::move(operand));
   }

@@ -51,9 +51,7 @@ class UnitLowering final : public LoopBuilder {
       node_ = &graph_.node(n);
       domain_ = domain_of(graph_, *node_);
       columns_ = columns_of(unit_, domain_).value();
-      compute_ = kF32;
-      for (ValueId id : node_->inputs)
-        if (graph_.value(id).dtype == kF64) compute_ = kF64;
+      compute_ = compute_type();
       column_sum_.reset();
       node_->op->lower(*this);
     }
@@ -71,6 +69,16 @@ class UnitLowering final : public LoopBuilder {
     return text;
   }
 
+  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers.
+  DType compute_type() const {
+    DType type = kBool;
+    for (ValueId id : node_->inputs) {
+      const DType dtype = graph_.value(id).dtype;
+      if (dtype != kBool) type = type == kBool ? compute_dtype(dtype) : promote(type, compute_dtype(dtype));
+    }
+    return type == kBool ? kF32 : type;
+  }
+
   // ---- LoopBuilder
   LoopValue input(int i) override {
     const ValueId id = node_->inputs[static_cast<size_t>(i)];
@@ -79,15 +87,38 @@ class UnitLowering final : public LoopBuilder {
     if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v, {}, {});
     return v;
   }
+  LoopValue pick(int table, int index) override {
+    const ValueId id = node_->inputs[static_cast<size_t>(table)], at = node_->inputs[static_cast<size_t>(index)];
+    const auto made = made_.find(same_elements(graph_, at));
+    const LoopValue where = made != made_.end() ? made->second : load(at);
+    Value seen = graph_.value(id);
+    const int dim = static_cast<int>(integer(0));
+    const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
+    seen.sizes = domain_;
+    seen.strides[dim] = 0;
+    Operand operand = address(seen, domain_, columns_);
+    operand.axes.insert(operand.axes.begin(), axis);
+    const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
+    const Placement place = placement(where.id);
+    return append(
+        {.op = LoopOp::kPick, .type = held, .a = where.id, .index = add_operand(operand, same_elements(graph_, id))},
+        {.row = place.row && operand.col_stride == 0, .level = place.level});
+  }
   bool has_input(int i) const override {
     return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;
   }
-  LoopValue scalar(int i) override {
-    const auto index = static_cast<int32_t>(result_.scalars.size());
-    result_.scalars.push_back({.node = index_, .position = i});
-    return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
-  }
+  LoopValue scalar(int i) override { return scalar_of(i, compute_); }
   int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }
+  LoopValue random(LoopOp op, int state, int64_t increment, int p) override {
+    const int32_t a = p < 0 ? -1 : scalar_of(p, kF64).id;
+    Operand numbers = address({.sizes = domain_, .strides = contiguous_strides(domain_)}, domain_, columns_);
+    numbers.dtype = kI64;
+    numbers.is_random = true;
+    numbers.increment = increment;
+    const int32_t operand = add_operand(numbers, node_->inputs[static_cast<size_t>(state)]);
+    return append({.op = op, .type = op == LoopOp::kRandomKeep ? kBool : kF32, .a = a, .index = operand},
+                  {.row = numbers.col_stride == 0, .level = 0});
+  }
   LoopValue constant(double value, DType type) override {
     return append({.op = LoopOp::kConst, .type = type, .value = value}, {});
   }
@@ -137,6 +168,12 @@ class UnitLowering final : public LoopBuilder {
  private:
   using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
 
+  LoopValue scalar_of(int i, DType type) {
+    const auto index = static_cast<int32_t>(result_.scalars.size());
+    result_.scalars.push_back({.node = index_, .position = i});
+    return append({.op = LoopOp::kScalar, .type = type, .index = index}, {});
+  }
+
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
   // Equal instructions are one.
@@ -158,7 +195,8 @@ class UnitLowering final : public LoopBuilder {
     for (size_t i = 0; i < result_.operands.size(); ++i) {
       const Operand& other = result_.kernel.operands[i];
       if (value == kNoValue || result_.operands[i] != value || other.is_output != operand.is_output ||
-          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size())
+          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size() ||
+          other.is_random != operand.is_random || other.increment != operand.increment)
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)

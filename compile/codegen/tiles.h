@@ -19,6 +19,10 @@ inline bool goes_in_tiles(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.per_item ||
       kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty())
     return false;
+  // A lookup and a random number are made in the order of the rows only.
+  if (std::any_of(kernel.instrs.begin(), kernel.instrs.end(),
+                  [](const Instr& i) { return i.op == LoopOp::kPick || is_random(i.op); }))
+    return false;
   const auto instr = [&](int32_t id) -> const Instr& { return kernel.instrs[static_cast<size_t>(id)]; };
   const auto touches = [&](int32_t id) { return instr(id).op == LoopOp::kLoad || instr(id).op == LoopOp::kStore; };
   const std::vector<int32_t>&row = kernel.stages[0].row, &column = kernel.stages[0].column;

@@ -1,5 +1,7 @@
 #include "rondo/compile/ir/graph.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/ir/scanner.h"
 
@@ -72,6 +74,21 @@ ValueId Graph::written(ValueId id) const {
     id = node.inputs[0];
   }
   return id;
+}
+
+std::vector<WriteBack> write_backs(const Graph& recorded) {
+  std::vector<WriteBack> backs;
+  for (const Version& version : recorded.versions) {
+    const auto known = std::find_if(backs.begin(), backs.end(),
+                                    [&](const WriteBack& back) { return back.input == version.input; });
+    WriteBack& back = known != backs.end() ? *known : backs.emplace_back(WriteBack{version.input, -1, 0});
+    const auto at = std::find(recorded.outputs.begin(), recorded.outputs.end(), version.value);
+    back.output = at == recorded.outputs.end() ? -1 : static_cast<int32_t>(at - recorded.outputs.begin());
+    ++back.writes;
+  }
+  std::erase_if(backs, [](const WriteBack& back) { return back.input < 0 && back.output < 0; });
+  for (const WriteBack& back : backs) invariant(back.output >= 0, "the last version of an input is an output");
+  return backs;
 }
 
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands) {

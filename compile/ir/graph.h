@@ -21,10 +21,11 @@ struct Value {
   Dims sizes;
   Dims strides;
   bool requires_grad = false;
-  bool leaf = false;      // of an input: a parameter, which only an optimizer writes to
-  bool grad_mode = true;  // recorded while gradients were on: a view that is made so knows its base
-  bool hidden = false;    // of an output: nobody holds it; it is the base of views that somebody holds
-  int32_t producer = -1;  // index into Graph::nodes; -1 for inputs
+  bool leaf = false;         // of an input: a parameter, which only an optimizer writes to
+  bool grad_mode = true;     // recorded while gradients were on: a view that is made so knows its base
+  bool hidden = false;       // of an output: nobody holds it; it is the base of views that somebody holds
+  bool overwritten = false;  // its memory was written later in the recording: Note [Writes] in capture/writes.cc
+  int32_t producer = -1;     // index into Graph::nodes; -1 for inputs
   // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part
   // that is written straight into what is assembled from it (transform/assemble.cc).
   ValueId root = kNoValue;
@@ -55,6 +56,21 @@ struct GraphNode {
   Attrs attrs;
   std::source_location where;
   Origin origin;
+  bool in_place = false;  // of a recording: eager execution writes the result over operand 0
+};
+
+// A recording's write: `value` is what input number `input` holds from here on. Memory that the recording made has a
+// number below 0 instead.
+struct Version {
+  ValueId value = kNoValue;
+  int32_t input = -1;
+  friend bool operator==(const Version&, const Version&) = default;
+};
+// The last version of an input, which the caller must find in the input's memory; or (input < 0) of memory that the
+// recording made and returns. Positions in Graph::inputs and Graph::outputs.
+struct WriteBack {
+  int32_t input, output;
+  int32_t writes;  // versions
 };
 
 struct Graph {
@@ -62,6 +78,7 @@ struct Graph {
   std::vector<GraphNode> nodes;
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
+  std::vector<Version> versions;  // of a recording, in the order of the program; passes leave them out
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values[static_cast<size_t>(id)]; }
@@ -98,6 +115,10 @@ template <class T> class NodeMap : public IdMap<T> {
   using IdMap<T>::IdMap;
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
+
+// One for each input that a recording writes, whose last version is among the outputs, and for each result that it
+// writes.
+std::vector<WriteBack> write_backs(const Graph& recorded);
 
 // ---- Text and checks
 

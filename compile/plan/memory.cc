@@ -45,7 +45,7 @@ bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the
   // others.
   if (kernel.split_columns && a.col_stride == 0) return false;
-  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial ||
+  if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || is_picked(a) || a.is_random ||
       a.axes.size() != b.axes.size())
     return false;
   for (size_t i = 0; i < a.axes.size(); ++i)
@@ -90,8 +90,11 @@ class MemoryPlanner {
         last_[root] = std::max(last_[root], i);
       }
     }
+    for (int i = 0; i < n_launches(); ++i)
+      if (may_throw(launch(i))) last_throwing_ = i;
     if (enabled(CompilerStage::kReuse)) {
       share_in_place();
+      write_over_inputs();
       drop_unused_fresh();
     }
     ArenaPlanner arena;
@@ -174,6 +177,13 @@ class MemoryPlanner {
       const GraphNode& node = graph_.node(launch.op());
       const size_t own = node.inputs.size();
       for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
+      if (node.op->kind == OpKind::kElementwise)  // its kernel runs in place in eager execution, too
+        for (const ValueId in : node.inputs) {
+          const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
+          if (is_update(from.root, to.root) && from.dtype == to.dtype && from.sizes == to.sizes &&
+              is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides))
+            offer(in, launch.outputs[0]);
+        }
       const int reusable = node.op->reuses;
       if (reusable < 0) return pairs;
       const ValueId in = node.inputs[static_cast<size_t>(reusable)];
@@ -205,7 +215,8 @@ class MemoryPlanner {
       for (const auto& [in, out] : pairs) {
         const ValueId source = graph_.value(in).root, result = graph_.value(out).root;
         if (first_[result] != i || last_[source] != i || plan_.placements[result].kind == Placement::kInput) continue;
-        if (is_update(source, result)) plan_.placements[result] = plan_.placements[source];
+        if (const Update* update = update_of(source, result); update != nullptr && may_write(*update, i))
+          plan_.placements[result] = plan_.placements[source];
         else if (plan_.placements[source].kind == Placement::kNone) share_transient(source, result);
         else if (donated_[source] && !returned_[source] && takes_donations(launch(i))) take_donation(source, result);
         else hand_on(source, result);
@@ -216,13 +227,40 @@ class MemoryPlanner {
         p.index = plan_.placements[static_cast<ValueId>(p.index)].index;
   }
 
-  // The caller wants this result written over this input.
-  bool is_update(ValueId source, ValueId result) const {
-    return std::any_of(updates_.begin(), updates_.end(), [&](const Update& update) {
+  // An update that no launch offered: the input is read for the last time before its new value is made, or never.
+  void write_over_inputs() {
+    for (const Update& update : updates_) {
+      const ValueId source = graph_.inputs[static_cast<size_t>(update.input)],
+                    result = graph_.outputs[static_cast<size_t>(update.output)];
+      const Value &from = graph_.value(source), &to = graph_.value(result);
+      if (to.root == result && plan_.placements[result].kind == Placement::kOutput && !returned_by_view(source) &&
+          last_[source] < first_[result] && may_write(update, first_[result]) && from.dtype == to.dtype &&
+          from.sizes == to.sizes && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides) &&
+          plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor < 0)
+        plan_.placements[result] = plan_.placements[source];
+    }
+  }
+  bool returned_by_view(ValueId source) const {
+    return std::any_of(graph_.outputs.begin(), graph_.outputs.end(),
+                       [&](ValueId id) { return graph_.value(id).root == source; });
+  }
+
+  // A call that checks values of its operands.
+  bool may_throw(const Launch& launch) const {
+    return std::any_of(launch.nodes.begin(), launch.nodes.end(), [&](int32_t n) { return graph_.node(n).op->checks; });
+  }
+  // True if launch number `i` may write the input.
+  bool may_write(const Update& update, int i) const { return !update.visible || i > last_throwing_; }
+
+  // The caller wants this result written over this input; null: he does not.
+  const Update* update_of(ValueId source, ValueId result) const {
+    const auto found = std::find_if(updates_.begin(), updates_.end(), [&](const Update& update) {
       return graph_.inputs[static_cast<size_t>(update.input)] == source &&
              graph_.outputs[static_cast<size_t>(update.output)] == result;
     });
+    return found == updates_.end() ? nullptr : &*found;
   }
+  bool is_update(ValueId source, ValueId result) const { return update_of(source, result) != nullptr; }
 
   // A product is prepared either for memory that it adds to or for memory that it overwrites. Whether an input is
   // donated differs from call to call, so most products take none.
@@ -321,6 +359,7 @@ class MemoryPlanner {
   ValueMap<int> first_, last_;  // launch that touches it
   ValueMap<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
   ValueMap<bool> returned_;     // the caller gets it, or its memory was handed on
+  int last_throwing_ = -1;      // launch
 };
 
 }  // namespace

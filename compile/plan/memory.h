@@ -10,6 +10,7 @@ namespace rondo::compile {
 // graph.outputs. Where the order of reads and writes allows it, a run returns the input's own memory.
 struct Update {
   int32_t input, output;
+  bool visible = false;  // the input must keep its values where a launch throws
 };
 
 // Gives every value of the launches a place and every launch its addresses. `donated`, by position in graph.inputs

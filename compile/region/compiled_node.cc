@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/check_floats.h"
 #include "rondo/compile/region/eager_backward.h"
@@ -35,6 +36,15 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
     const auto [from, to] = extent(other);
     return from < end && begin < to;
   });
+}
+
+// The recording itself has overwritten what the gradient of `call` reads.
+[[noreturn]] void throw_stale(const GraphNode& call) {
+  throw StaleTensorError(
+      absl::StrCat("backward of ", call.op->name,
+                   ": a tensor that the gradient needs was overwritten in place in the same compiled "
+                   "region; clone it before the write",
+                   describe_location(call.where)));
 }
 
 class CompiledNode final : public RegionNode, public std::enable_shared_from_this<CompiledNode> {
@@ -111,6 +121,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       count(Outcome::kEager, "a backward");
       return backward_eagerly(*this, *binding_, *pass.saved, grads_out, grads_in);
     }
+    if (!grads_in.empty() && bound.compiled->stale_for >= 0)
+      throw_stale(entry_.forward_graph.node(bound.compiled->stale_for));
     // Replayed, the op that needs what was overwritten says so, by its own name and line. What was freed is needed only
     // by ops that this backward does not go through.
     if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone)) {

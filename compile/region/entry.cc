@@ -33,7 +33,8 @@ std::vector<ValueId> values_read(const BackwardGraph& derived) {
   const std::vector<bool> read = inputs_read(simplify(derived.graph));
   std::vector<ValueId> values;
   for (size_t i = 0; i < derived.inputs.size(); ++i)
-    if (derived.inputs[i].kind == BackwardInput::kSaved && read[i]) values.push_back(derived.inputs[i].index);
+    if (derived.inputs[i].kind == BackwardInput::kSaved && read[i] && !derived.inputs[i].is_stale())
+      values.push_back(derived.inputs[i].index);
   return values;
 }
 
@@ -66,9 +67,12 @@ CompiledBackward compile_backward(BackwardGraph derived, const Partition& partit
   backward.program = Program::compile(std::move(derived.graph), options);
   backward.inputs = std::move(derived.inputs);
   const std::vector<bool> read = inputs_read(backward.program->graph());
-  for (size_t i = 0; i < read.size(); ++i)
-    invariant(!read[i] || backward.inputs[i].kind != BackwardInput::kSaved || backward.inputs[i].index >= 0,
+  for (size_t i = 0; i < read.size(); ++i) {
+    const BackwardInput& input = backward.inputs[i];
+    if (read[i] && input.is_stale()) backward.stale_for = std::max(backward.stale_for, input.stale_for);
+    invariant(!read[i] || input.kind != BackwardInput::kSaved || input.index >= 0 || input.is_stale(),
               "a backward reads what the forward did not keep");
+  }
   backward.contributions = std::move(derived.contributions);
   backward.grad_inputs = std::move(derived.grad_inputs);
   return backward;
@@ -112,6 +116,9 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
                          .device = request.device};
   entry->device = request.device;
   bool& exact = program.plan.exact;
+  std::vector<Update> written;
+  for (const WriteBack& back : write_backs(recorded))
+    if (back.input >= 0) written.push_back({.input = back.input, .output = back.output, .visible = true});
   entry->forward_graph = recorded;
   entry->floats = floats_of(recorded);
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
@@ -120,12 +127,13 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
   const bool met = entry->others != nullptr && request.ranges_met(*entry->others);
   const auto compile_forward = [&](const Graph& graph) {
-    if (entry->others == nullptr) return Program::compile(graph, program);
+    ProgramOptions forward_program = program;
+    forward_program.plan.updates = written;
+    if (entry->others == nullptr) return Program::compile(graph, forward_program);
     SizeMarks marks = forward_marks(*entry);
     marks.ranges_met = met;
-    ProgramOptions marked_program = program;
-    marked_program.marks = &marks;
-    return Program::compile(graph, marked_program);
+    forward_program.marks = &marks;
+    return Program::compile(graph, forward_program);
   };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;

@@ -27,6 +27,7 @@ struct CompiledBackward {
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
+  int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
   // Of one that is not an entry's usual one: the floats that it is for, and those that it was compiled for.
   FloatGuards guards;
   RecordedFloats floats;

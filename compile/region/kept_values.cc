@@ -22,7 +22,9 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
     : entry_(entry) {
   auto saved = std::make_shared<Tensors>();
   saved->inputs.reserve(inputs.size());
-  for (const Tensor& input : inputs) saved->inputs.emplace_back(input, false);
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (entry_.forward_graph.value(entry_.forward_graph.inputs[i]).overwritten) saved->inputs.emplace_back();
+    else saved->inputs.emplace_back(inputs[i], false);
   for (const Partition::Kept& kept : entry_.partition->kept())
     if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);
     else saved->values.emplace_back();

@@ -11,6 +11,7 @@
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/region/explain_entry.h"
 #include "rondo/compile/region/failed_run.h"
+#include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
@@ -33,7 +34,8 @@ ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
 
 // What is still wanted at the end of a recording. A view that is held keeps its base, so that a write through one view
 // reaches the base's history, and from there all its views.
-void choose_outputs(const Trace& trace, Graph& graph) {
+void choose_outputs(Trace& trace, Graph& graph) {
+  trace.refresh();
   ValueMap<bool> held(graph, false), based(graph, false);
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs) {
@@ -45,7 +47,8 @@ void choose_outputs(const Trace& trace, Graph& graph) {
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs) {
       if (!held[id] && !based[id]) continue;
-      graph.value(id).hidden = !held[id];
+      // What the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
+      graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.keeps_history(id));
       graph.outputs.push_back(id);
     }
 }
@@ -266,7 +269,16 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   try {
     count(Outcome::kCompiled);
     results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
+    write_back(trace.graph, trace.external(), results);
   } catch (const std::exception& e) {
+    if (trace.has_writes()) {
+      // Nothing is written yet, so the same error comes again, op by op, after the writes that come before it.
+      if (!has_written(trace.graph, trace.external(), finished)) {
+        run_eagerly(trace);
+        return nullptr;
+      }
+      finished.clear();
+    }
     hand_over_finished(trace, binding, finished, e.what());
     throw;
   }
@@ -292,7 +304,8 @@ void Region::hand_over_finished(Trace& trace, const std::shared_ptr<const Bindin
   Recorder* missing = recorder_of_missing(
       absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
   for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
-    if (finished.empty() || !finished[i].defined()) trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
+    if ((finished.empty() || !finished[i].defined()) && trace.written_tensor(trace.graph.outputs[i]) == nullptr)
+      trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
 }
 
 void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node) {
@@ -303,10 +316,15 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
     const Tensor& result = results[i];
     if (!result.defined()) continue;  // an op before it threw
     TensorImpl& impl = *handle.impl();
-    impl.storage = result.storage();
-    impl.offset = result.storage_offset();
+    if (const Tensor* written = trace.written_tensor(graph.value(id).root); written == nullptr) {
+      impl.storage = result.storage();
+      impl.offset = result.storage_offset();
+    } else if (&impl != written->impl()) {
+      impl.storage = written->impl()->storage;
+      impl.offset = written->impl()->offset + graph.value(id).offset;
+    }
     impl.recorder = nullptr;
-    if (graph.value(id).requires_grad) {
+    if (graph.value(id).requires_grad && !trace.keeps_history(id)) {
       if (node != nullptr) {
         autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
       } else {
@@ -329,7 +347,9 @@ void Region::run_eagerly(Trace& trace) {
     hand_over(trace, results, nullptr);
   };
   try {
-    compile::run_eagerly(graph, values);
+    compile::run_eagerly(graph, values, nullptr, [&](const GraphNode& made) {
+      if (trace.has_writes()) write_versions(graph, made, trace.external(), values);
+    });
   } catch (...) {
     hand_over_all();
     throw;

@@ -4,9 +4,11 @@
 
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 
 namespace rondo::compile {
 
@@ -18,12 +20,20 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     return nullptr;
   };
   if (call.result == nullptr) return refuse("forward does not take tensors and return one");
-  if (graph.outputs.size() != 1 || !call.result->defined() ||
-      trace.handle(graph.outputs[0]).impl() != call.result->impl())
+  const auto is_written = [&](ValueId id) { return trace.written_tensor(id) != nullptr; };
+  const auto result = std::find_if_not(graph.outputs.begin(), graph.outputs.end(), is_written);
+  if (result == graph.outputs.end() || !std::all_of(result + 1, graph.outputs.end(), is_written) ||
+      !call.result->defined() || trace.handle(*result).impl() != call.result->impl())
     return refuse("forward returns no value of its own, or others outlive it");
-  if (graph.value(graph.outputs[0]).root != graph.outputs[0]) return refuse("forward returns a view");
+  if (graph.value(*result).root != *result) return refuse("forward returns a view");
+  const auto gets_history = [&](ValueId id) { return is_written(id) && !trace.keeps_history(id); };
+  if (std::any_of(graph.outputs.begin(), graph.outputs.end(), gets_history))
+    return refuse("forward writes a value with a gradient into a tensor that it does not return");
 
   auto replay = std::make_shared<Replay>();
+  replay->result_ = static_cast<size_t>(result - graph.outputs.begin());
+  for (const WriteBack& back : write_backs(graph))
+    if (back.input >= 0) replay->written_.push_back(back.input);
   replay->binding_ = std::move(binding);
   replay->slots_ = call.module.tensor_slots();
   for (const Tensor* slot : replay->slots_) {
@@ -84,24 +94,42 @@ bool Replay::matches(const nn::ModuleCall& call) const {
         !(slots_[i]->strides() == kind.strides))
       return false;
   }
-  return std::all_of(modules_.begin(), modules_.end(), [](const ModuleState& s) {
-    return s.module->is_training() == s.training && s.module->children().size() == s.children;
-  });
+  return writes_alone(call) && std::all_of(modules_.begin(), modules_.end(), [](const ModuleState& s) {
+           return s.module->is_training() == s.training && s.module->children().size() == s.children;
+         });
+}
+
+bool Replay::writes_alone(const nn::ModuleCall& call) const {
+  for (const int32_t written : written_) {
+    const Storage& memory = tensor_of(sources_[static_cast<size_t>(written)], call).impl()->storage;
+    for (size_t i = 0; i < sources_.size(); ++i)
+      if (i != static_cast<size_t>(written) && tensor_of(sources_[i], call).impl()->storage == memory) return false;
+  }
+  return true;
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
-  for (const Source& source : sources_)
-    inputs.push_back(source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
-                                        : *slots_[static_cast<size_t>(source.index)]);
+  for (const Source& source : sources_) inputs.push_back(tensor_of(source, call));
+  if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
+    for (const Tensor& input : inputs) notes->note(input);
   const Entry& entry = *binding_->entry();
   count(Outcome::kCompiled);
-  std::vector<Tensor> results = run_checked(*entry.forward, inputs, binding_->forward());
-  Tensor result = results[0];
-  if (entry.forward_graph.value(entry.forward_graph.outputs[0]).requires_grad)
-    autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(0), 0);
-  if (is_marked(inputs)) hand_on_marks(entry, inputs, {&result, 1});
+  std::vector<Tensor> results, finished;
+  try {
+    results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
+  } catch (...) {
+    if (!written_.empty() && !has_written(entry.forward_graph, inputs, finished))
+      write_op_by_op(binding_->graph(), inputs);
+    throw;
+  }
+  write_back(entry.forward_graph, inputs, results);
+  Tensor result = results[result_];
+  if (entry.forward_graph.value(entry.forward_graph.outputs[result_]).requires_grad)
+    autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(static_cast<int>(result_)),
+                          static_cast<int>(result_));
+  if (is_marked(inputs)) hand_on_marks(entry, inputs, results);
   *call.result = std::move(result);
 }
 

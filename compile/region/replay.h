@@ -47,7 +47,15 @@ class Replay {
   };
 
   std::shared_ptr<const Binding> binding_;
-  std::vector<Source> sources_;  // of the recording's inputs
+  const Tensor& tensor_of(const Source& source, const nn::ModuleCall& call) const {
+    return source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
+                              : *slots_[static_cast<size_t>(source.index)];
+  }
+  // Nothing else that is read shares memory with what is written: a recording would be another one.
+  bool writes_alone(const nn::ModuleCall& call) const;
+  std::vector<Source> sources_;   // of the recording's inputs
+  std::vector<int32_t> written_;  // of sources_
+  size_t result_ = 0;             // of the recording's outputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it
   std::vector<const TensorImpl*>

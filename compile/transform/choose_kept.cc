@@ -132,7 +132,9 @@ class Chooser {
       // A view keeps the whole memory that it looks into.
       keeping_costs_[v] = std::max<int64_t>(bytes_of(forward.value(value.root)), 1);
       if (!callers[value.root]) continue;
-      const bool allowed = is_needed[v] || value.leaf || (any_input && value.producer < 0);
+      // What the recording overwrites is gone by then.
+      const bool gone = forward.value(value.root).producer < 0 && forward.value(value.root).overwritten;
+      const bool allowed = !gone && (is_needed[v] || value.leaf || (any_input && value.producer < 0));
       keeping_costs_[v] = allowed ? 0 : FlowNetwork::kInfinite;
     }
     for (size_t n = 0; n < work_.size(); ++n)

@@ -103,6 +103,9 @@ class Reachability {
   std::vector<uint64_t> after_, before_;  // a row of bits for each unit
 };
 
+// True if the node may read any element of the value: all of it must be there.
+bool is_table(const GraphNode& node, ValueId id) { return node.op->traits.picks && node.inputs[0] == id; }
+
 class Fuser {
  public:
   Fuser(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits)
@@ -200,7 +203,10 @@ class Fuser {
       c.takes_any = space.takes_any;
       if (space.sums_rows) c.column_results = {node.outputs[0]};
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.sums_rows;
-      for (ValueId id : node.inputs) c.touched.push_back(same_elements(graph_, id));
+      // Kernels do not become one to share a random state.
+      for (size_t k = 0; k < node.inputs.size(); ++k)
+        if (static_cast<int32_t>(k) != node.op->traits.random_state)
+          c.touched.push_back(same_elements(graph_, node.inputs[k]));
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
@@ -274,7 +280,7 @@ class Fuser {
         const int32_t maker = graph_.value(root).producer;
         if (maker < 0 || unit_of_[maker] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
-        if (!reads_in_place(graph_, space, node, id)) return false;
+        if (!reads_in_place(graph_, space, node, id) || is_table(node, id)) return false;
       }
     }
     return true;

@@ -31,7 +31,7 @@ class Deriver {
       if (!value.requires_grad || (!arriving_.gradients.empty() && !arriving_.gradients[i])) continue;
       accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense_like(value)));
     }
-    for (size_t i = forward_.nodes.size(); i-- > 0;) visit(forward_.nodes[i]);
+    for (visited_ = static_cast<int32_t>(forward_.nodes.size()); visited_-- > 0;) visit(forward_.node(visited_));
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
       const Tensor& grad = grads_[forward_.inputs[i]];
       result_.contributions.push_back(contributions_[forward_.inputs[i]]);
@@ -77,7 +77,8 @@ class Deriver {
     if (!symbol.defined()) {
       Value value = forward_.value(id);
       value.requires_grad = false;
-      symbol = bind({BackwardInput::kSaved, id, {}}, value);
+      const bool stale = forward_.value(value.root).overwritten;
+      symbol = bind({BackwardInput::kSaved, id, {}, stale ? visited_ : -1}, value);
     }
     return symbol;
   }
@@ -125,6 +126,7 @@ class Deriver {
 
   const Graph& forward_;
   const Arriving& arriving_;
+  int32_t visited_ = -1;  // node
   Trace trace_;
   BackwardGraph result_;
   absl::flat_hash_map<ValueId, BackwardInput> bindings_;

@@ -13,6 +13,10 @@ struct BackwardInput {
   // forward.inputs; kSaved: a forward ValueId
   int32_t index = -1;
   Tensor constant;  // kConstant: a tensor that a gradient rule made (zeros for an unused piece of a split)
+  // kSaved: the first call whose gradient reads it, if the recording overwrites it; such a backward throws
+  // StaleTensorError. Otherwise -1.
+  int32_t stale_for = -1;
+  bool is_stale() const { return stale_for >= 0; }
 };
 
 // A backward's share in the gradient of one forward input.

@@ -92,7 +92,7 @@ class Recomputation {
       const ValueId input = old_.inputs[i];
       const BackwardInput& source = sources[i];
       if (source.kind == BackwardInput::kSaved && source.index >= 0) {
-        const ValueId id = forward_id[source.index];
+        const ValueId id = source.is_stale() ? kNoValue : forward_id[source.index];
         if (id != kNoValue) {
           saved_as_[input] = id;
           wanted_[id] = true;

@@ -12,7 +12,8 @@
 
 namespace rondo::compile {
 
-// The passes of the pipeline, and widen_reductions (plan/make_plan.cc runs it in default mode). Each returns nullopt if
+// The passes of the pipeline, and widen_reductions and merge_products (plan/make_plan.cc runs them in
+// default mode). Each returns nullopt if
 // there is nothing to change.
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
@@ -27,6 +28,8 @@ std::optional<Graph> join_chains(const Graph& graph);
 // A reduction of 16-bit numbers whose result is widened reduces the widened numbers: there is nothing to widen behind
 // it. Not exact: sums are no longer rounded to 16 bits.
 std::optional<Graph> widen_reductions(const Graph& graph);
+// Many small products with one operand in common, or that add up, become one. Not exact.
+std::optional<Graph> merge_products(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 std::optional<Graph> assemble_in_place(const Graph& graph);
 

@@ -5,7 +5,8 @@
 namespace rondo::compile {
 namespace {
 
-bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
+// Kernels compute with integers, and do not reduce them.
+bool lowerable_dtype(OpKind kind, DType t) { return kind == OpKind::kElementwise || is_floating(t) || t == kBool; }
 
 // From so many neighbours on, a maximum over the first dimensions has enough rows for vectors and threads.
 constexpr int64_t kManyRows = 1 << 10;
@@ -38,10 +39,16 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   NodeSpace space;
   if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
-  for (ValueId id : node.inputs)
-    if (id == kNoValue || !lowerable_dtype(graph.value(id).dtype)) return space;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const ValueId id = node.inputs[i];
+    if (static_cast<int32_t>(i) == op.traits.random_state) {
+      if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
+      continue;
+    }
+    if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
+  }
   for (ValueId id : node.outputs)
-    if (!lowerable_dtype(graph.value(id).dtype)) return space;
+    if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
   const Dims& sizes = domain_of(graph, node);
   if (sizes.empty() || sizes.numel() == 0) return space;
   if (op.kind == OpKind::kReduction) return reduction_space(graph, node);
@@ -87,9 +94,11 @@ bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   const Dims& domain = domain_of(graph, node);
   const std::optional<DimRange> columns = columns_of(unit, domain);
-  if (!columns) return false;
-  for (ValueId id : node.inputs) {
-    const Value& value = graph.value(id);
+  // Code for vectors along rows neither looks up nor draws numbers.
+  if (!columns || (unit.inner > 1 && (node.op->traits.picks || node.op->traits.random_state >= 0))) return false;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (static_cast<int32_t>(i) == node.op->traits.random_state || (node.op->traits.picks && i == 0)) continue;
+    const Value& value = graph.value(node.inputs[i]);
     if (!merged_stride(domain, broadcast_strides(value.sizes, value.strides, domain), *columns)) return false;
   }
   return true;

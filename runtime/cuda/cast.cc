@@ -2,6 +2,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/window.h"
 
 namespace rondo::cuda {
 namespace {
@@ -46,5 +47,15 @@ void convert(const Tensor& in, const Tensor& out) {
 
 void cast_kernel(const KernelContext& context) { convert(context.in(0), context.out()); }
 void copy_kernel(const KernelContext& context) { convert(context.in(1), context.out()); }
+void overwrite_kernel(const KernelContext& context) {
+  if (address_of(context.in(0)) != address_of(context.out())) convert(context.in(0), context.out());
+  Tensor window = ops::look(context.out(), ops::window_of_call(context.attrs, context.out().numel()));
+  if (context.has(1)) return convert(context.in(1), window);
+  fill_kernel({context.op, {}, {&window, 1}, {.floats = {context.attrs.floats[1]}}, context.where});
+}
+
+void window_copy_kernel(const KernelContext& context) {
+  convert(ops::look(context.in(0), ops::window_of_call(context.attrs, context.in(0).numel())), context.out());
+}
 
 }  // namespace rondo::cuda

@@ -31,6 +31,11 @@ constexpr OpDef kCopy = {
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
     .on = {{&cpu::copy_kernel}, {&cuda::copy_kernel}},
+    // Nothing of the target but its sizes, so a recording that overwrites it does not read it.
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          out[0] = cast(in[1].sizes() == in[0].sizes() ? in[1] : expand(in[1], in[0].sizes()), in[0].dtype());
+        },
     .grad =
         [](const GradContext& g) {
           // Zero, whatever arrives: infinity times 0 is not.

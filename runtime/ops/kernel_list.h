@@ -11,10 +11,15 @@ void cast_kernel(const KernelContext& context);
 // Input 1 -> output 0, likewise.
 void copy_kernel(const KernelContext& context);
 
+// Input 0 -> output 0, which may be its memory, and input 1, or a number, into a window of that (ops/window.h).
+void overwrite_kernel(const KernelContext& context);
+void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
+
 // factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
 void fill_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
 void draw_kernel(const KernelContext& context);
+void draw_integers_kernel(const KernelContext& context);
 
 // reduction.cc, in the order of ops/reduction_order.h
 void sum_kernel(const KernelContext& context);
@@ -72,7 +77,9 @@ void tril_kernel(const KernelContext& context);
 void triu_kernel(const KernelContext& context);
 
 // indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
-void gather_kernel(const KernelContext& context);       // x, index -> values
+void gather_kernel(const KernelContext& context);  // x, index -> values
+// index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
+void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
 void scatter_sum_kernel(const KernelContext& context);  // values, index -> sums
 void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}

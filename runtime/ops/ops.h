@@ -139,6 +139,9 @@ Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
 // x with source added there. Values of equal indices add up, in order. The result has the wider dtype, as that of cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
+// x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index (N);
+// source has x's sizes, but N along dim.
+Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
 // Running sum, in order; i64 for integers and bools.
@@ -266,6 +269,8 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 // one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
 // index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
+// random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
+Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops
 #pragma GCC visibility pop

@@ -193,6 +193,15 @@ const StepKind kKinds[] = {
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
     {"dropout_generator", 2, &pick_dropout,
      [](Scene& s) { return Tensors{ops::dropout(s.in[0], s.step.scalar, &s.generator)}; }, kScalar},
+    {"noise", 2, &pick_dropout,
+     [](Scene& s) {
+       const TensorOptions like{s.in[0].dtype(), s.in[0].device()};
+       return Tensors{s.in[0] * Tensor::randn(s.in[0].sizes(), like) +
+                      Tensor::rand(s.in[0].sizes(), like, &s.generator)};
+     },
+     kScalar},
+    {"bernoulli", 1, &pick_dropout,
+     [](Scene& s) { return Tensors{s.in[0] * ops::bernoulli(s.in[0] * 0.0 + s.step.scalar)}; }, kScalar},
 };
 
 }  // namespace

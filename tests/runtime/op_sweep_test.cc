@@ -15,6 +15,11 @@
 namespace rondo {
 namespace {
 
+// Views that cannot show memory of every layout.
+bool refuses_layouts(const OpDef& op) {
+  return op.name == std::string_view("view") || op.name == std::string_view("strided_view");
+}
+
 using test::apply_op;
 
 using test::dense_copy;
@@ -182,7 +187,7 @@ TEST(OpSweep, StridedInputsGiveTheBitsOfDenseOnes) {
             got = run(op, sample, strided);
           } catch (const Error& e) {
             // Not every layout can be viewed otherwise.
-            ASSERT_STREQ(op.name, "view") << e.what();
+            ASSERT_TRUE(refuses_layouts(op)) << e.what();
             continue;
           } catch (const std::exception& e) {
             ADD_FAILURE() << e.what();
@@ -287,7 +292,8 @@ TEST(OpSweep, GradientsFollowFiniteDifferences) {
     const Tensor loss = loss_of(apply_op(op, leaves, sample.attrs, sample.n_outputs));
     // Whole numbers, counts and comparisons have none.
     if (!loss.defined() || !loss.requires_grad()) {
-      EXPECT_TRUE(!loss.defined() || op.grad == nullptr || std::string_view(op.name) == "cast") << "no gradient";
+      EXPECT_TRUE(!loss.defined() || op.grad == nullptr || varied.empty() || std::string_view(op.name) == "cast")
+          << "no gradient";
       return;
     }
     // Truncation has no derivative.
@@ -356,7 +362,7 @@ TEST(OpSweep, GradientsOfStridedInputs) {
         try {
           got = grads_of(strided, true);
         } catch (const Error& e) {
-          ASSERT_STREQ(op.name, "view") << e.what();
+          ASSERT_TRUE(refuses_layouts(op)) << e.what();
           continue;
         }
         ASSERT_EQ(got.size(), expected.size());

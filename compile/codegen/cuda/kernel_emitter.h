@@ -71,6 +71,12 @@ class KernelEmitter {
   // The body of one step: the columns c .. c + exist - 1.
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
+  // ---- Random numbers
+  void emit_streams();
+  std::string stream_at(const Instr& i, bool row) const;
+  void emit_one_random(int32_t id, bool row);
+  void emit_draws(const Stage& stage);  // of a step
+  void emit_drawn(int32_t id);          // of its column e
   void emit_sweep(const Stage& stage);
   void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
@@ -85,6 +91,15 @@ class KernelEmitter {
   std::string row_offset(size_t index) const;
   // "r3 + c" and, of an operand whose columns are not neighbours, ", stride".
   std::string address(const Instr& i) const;
+  // Of kPick: "r3 + pick_at(v5, 100) * 64".
+  std::string picked(const Instr& i) const;
+  // True if all threads of a row know the value before its first column.
+  bool is_row_value(int32_t id) const;
+  // What a step loads for all of its columns at once.
+  bool is_loaded_in_steps(const Instr& i) const {
+    if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
+    return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));
+  }
   std::string col_stride(size_t index) const { return extent(extent_of_[index], k_.operands[index].col_stride); }
   std::string pack(const Instr& i) const {
     return absl::StrCat("Pack<", memory_type(operand(i).dtype), ", ", s_.elements, ">");
@@ -106,7 +121,7 @@ class KernelEmitter {
 template <class Use> void KernelEmitter::emit_row_pointers(Use use) {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     const Operand& o = k_.operands[i];
-    if (o.is_partial || !use(i)) continue;
+    if (o.is_partial || o.is_random || !use(i)) continue;
     const std::string offset = row_offset(i);
     line(o.is_output ? "" : "const ", memory_type(o.dtype), "* const r", i, " = p", i, offset.empty() ? "" : " + ",
          offset, ";");

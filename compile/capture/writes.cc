@@ -1,0 +1,445 @@
+// Note [Writes]. A recorded call never overwrites: a write in place becomes a call whose result is the next version of
+// the memory. A write through a view makes a copy of the whole with the view's part replaced. What reads the memory
+// later reads the present version, through the same views as before. So the compiler sees values only, and may reorder,
+// fuse and drop as ever.
+//
+// A recording writes memory of its own, or of a tensor outside of it. The last version of the latter is an output, and
+// the caller of the program finds it in the tensor's memory afterwards (Graph::versions, region/write_back.h). The plan
+// makes it there, if the order of reads allows that.
+//
+// Nothing is guessed: two tensors outside of the recording that share memory are told apart only if one lies in the
+// other. Otherwise, and where the write changes what gradients flow to, the write is a graph break.
+#include <algorithm>
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/ops/window.h"
+
+namespace rondo::compile {
+namespace {
+
+bool dense(const TensorImpl& impl) { return is_contiguous(impl.sizes, impl.strides); }
+
+// The tensor that holds everything a write to `target` may reach.
+const Tensor& base_of(const Tensor& target) {
+  const AutogradMeta* meta = target.impl()->autograd.get();
+  return meta != nullptr && meta->base.defined() ? meta->base : target;
+}
+
+}  // namespace
+
+const Trace::Memory* Trace::memory_of(ValueId root) const {
+  const auto at = static_cast<size_t>(root);
+  return at < memory_at_.size() && memory_at_[at] >= 0 ? &memories_[static_cast<size_t>(memory_at_[at])] : nullptr;
+}
+Trace::Memory* Trace::memory_of(ValueId root) { return const_cast<Memory*>(std::as_const(*this).memory_of(root)); }
+const Trace::Memory* Trace::memory_of(const Storage& storage) const {
+  for (const Memory& memory : memories_)
+    if (memory.tensor.defined() && memory.tensor.impl()->storage == storage) return &memory;
+  return nullptr;
+}
+bool Trace::writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
+
+const Tensor* Trace::written_tensor(ValueId id) const {
+  const Memory* memory = memory_of(id);
+  return memory != nullptr && memory->tensor.defined() ? &memory->tensor : nullptr;
+}
+bool Trace::keeps_history(ValueId id) const {
+  const Memory* memory = memory_of(id);
+  return memory != nullptr && memory->tensor.defined() && !memory->recorded;
+}
+
+bool Trace::can_read(const Tensor& tensor) const {
+  const TensorImpl& impl = *tensor.impl();
+  if (impl.recorder != nullptr || !impl.storage) return true;
+  const Memory* memory = memory_of(impl.storage);
+  if (memory == nullptr || &impl == memory->tensor.impl()) return true;
+  return impl.dtype == memory->tensor.dtype() && !tensor.requires_grad() && !memory->tensor.requires_grad() &&
+         ops::Window::of(tensor, memory->tensor).fits_in(memory->tensor.numel());
+}
+
+bool Trace::may_begin_to_write(const Tensor& base, bool differentiable) const {
+  const TensorImpl& impl = *base.impl();
+  // Two tensors of one memory, of which neither is known to lie in the other, were or will be read.
+  const auto shares = [&](const Tensor& other) {
+    return other.impl() != base.impl() && other.impl()->storage == impl.storage;
+  };
+  return dense(impl) && (!differentiable || impl.storage.is_unique()) && !(base.requires_grad() && grad_enabled()) &&
+         std::none_of(external_.begin(), external_.end(), shares);
+}
+
+// Somebody who holds another tensor of the memory would not see that it gets a history.
+bool Trace::may_go_on_to_write(const Memory& memory, bool differentiable) const {
+  if (!memory.tensor.defined() || memory.recorded) return true;
+  if (memory.tensor.requires_grad() && grad_enabled()) return false;
+  return !differentiable || memory.tensor.impl()->storage.is_unique();
+}
+
+Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable) {
+  const TensorImpl& impl = *target.impl();
+  Memory made;
+  if (impl.recorder == this) {
+    const ValueId root = graph.value(impl.recorded_value).root;
+    if (Memory* known = memory_of(root)) return may_go_on_to_write(*known, differentiable) ? known : nullptr;
+    if (graph.value(root).producer < 0) {
+      made.tensor = handle(root);
+    } else {
+      const Value& value = graph.value(root);
+      if (!is_contiguous(value.sizes, value.strides)) return nullptr;
+      made.first = root;
+    }
+  } else {
+    if (const Memory* known = memory_of(impl.storage))
+      return may_go_on_to_write(*known, differentiable) ? const_cast<Memory*>(known) : nullptr;
+    made.tensor = base_of(target);
+  }
+  if (made.tensor.defined()) {
+    if (!may_begin_to_write(made.tensor, differentiable)) return nullptr;
+    made.first = value_of(made.tensor);
+    made.input = static_cast<int32_t>(std::find(graph.inputs.begin(), graph.inputs.end(), made.first) -
+                                      graph.inputs.begin());
+    writing_recordings += !std::exchange(counts_as_writing_, true);
+  }
+  made.current = made.first;
+  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(made.first) + 1), -1);
+  memory_at_[static_cast<size_t>(made.first)] = static_cast<int32_t>(memories_.size());
+  return &memories_.emplace_back(std::move(made));
+}
+
+// False behind a detach(), and for what was made under no_grad: the memory's history is not this one's.
+bool Trace::follows_history(ValueId id) const {
+  for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
+    if (!graph.value(id).grad_mode) return false;
+  return true;
+}
+
+// What eager execution refuses, or what no value says: the caller's write then runs by itself.
+bool Trace::may_write(const Tensor& target, bool differentiable, std::source_location where,
+                      std::span<const Tensor* const> inputs, const OpDef& op) const {
+  const TensorImpl& impl = *target.impl();
+  const bool recorded = impl.recorder == this;
+  if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return false;
+  if (op.kind == OpKind::kView || op.checks || autograd::overlaps_itself(target)) return false;
+  if (autograd::is_no_grad_view(target) && grad_enabled()) return false;
+  // A second handle of the memory, which is no view of the first, would get a history of its own.
+  if (recorded && differentiable && !follows_history(impl.recorded_value)) return false;
+  if (!recorded && !writes(impl.storage)) autograd::check_in_place(op, target, differentiable, where);
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [&](const Tensor* input) { return !input->defined() || can_read(*input); });
+}
+
+bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
+                         std::source_location where) {
+  const Tensor& target = *inputs[0];
+  const bool differentiable = next.impl()->requires_grad;
+  if (!dense(*next.impl()) || !may_write(target, differentiable, where, inputs, op)) return false;
+  Memory* const found = memory_to_write(target, differentiable);
+  if (found == nullptr) return false;
+  const auto at = static_cast<size_t>(found - memories_.data());  // records below may add memories
+  const bool has_history = differentiable || graph.value(memories_[at].current).requires_grad;
+  if (has_history && has_unreadable_view(memories_[at])) return false;
+  // Hooks of a value that is recorded see the gradients of its earlier versions, too, if they have one history.
+  const bool is_outside = memories_[at].tensor.defined() && !memories_[at].recorded;
+  if (has_history && !differentiable && !is_outside) return false;
+  if (!std::all_of(inputs.begin(), inputs.end(),
+                   [&](const Tensor* input) { return !input->defined() || can_read(*input); }))
+    return false;
+
+  if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
+  const Value shown = graph.value(value_of(target, where));
+  const ValueId whole = memories_[at].current;
+  std::vector<Tensor> apart(inputs.size());
+  if (differentiable) apart = operands_apart(op, inputs, memories_[at], where);
+  std::vector<const Tensor*> operands;
+  for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
+  graph.value(whole).overwritten = true;
+  const Value& base = graph.value(whole);
+  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
+  ValueId written = kNoValue;
+  if (!is_whole) written = record_placed(op, operands, attrs, whole, shown, differentiable, where);
+  if (written == kNoValue) {
+    written = record_version(op, operands, attrs, next, where);
+    if (!is_whole) {
+      const Tensor* const part[] = {nullptr, &next};
+      written = record_overwrite(whole, shown, part, {}, differentiable, where);
+    }
+  }
+  if (graph.value(whole).requires_grad && !differentiable) {
+    const Tensor parts[] = {own_handle(whole), own_handle(written)};
+    const Tensor* const list[] = {&parts[0], &parts[1]};
+    written = record_version(ops::kRevalue, list, {}, result_like(whole, true), where);
+  }
+  advance(memories_[at], written);
+  // On the eager tape the view's new history begins here, not where it is read.
+  if (differentiable && target.impl()->recorder == this) renew(*target.impl());
+  return true;
+}
+
+// A call that does not read what it overwrites needs no view of it. So the place of the view is no part of the key.
+ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
+                             const Value& shown, bool differentiable, std::source_location where) {
+  // On the eager tape, the old values get a gradient of zeros.
+  if (graph.value(whole).requires_grad) return kNoValue;
+  static const Tensor kNone;
+  const bool fills = &op == &ops::kFill && attrs.ints.empty();
+  if (!fills && &op != &ops::kCopy) return kNoValue;
+  const Tensor* const source[] = {nullptr, fills ? &kNone : inputs[1]};
+  return record_overwrite(whole, shown, source, attrs.floats, differentiable, where);
+}
+
+// `operands`: anything, then the source; `numbers`: what stands for an undefined one.
+ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
+                                const FixedVector<SymFloat, 2>& numbers, bool differentiable,
+                                std::source_location where) {
+  const Tensor base = own_handle(whole);
+  const Tensor* const list[] = {&base, operands[1]};
+  Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
+  for (const SymFloat& number : numbers) place.floats.push_back(number);
+  return record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
+}
+
+ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
+                              Tensor result, std::source_location where) {
+  Trace::record(op, operands, attrs, {&result, 1}, false, where);
+  graph.nodes.back().in_place = true;
+  return graph.nodes.back().outputs[0];
+}
+
+// What eager execution makes, before a differentiable write, of operands in the memory that is written: a copy of what
+// the gradient reads; and of the target itself as a second operand, if it is a view, a view with a new history.
+std::vector<Tensor> Trace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
+                                          std::source_location where) {
+  std::vector<Tensor> apart(inputs.size());
+  const ValueId written = memory.current, target = value_of(*inputs[0], where);
+  const auto is_target = [&](const Value& v) {
+    const Value& t = graph.value(target);
+    return v.offset == t.offset && v.sizes == t.sizes && v.strides == t.strides;
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i]->defined()) continue;
+    const ValueId id = value_of(*inputs[i], where);
+    if (graph.value(id).root != written) continue;
+    if (!op.saved.input(i)) {
+      const bool looks_again = i > 0 && id != written && is_target(graph.value(id)) && follows_history(id) &&
+                               graph.value(written).requires_grad;
+      if (looks_again) apart[i] = own_handle(show_with_history(id, written));
+      continue;
+    }
+    const Tensor read = own_handle(id);
+    const Tensor* const operands[] = {&read};
+    Tensor copy[] = {own_handle(id)};
+    TensorImpl& impl = *copy[0].impl();
+    impl.strides = contiguous_strides(impl.sizes);
+    impl.offset = 0;
+    Trace::record(ops::kCast, operands, {.ints = {static_cast<int64_t>(impl.dtype)}}, copy, false, where);
+    apart[i] = copy[0];
+  }
+  return apart;
+}
+
+// True if somebody holds a view of the memory that is an error to read, once its base has a new history: one that was
+// made under no_grad, or an expanded one.
+bool Trace::has_unreadable_view(const Memory& memory) const {
+  for (size_t i = 0; i < handles_.size(); ++i) {
+    const auto id = static_cast<ValueId>(i);
+    const Tensor& user = handles_[i];
+    if (user.impl()->recorder != this || memory_of(graph.value(id).root) != &memory || !is_alive(id)) continue;
+    if (autograd::is_no_grad_view(user) || (follows_history(id) && autograd::overlaps_itself(user))) return true;
+  }
+  return false;
+}
+
+Tensor Trace::result_like(ValueId id, bool requires_grad) const {
+  Tensor result = own_handle(id);
+  result.impl()->requires_grad = requires_grad;
+  return result;
+}
+
+void Trace::adopt(Memory& memory) {
+  if (std::exchange(memory.recorded, true)) return;
+  handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+  memory.tensor.impl()->recorder = this;
+  memory.tensor.impl()->recorded_value = memory.current;
+}
+
+void Trace::advance(Memory& memory, ValueId next) {
+  const ValueId before = std::exchange(memory.current, next);
+  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(next) + 1), -1);
+  memory_at_[static_cast<size_t>(next)] = static_cast<int32_t>(&memory - memories_.data());
+  graph.versions.push_back({next, memory.tensor.defined() ? memory.input : -1 - memory_at_[static_cast<size_t>(next)]});
+  if (memory.tensor.defined() && !memory.recorded) return;
+  // The user's handle of the memory stands for its new value.
+  Tensor user = handles_[static_cast<size_t>(before)];
+  handles_[static_cast<size_t>(before)] = own_handle(before);
+  user.impl()->recorded_value = next;
+  const bool gets_history = graph.value(next).requires_grad && !user.impl()->requires_grad;
+  handles_[static_cast<size_t>(next)] = std::move(user);
+  if (!gets_history) return;
+  // So do all its views, which say so from here on.
+  for (size_t id = 0; id < handles_.size(); ++id)
+    if (TensorImpl& impl = *handles_[id].impl(); impl.recorder == this && follows_history(static_cast<ValueId>(id)) &&
+                                                 memory_of(graph.values[id].root) == &memory &&
+                                                 is_alive(static_cast<ValueId>(id)))
+      impl.requires_grad = true;
+}
+
+Tensor Trace::own_handle(ValueId id) const {
+  const Value& value = graph.value(id);
+  auto* impl = new TensorImpl;
+  impl->dtype = value.dtype;
+  impl->device = handle(id).impl()->device;
+  impl->sizes = value.sizes;
+  impl->strides = value.strides;
+  impl->offset = value.offset;
+  impl->requires_grad = value.requires_grad;
+  impl->recorder = const_cast<Trace*>(this);
+  impl->recorded_value = id;
+  return Tensor(impl);
+}
+
+ValueId Trace::renewed(ValueId id) {
+  const ValueId root = graph.value(id).root;
+  const Memory* memory = memory_of(root);
+  if (memory == nullptr || memory->current == root) return id;
+  return id == root ? memory->current : show_again(id, memory->current);
+}
+
+// The views between the root and `view`, on another root.
+ValueId Trace::show_again(ValueId view, ValueId root) {
+  if (graph.value(view).root == view) return root;
+  if (graph.value(root).requires_grad && follows_history(view)) return show_with_history(view, root);
+  const auto maker = static_cast<size_t>(graph.value(view).producer);
+  const ValueId source = show_again(graph.nodes[maker].inputs[0], root);
+  GraphNode node = graph.nodes[maker];
+  node.in_place = false;
+  node.inputs[0] = source;
+  const auto index = static_cast<int32_t>(graph.nodes.size());
+  node.origin.call = first_call + index;
+  ValueId shown = kNoValue;
+  for (ValueId& output : node.outputs) {
+    const ValueId before = output;
+    Tensor twin = own_handle(before);
+    twin.impl()->requires_grad = false;
+    output = twin.impl()->recorded_value = add_value(twin, index);
+    Value& value = graph.value(output);
+    value.grad_mode = graph.value(before).grad_mode;
+    value.root = root;
+    value.offset = graph.value(before).offset;
+    if (before == view) shown = output;
+  }
+  graph.nodes.push_back(std::move(node));
+  return shown;
+}
+
+// One view straight of the root, whose gradient joins the root's as on the eager tape.
+ValueId Trace::show_with_history(ValueId view, ValueId root) {
+  const Value before = graph.value(view);
+  const Origin made = graph.node(before.producer).origin;
+  const Tensor whole = own_handle(root);
+  const Tensor* const operands[] = {&whole};
+  Tensor result[] = {own_handle(view)};
+  result[0].impl()->requires_grad = true;
+  const ops::Window window{before.sizes.numel() == 0 ? 0 : before.offset, before.sizes, before.strides};
+  Trace::record(ops::kStridedView, operands, window.for_view(), result, false, made.where);
+  const ValueId shown = graph.nodes.back().outputs[0];
+  graph.value(shown).grad_mode = true;
+  graph.value(shown).offset = before.offset;
+  return shown;
+}
+
+ValueId Trace::renew(TensorImpl& impl) {
+  const ValueId before = impl.recorded_value, now = renewed(before);
+  if (now == before) return now;
+  Tensor& known = handles_[static_cast<size_t>(before)];
+  if (known.impl() != &impl) return now;  // a handle of the recording's own
+  Tensor user = std::exchange(known, own_handle(before));
+  impl.recorded_value = now;
+  handles_[static_cast<size_t>(now)] = std::move(user);
+  return now;
+}
+
+ValueId Trace::read_of_written(const Tensor& outside) {
+  Memory& memory = *const_cast<Memory*>(memory_of(outside.impl()->storage));
+  if (memory.tensor.is_same(outside)) return memory.current;
+  invariant(can_read(outside), "a recording reads memory that it writes, in an unknown place");
+  const auto [found, added] = external_ids_.try_emplace(outside.impl(), kNoValue);
+  if (!added) return external_ids_[outside.impl()] = renewed(found->second);
+  memory.others.push_back(outside);
+  const ops::Window window = ops::Window::of(outside, memory.tensor);
+  const Tensor whole = own_handle(memory.current);
+  const Tensor* const operands[] = {&whole};
+  Tensor view[] = {own_handle(memory.current)};
+  TensorImpl& impl = *view[0].impl();
+  impl.sizes = window.sizes;
+  impl.strides = window.strides;
+  impl.offset = window.offset;
+  Trace::record(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
+  return external_ids_[outside.impl()] = graph.nodes.back().outputs[0];
+}
+
+void Trace::refresh() {
+  if (memories_.empty()) return;
+  for (size_t id = 0, n = handles_.size(); id < n; ++id) {
+    if (!is_alive(static_cast<ValueId>(id))) continue;
+    TensorImpl& impl = *handles_[id].impl();
+    if (impl.recorder == this) renew(impl);
+  }
+  for (Memory& memory : memories_) {
+    if (!memory.tensor.defined() || memory.current == memory.first) continue;
+    handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+    if (memory.recorded) memory.tensor.impl()->recorder = nullptr;
+  }
+  drop_unread_views();
+}
+
+// The place of a view that nothing reads must not make another key.
+void Trace::drop_unread_views() {
+  ValueMap<bool> read(graph, false);
+  NodeMap<bool> keep(graph, true);
+  for (size_t n = graph.nodes.size(); n-- > 0;) {
+    const GraphNode& node = graph.nodes[n];
+    keep[n] = node.op->kind != OpKind::kView || std::any_of(node.outputs.begin(), node.outputs.end(),
+                                                            [&](ValueId id) { return read[id] || is_alive(id); });
+    if (!keep[n]) continue;
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) read[id] = true;
+  }
+  if (std::find(keep.begin(), keep.end(), false) == keep.end()) return;
+  ValueMap<ValueId> now(graph, kNoValue);
+  std::vector<int32_t> node_now;
+  int32_t nodes = 0;
+  for (size_t n = 0; n < keep.size(); ++n) node_now.push_back(keep[n] ? nodes++ : -1);
+  ValueId values = 0;
+  for (size_t id = 0; id < graph.values.size(); ++id) {
+    const int32_t maker = graph.values[id].producer;
+    if (maker >= 0 && !keep[maker]) continue;
+    Value value = graph.values[id];
+    if (maker >= 0) value.producer = node_now[static_cast<size_t>(maker)];
+    now[id] = values;
+    value.root = value.root == static_cast<ValueId>(id) ? values : now[value.root];
+    if (TensorImpl& impl = *handles_[id].impl(); impl.recorder == this) impl.recorded_value = values;
+    graph.values[static_cast<size_t>(values)] = std::move(value);
+    handles_[static_cast<size_t>(values)] = handles_[id];
+    if (static_cast<size_t>(values) < memory_at_.size())
+      memory_at_[static_cast<size_t>(values)] = id < memory_at_.size() ? memory_at_[id] : -1;
+    ++values;
+  }
+  graph.values.resize(static_cast<size_t>(values));
+  handles_.resize(static_cast<size_t>(values));
+  const auto rename = [&](ValueId& id) { id = id == kNoValue ? kNoValue : now[id]; };
+  memory_at_.resize(std::min(memory_at_.size(), static_cast<size_t>(values)), -1);
+  for (size_t n = 0; n < keep.size(); ++n) {
+    if (!keep[n]) continue;
+    GraphNode node = std::move(graph.nodes[n]);
+    std::for_each(node.inputs.begin(), node.inputs.end(), rename);
+    std::for_each(node.outputs.begin(), node.outputs.end(), rename);
+    graph.nodes[static_cast<size_t>(node_now[n])] = std::move(node);
+  }
+  graph.nodes.resize(static_cast<size_t>(nodes));
+  std::for_each(graph.inputs.begin(), graph.inputs.end(), rename);
+  for (Version& version : graph.versions) rename(version.value);
+  for (Memory& memory : memories_) rename(memory.first), rename(memory.current);
+}
+
+}  // namespace rondo::compile
