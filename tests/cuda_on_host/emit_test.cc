@@ -133,6 +133,14 @@ TEST(CudaEmit, RowReductions) {
   batch.check();
 }
 
+TEST(CudaEmit, ReductionsAlongRows) {
+  Batch batch;
+  for (int64_t cols : {1, 5, 16, 17, 40, 1100}) batch.add_both(softmax_along_rows(kF32, 2, cols, 37));
+  for (DType type : {kF64, kBF16})
+    for (int64_t inner : {2, 300}) batch.add_both(softmax_along_rows(type, 3, 50, inner));
+  batch.check();
+}
+
 TEST(CudaEmit, ColumnSums) {
   Batch batch;
   for (int64_t rows : {1, 8, 37, 600})

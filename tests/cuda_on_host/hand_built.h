@@ -18,6 +18,17 @@ inline LoopKernel softmax(DType type, int64_t rows, int64_t cols) {
   b.store(y, b.emit(LoopOp::kDiv, compute, again, sum));
   return b.kernel;
 }
+// The same over the columns of (outer, cols, inner): a kernel along rows.
+inline LoopKernel softmax_along_rows(DType type, int64_t outer, int64_t cols, int64_t inner) {
+  LoopKernel kernel = softmax(type, outer * inner, cols);
+  kernel.inner = inner;
+  for (Operand& operand : kernel.operands) {
+    if (operand.col_stride == 0) continue;
+    operand.axes = {{inner, outer, cols * inner}, {1, inner, 1}};
+    operand.col_stride = inner;
+  }
+  return kernel;
+}
 // Like layer norm backward: reductions of a row, results for the row's elements, and two column sums.
 inline LoopKernel norm_backward(DType type, int64_t rows, int64_t cols) {
   const DType compute = compute_dtype(type);
