@@ -113,8 +113,8 @@ void DistributedDataParallel::set_claim(size_t i, bool claims) {
 }
 
 // What is wrong on each rank, in one exchange. Before it the ranks say: a hash of the updates that optimizers have made
-// since the exchange before; what their second parts are (RowParcel::news); on a device with allow_unused, slot by slot,
-// what they have a gradient for: four slots in a character. On a device they compare what they have issued, too.
+// since the exchange before; what their second parts are (RowParcel::news); on a device with allow_unused, slot by
+// slot, what they have a gradient for: four slots in a character. On a device they compare what they have issued, too.
 std::vector<std::string> DistributedDataParallel::exchange_end_of_step(int64_t step) {
   std::vector<int> flags;  // 0 to 15
   size_t slots = 0;

@@ -16,7 +16,8 @@ namespace rondo::compile {
 //   in the key, of all          the device
 //   arguments of a run          floats: a program's follow from the recording's by formulas, as long as guards hold
 //                               (capture/float_trace.h). Integers that feed arithmetic are recorded as floats
-//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a recording),
+//   part of the recording       autocast (casts are recorded), train/eval, hooks and host writes (they end a
+//   recording),
 //                               random states (each is a recorded tensor)
 //   in the key of a backward    which gradients arrive, which sums it adds to, which of these it may overwrite
 //   (Arriving)

@@ -1,5 +1,5 @@
-// Many small products become one large one: what a loop over time leaves behind. Not exact: a product of other sizes may
-// sum in another order.
+// Many small products become one large one: what a loop over time leaves behind. Not exact: a product of other sizes
+// may sum in another order.
 //
 //   rows   x_0 W, x_1 W, ...            (x_0; x_1; ...) W, cut into rows: the inputs' share of all gates, the gradients
 //                                       of the inputs
@@ -17,8 +17,8 @@
 namespace rondo::compile {
 namespace {
 
-constexpr size_t kFewest = 4;        // that pay for putting operands side by side
-constexpr int64_t kMostRows = 128;   // of one product: a larger one is efficient by itself
+constexpr size_t kFewest = 4;       // that pay for putting operands side by side
+constexpr int64_t kMostRows = 128;  // of one product: a larger one is efficient by itself
 constexpr int64_t kMostSummed = 256;
 
 struct Products {
@@ -127,8 +127,7 @@ class Finder {
       if (sum.nodes.empty()) continue;
       if (const int32_t first = term(rest); first >= 0 && fits(graph_.node(sum.nodes[0]), graph_.node(first)))
         sum.nodes.push_back(first);
-      else
-        sum.start = rest;
+      else sum.start = rest;
       if (sum.nodes.size() < kFewest) continue;
       std::reverse(sum.nodes.begin(), sum.nodes.end());
       std::reverse(sum.adds.begin(), sum.adds.end());
@@ -151,7 +150,8 @@ class Finder {
 // Records the graph again, with the merged products.
 class Rewriter {
  public:
-  Rewriter(const Graph& graph, std::vector<Products> found) : graph_(graph), found_(std::move(found)), symbols_(graph) {}
+  Rewriter(const Graph& graph, std::vector<Products> found)
+      : graph_(graph), found_(std::move(found)), symbols_(graph) {}
 
   Graph run() {
     NoGrad off;
