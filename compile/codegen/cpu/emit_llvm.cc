@@ -63,7 +63,10 @@ class KernelEmitter : ValueEmitter {
   // `base`: null: the operand's part of the row.
   Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
   // kPick: where the operand's part of the row begins, for an index or a vector of them.
-  Value* picked(const Instr& instr, Value* index);
+  Value* picked(const Instr& i, Value* index) {
+    const AxisExtents& axis = strides_[i.index].axes[0];
+    return picked_place(row_ptrs_[i.index], operand(i).dtype, index, axis.size, axis.stride);
+  }
   Value* pick(int32_t id, Value* column, Value* mask, int copy);
   void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
   Value* element_pointers(int32_t index, Value* base, Value* column);
@@ -555,32 +558,16 @@ Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask, Value
   return from_memory(raw, from.dtype, instr.type);
 }
 
-Value* KernelEmitter::picked(const Instr& instr, Value* index) {
-  const AxisExtents& axis = strides_[instr.index].axes[0];
-  const int width = width_of(index);
-  const auto extent = [&](Value* v) { return width == 1 ? v : b_.CreateVectorSplat(width, v); };
-  Value* inside = b_.CreateICmpULT(index, extent(axis.size));
-  index = b_.CreateSelect(inside, index, llvm::Constant::getNullValue(index->getType()));
-  return b_.CreateGEP(memory_type(operand(instr).dtype), row_ptrs_[instr.index],
-                      b_.CreateMul(index, extent(axis.stride)));
-}
-
 Value* KernelEmitter::pick(int32_t id, Value* column, Value* mask, int copy) {
   const Instr& i = instr(id);
   if (levels_[i.a] != Level::kColumn) return load(i, column, mask, pick_ptrs_[id]);
   const Operand& from = operand(i);
   Value* places = picked(i, vector(i.a, copy));
-  if (from.col_stride != 0) {  // and a column further for each lane
-    llvm::SmallVector<llvm::Constant*, kLanes> lanes;
-    for (int lane = 0; lane < kLanes; ++lane) lanes.push_back(b_.getInt64(lane));
-    Value* columns = b_.CreateAdd(b_.CreateVectorSplat(kLanes, column), llvm::ConstantVector::get(lanes));
+  if (from.col_stride != 0) {
     Value* stride = b_.CreateVectorSplat(kLanes, strides_[i.index].col_stride);
-    places = b_.CreateGEP(memory_type(from.dtype), places, b_.CreateMul(columns, stride));
+    places = b_.CreateGEP(memory_type(from.dtype), places, b_.CreateMul(neighbours(column), stride));
   }
-  Type* type = widen(memory_type(from.dtype), kLanes);
-  Value* raw = b_.CreateMaskedGather(type, places, llvm::Align(size_of(from.dtype)), or_all(mask),
-                                     llvm::Constant::getNullValue(type));
-  return from_memory(raw, from.dtype, i.type);
+  return gather(places, from.dtype, i.type, or_all(mask));
 }
 
 void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column, Value* mask) {

@@ -34,6 +34,27 @@ Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
   return memory == type ? v : convert(v, type);
 }
 
+Value* ValueEmitter::picked_place(Value* base, DType memory, Value* index, Value* size, Value* stride) {
+  const int width = width_of(index);
+  const auto extent = [&](Value* v) { return width == 1 ? v : b_.CreateVectorSplat(width, v); };
+  Value* inside = b_.CreateICmpULT(index, extent(size));
+  index = b_.CreateSelect(inside, index, llvm::Constant::getNullValue(index->getType()));
+  return b_.CreateGEP(memory_type(memory), base, b_.CreateMul(index, extent(stride)));
+}
+
+Value* ValueEmitter::gather(Value* places, DType memory, DType type, Value* mask) {
+  Type* wide = widen(memory_type(memory), kLanes);
+  Value* raw = b_.CreateMaskedGather(wide, places, llvm::Align(size_of(memory)), mask,
+                                     llvm::Constant::getNullValue(wide));
+  return from_memory(raw, memory, type);
+}
+
+Value* ValueEmitter::neighbours(Value* first) {
+  llvm::SmallVector<llvm::Constant*, kLanes> lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes.push_back(b_.getInt64(lane));
+  return b_.CreateAdd(b_.CreateVectorSplat(kLanes, first), llvm::ConstantVector::get(lanes));
+}
+
 Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   const int width = width_of(v);
   Type* i16 = widen(b_.getInt16Ty(), width);

@@ -47,6 +47,12 @@ class ValueEmitter {
   // ---- Memory
   Value* from_memory(Value* raw, DType memory, DType type);
   Value* to_memory(Value* v, DType memory, bool already_rounded);
+  // Where index `index` of a picked axis stands, or a vector of them: 0 if it is out of range.
+  Value* picked_place(Value* base, DType memory, Value* index, Value* size, Value* stride);
+  // The elements at a vector of places, of those lanes that the mask has.
+  Value* gather(Value* places, DType memory, DType type, Value* mask);
+  // first, first + 1, ...: kLanes i64
+  Value* neighbours(Value* first);
 
   // ---- Arithmetic. `scalars`: the array of run-time scalars.
   Value* arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c);
