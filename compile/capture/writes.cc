@@ -190,7 +190,7 @@ ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inp
 
 // `operands`: anything, then the source; `numbers`: what stands for an undefined one.
 ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
-                                const FixedVector<SymFloat, 2>& numbers, bool differentiable,
+                                const FloatList& numbers, bool differentiable,
                                 std::source_location where) {
   const Tensor base = own_handle(whole);
   const Tensor* const list[] = {&base, operands[1]};
