@@ -38,4 +38,8 @@ function(rondo_use_precompiled target name)
   endif()
   # ccache wants -fpch-preprocess.
   target_compile_options(${target} PRIVATE -Winvalid-pch -fpch-preprocess "SHELL:-include ${folder}/${name}.h")
+  # GCC's list of what a file depends on leaves out the headers in here.
+  get_target_property(files ${target} SOURCES)
+  list(FILTER files INCLUDE REGEX "\\.cc$")
+  set_property(SOURCE ${files} TARGET_DIRECTORY ${target} APPEND PROPERTY OBJECT_DEPENDS ${folder}/${name}.h.gch)
 endfunction()

@@ -16,34 +16,6 @@ namespace rondo {
 
 inline constexpr int kMaxRank = 8;
 
-// A vector of at most kCapacity small values, stored inline and trivially copyable.
-template <class T, int kCapacity> class FixedVector {
- public:
-  FixedVector() = default;
-  FixedVector(std::initializer_list<T> values) { assign(values.begin(), values.end()); }
-  template <class It> void assign(It begin, It end) {
-    size_ = 0;
-    for (; begin != end; ++begin) push_back(*begin);
-  }
-  void push_back(T value) {
-    if (size_ == kCapacity) throw Error("too many attributes");
-    values_[size_++] = value;
-  }
-  size_t size() const { return static_cast<size_t>(size_); }
-  const T* data() const { return values_; }
-  const T* begin() const { return values_; }
-  const T* end() const { return values_ + size_; }
-  T operator[](size_t i) const { return values_[i]; }
-  T& operator[](size_t i) { return values_[i]; }
-  friend bool operator==(const FixedVector& a, const FixedVector& b) {
-    return std::equal(a.begin(), a.end(), b.begin(), b.end());
-  }
-
- private:
-  T values_[kCapacity] = {};
-  int32_t size_ = 0;
-};
-
 class Dims {
  public:
   Dims() = default;

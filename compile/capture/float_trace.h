@@ -20,7 +20,7 @@
 namespace rondo::compile {
 
 // The floats of a recording, of all nodes in order.
-using RecordedFloats = absl::InlinedVector<double, 8>;
+using RecordedFloats = absl::InlinedVector<double, 16>;
 RecordedFloats floats_of(const Graph& recorded);
 // REQUIRES: as many as `recorded` has.
 Graph with_recorded_floats(const Graph& recorded, std::span<const double> floats);

@@ -66,7 +66,8 @@ class LoopSteps {
   Next next(const Line& line);
   // 0: it is the piece that the loop was found in.
   int complete_steps() const { return complete_; }
-  // True if the call that next() has just admitted reads its own part of a tensor in each step, and can be made at once.
+  // True if the call that next() has just admitted reads its own part of a tensor in each step, and can be made at
+  // once.
   bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
   // The whole steps since the latest cut, and the calls that are recorded of one.
   int steps_left() const { return in_first_ ? 0 : steps_; }
@@ -76,12 +77,12 @@ class LoopSteps {
  private:
   static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
 
-  Step step_;                // without lines: no loop has been found
-  size_t at_ = 0;            // the line that comes next
-  int steps_ = 0;            // whole ones since the latest cut
+  Step step_;      // without lines: no loop has been found
+  size_t at_ = 0;  // the line that comes next
+  int steps_ = 0;  // whole ones since the latest cut
   int complete_ = 0;
-  bool learns_ = false;      // the parameters of the first step
-  bool in_first_ = false;    // the piece that the loop was found in, whose views are recorded
+  bool learns_ = false;    // the parameters of the first step
+  bool in_first_ = false;  // the piece that the loop was found in, whose views are recorded
 };
 
 }  // namespace rondo::compile

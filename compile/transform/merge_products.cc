@@ -23,10 +23,10 @@ constexpr int64_t kMostSummed = 256;
 
 struct Products {
   enum Kind : uint8_t { kRows, kSum } kind;
-  std::vector<int32_t> nodes;
-  int32_t before = 0;            // kRows: computed before this node
+  std::vector<int32_t> nodes = {};
+  int32_t before = 0;              // kRows: computed before this node
   std::vector<int32_t> adds = {};  // kSum: one after the other; the last gives the result
-  ValueId start = kNoValue;      // kSum: what the first one adds to, besides products
+  ValueId start = kNoValue;        // kSum: what the first one adds to, besides products
 };
 
 class Finder {
@@ -71,7 +71,7 @@ class Finder {
     std::vector<Products> found;
     for (const auto& [right, nodes] : by_right) {
       // As many as can run at one time: when all their operands are there, before any of their results is read.
-      Products group{Products::kRows, {}};
+      Products group{.kind = Products::kRows};
       int32_t ready = -1, wanted = kNever;
       const auto close = [&] {
         if (group.nodes.size() >= kFewest) {
@@ -111,7 +111,7 @@ class Finder {
     std::vector<Products> found;
     for (size_t end = graph_.nodes.size(); end-- > 0;) {
       if (taken[end] || !is_add(graph_.nodes[end])) continue;
-      Products sum{Products::kSum, {}};
+      Products sum{.kind = Products::kSum};
       ValueId rest = graph_.nodes[end].outputs[0];
       for (int32_t n = static_cast<int32_t>(end); n >= 0 && is_add(graph_.node(n)) && !taken[n];) {
         const GraphNode& add = graph_.node(n);

