@@ -1,8 +1,10 @@
 #include "rondo/dist/agreement.h"
 
 #include <cstring>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "rondo/dist/reduction.h"
 #include "rondo/runtime/io/checksum.h"
 
@@ -49,6 +51,20 @@ size_t first_that_differs(std::span<const CallMessage> calls, int world_size) {
   for (size_t r = 1; r < calls.size(); ++r)
     if (calls[r].call != calls[0].call || !is_valid(calls[r].call, world_size)) return r;
   return 0;
+}
+
+std::optional<TextDifference> first_difference(std::span<const std::string> texts) {
+  size_t rank = 1;
+  while (rank < texts.size() && texts[rank] == texts[0]) ++rank;
+  if (rank >= texts.size()) return std::nullopt;
+  const std::vector<std::string> there = absl::StrSplit(texts[rank], '\n'), first = absl::StrSplit(texts[0], '\n');
+  size_t line = 0;
+  while (line < there.size() && line < first.size() && there[line] == first[line]) ++line;
+  const auto at = [line](const std::vector<std::string>& lines) {
+    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"")
+                                                       : std::string("nothing more");
+  };
+  return TextDifference{rank, line, at(there), at(first)};
 }
 
 void combine_small(const Call& call, int rank, int world_size, const unsigned char* all, void* to) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,6 +46,14 @@ std::string describe(const Call& call, std::string_view name);
 bool is_valid(const Call& call, int world_size);
 // The first rank whose call is not that of rank 0; 0 if all agree.
 size_t first_that_differs(std::span<const CallMessage> calls, int world_size);
+
+// Texts of lines that should be equal: the first rank whose text is not that of rank 0, and the first line that
+// differs.
+struct TextDifference {
+  size_t rank, line;
+  std::string there, first;  // the line on that rank and on rank 0: quoted, or "nothing more"
+};
+std::optional<TextDifference> first_difference(std::span<const std::string> texts);
 
 // Up to this many bytes a tensor is exchanged whole, and every rank computes the result by itself.
 constexpr size_t kSmall = 768;

@@ -15,14 +15,14 @@ namespace {
 // elements.
 constexpr int64_t alignment_of(DType dtype) { return std::max<int64_t>(16, kAlignment / size_of(dtype)); }
 
+std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }
+
+}  // namespace
+
 DType travels_as(DType parameter, const BucketOptions& options) {
   const DType wire = wire_dtype(parameter);
   return options.dtype && wire == kF32 ? *options.dtype : wire;
 }
-
-std::string describe(const Tensor& t) { return absl::StrCat(std::string(name_of(t.dtype())), to_string(t.sizes())); }
-
-}  // namespace
 
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options, TakerOf taker_of) {

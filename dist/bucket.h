@@ -72,6 +72,9 @@ struct BucketPlan {
 BucketPlan plan_buckets(const nn::ModuleBase& model, const std::vector<optim::Seam>& seams,
                         const BucketOptions& options, TakerOf taker_of = taken_by_grad);
 
+// The dtype in which gradients of such a parameter travel.
+DType travels_as(DType parameter, const BucketOptions& options);
+
 // One line for each frozen parameter and buffer: what is sent once, at the start.
 std::string describe_state(const nn::ModuleBase& model);
 

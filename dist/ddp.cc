@@ -9,7 +9,10 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/dist/agreement.h"
+#include "rondo/dist/arrivals.h"
 #include "rondo/dist/parcel.h"
+#include "rondo/dist/row_parcel.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
@@ -18,17 +21,6 @@
 
 namespace rondo::dist {
 namespace {
-
-constexpr const char* kWho = "DistributedDataParallel";
-
-constexpr int64_t kMaxSentence = 512;
-
-uint64_t hash_of(const Tensor& tensor) {
-  const Tensor dense = tensor.detach().contiguous().to(kCPU);
-  io::Checksum sum;
-  sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
-  return sum.digest();
-}
 
 // Every tensor that ranks must share.
 std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
@@ -40,41 +32,18 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
 
 }  // namespace
 
-struct DistributedDataParallel::Arrivals {
-  explicit Arrivals(DistributedDataParallel& ddp) : ddp(ddp) {}
-  DistributedDataParallel& ddp;
-  bool local = false;             // under no_sync
-  std::vector<size_t> order;      // parameters, as their gradients became final
-  std::vector<bool> arrived;      // by parameter
-  std::vector<bool> sent;         // by parameter: the first piece is on its way
-  std::vector<bool> delivered;    // by parameter: it has the average
-  std::vector<bool> alone;        // by parameter: nobody else sees the memory of the gradient that is sent
-  std::vector<Tensor> held;       // by parameter: gradients that wait for finish(), in a step that learns
-  std::vector<Tensor> assembled;  // by parameter: averages of pieces
-
-  void start_over(size_t n) {
-    order.clear();
-    arrived.assign(n, false);
-    sent.assign(n, false);
-    delivered.assign(n, false);
-    alone.assign(n, false);
-    held.assign(n, Tensor());
-    assembled.assign(n, Tensor());
-  }
-};
-
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
     : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
   if (group_ == nullptr)
-    throw Error(absl::StrCat(kWho, ": no process group; subgroup() returns null on ranks outside it"));
+    throw Error(absl::StrCat(kDdp, ": no process group; subgroup() returns null on ranks outside it"));
   for (nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
   if (const auto device = group_->device(); device && !has_host_memory(*device)) device_ = *device, late_ = true;
   check_places();
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
-      throw Error(absl::StrCat(kWho, ": ", other,
+      throw Error(absl::StrCat(kDdp, ": ", other,
                                " would use the gradients before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
   const std::vector<optim::Seam> seams = optim::plan_seams(model);
@@ -85,13 +54,13 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
   plan_ = plan_buckets(model, seams, options);
   compare_plans(plan_.text + describe_state(model) + (options.allow_unused ? "parameters may be unused\n" : ""));
   if (parameters_.empty())
-    throw Error(absl::StrCat(kWho, ": ", model.type_name(),
+    throw Error(absl::StrCat(kDdp, ": ", model.type_name(),
                              " has no parameter that requires a gradient, so there is nothing to average. Modules find "
                              "parameters that parameter() or child() has registered"));
   broadcast_state();
   for (const nn::NamedTensor& p : parameters_)
     if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kChanges); other != nullptr)
-      throw Error(absl::StrCat(kWho, ": the gradients of this model are already averaged by ", other));
+      throw Error(absl::StrCat(kDdp, ": the gradients of this model are already averaged by ", other));
   arrivals_->start_over(parameters_.size());
   claimed_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -102,11 +71,21 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
           if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
         }));
   }
+  watch_uses();
+}
+
+void DistributedDataParallel::watch_uses() {
+  in_two_parts_.clear();
+  rows_.resize(parameters_.size());
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    rows_[i] = std::make_unique<RowParcel>(parameters_[i].tensor, *arrivals_, [this, i] { take(i); });
+    homes_[i]->set_parts(rows_[i].get());
+  }
 }
 
 void DistributedDataParallel::check_device(Device device, std::string_view what) {
   if (has_host_memory(device) || backend_of(device).call_library != nullptr) return;
-  throw Error(absl::StrCat(kWho, ": ", std::string(what), " is on ", to_string(device),
+  throw Error(absl::StrCat(kDdp, ": ", std::string(what), " is on ", to_string(device),
                            ", for which there is no library of collectives; train on the CPU or on CUDA, or in one "
                            "process"));
 }
@@ -130,7 +109,7 @@ void DistributedDataParallel::check_places() {
   const std::vector<std::string> all = gather_texts(*group_, mine, kMaxSentence, "places of the parameters");
   for (size_t r = 0; r < all.size(); ++r)
     if (!all[r].empty())
-      throw Error(all.size() == 1 ? absl::StrCat(kWho, ": ", all[r]) : absl::StrCat(kWho, ", rank ", r, ": ", all[r]));
+      throw Error(all.size() == 1 ? absl::StrCat(kDdp, ": ", all[r]) : absl::StrCat(kDdp, ", rank ", r, ": ", all[r]));
 }
 
 DistributedDataParallel::~DistributedDataParallel() {
@@ -150,12 +129,12 @@ void DistributedDataParallel::remove_on_final(int64_t id) {
 }
 void DistributedDataParallel::check_finished() const {
   if (!arrivals_->order.empty())
-    throw Error(absl::StrCat(kWho, ": gradients of this step are not averaged yet; call finish() first"));
+    throw Error(absl::StrCat(kDdp, ": gradients of this step are not averaged yet; call finish() first"));
 }
 
 void DistributedDataParallel::add_shards(GradientShards& shards) {
   if (step_ > 1 || !arrivals_->order.empty())
-    throw Error(absl::StrCat(kWho, ": gradients are under way; make a ShardedOptimizer before the first backward"));
+    throw Error(absl::StrCat(kDdp, ": gradients are under way; make a ShardedOptimizer before the first backward"));
   shards_.push_back(&shards);
 }
 void DistributedDataParallel::remove_shards(GradientShards& shards) {
@@ -185,8 +164,21 @@ void DistributedDataParallel::hand_to_shards(bool first) {
         buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
     shards_[i]->begin(std::move(buckets));
   }
+  shards_begun_ = true;
   for (size_t b = 0; b < parcels_.size(); ++b)
-    if (const size_t taker = plan_.buckets[b].taker; taker != 0) shards_[taker - 1]->take(b, parcels_[b].there);
+    if (plan_.buckets[b].taker != 0 && !parcels_[b].is_taken) hand_over(b);
+}
+
+void DistributedDataParallel::hand_over(size_t b) {
+  parcels_[b].is_taken = true;
+  shards_[plan_.buckets[b].taker - 1]->take(b, parcels_[b].there);
+}
+
+// Somebody wants averages before finish().
+bool DistributedDataParallel::delivers_early() const {
+  return !listeners_.empty() || std::any_of(shards_.begin(), shards_.end(), [](const GradientShards* shards) {
+    return shards != nullptr && shards->takes_early();
+  });
 }
 
 void DistributedDataParallel::compare_plans(const std::string& text) {
@@ -194,24 +186,17 @@ void DistributedDataParallel::compare_plans(const std::string& text) {
   sum.update(text);
   const std::string mine = absl::StrCat(sum.digest(), " ", text.size());
   const std::vector<std::string> hashes = gather_texts(*group_, mine, 64, "hash of the plan");
-  size_t other = 1;
-  while (other < hashes.size() && hashes[other] == hashes[0]) ++other;
-  if (other >= hashes.size()) return;
+  if (!first_difference(hashes)) return;
   size_t longest = 0;
   for (const std::string& hash : hashes) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(hash, ' ');
     longest = std::max(longest, static_cast<size_t>(std::stoull(parts.second)));
   }
-  const std::vector<std::string> texts = gather_texts(*group_, text, static_cast<int64_t>(longest), "plan");
-  const std::vector<std::string> theirs = absl::StrSplit(texts[other], '\n'), first = absl::StrSplit(texts[0], '\n');
-  size_t line = 0;
-  while (line < theirs.size() && line < first.size() && theirs[line] == first[line]) ++line;
-  const auto at = [line](const std::vector<std::string>& lines) {
-    return line < lines.size() && !lines[line].empty() ? absl::StrCat("\"", lines[line], "\"")
-                                                       : std::string("nothing more");
-  };
-  throw MismatchError(absl::StrCat("DistributedDataParallel: rank ", other, " has another plan than rank 0; line ",
-                                   line + 1, " is ", at(theirs), " there, and ", at(first),
+  const std::optional<TextDifference> found = first_difference(
+      gather_texts(*group_, text, static_cast<int64_t>(longest), "plan"));
+  invariant(found.has_value(), "plans with different hashes are equal");
+  throw MismatchError(absl::StrCat(kDdp, ": rank ", found->rank, " has another plan than rank 0; line ",
+                                   found->line + 1, " is ", found->there, " there, and ", found->first,
                                    " on rank 0. Every rank must make the same model, frozen in the same places"));
 }
 
@@ -237,45 +222,109 @@ void DistributedDataParallel::broadcast_state() {
 void DistributedDataParallel::arrive(size_t i) {
   Arrivals& now = *arrivals_;
   if (now.local) return;
-  Tensor parameter = parameters_[i].tensor;
-  if (const std::string wrong = misplaced(parameter.device(), parameters_[i].name); !wrong.empty())
-    throw Error(absl::StrCat(kWho, ": ", wrong));  // the model was moved
-  if (late_) group_->check_usable(kWho);
-  if (now.sent[i] || now.held[i].defined())
-    throw Error(absl::StrCat(kWho, ": the gradient of ", parameters_[i].name,
+  check_arrival(i);
+  const bool in_parts = rows_[i] != nullptr && rows_[i]->has_left();
+  if (in_parts ? now.sent[i] && now.complete[i] : now.sent[i] || now.held[i].defined())
+    throw Error(absl::StrCat(kDdp, ": the gradient of ", parameters_[i].name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
                              "backward of a step under no_sync()"));
+  now.complete[i] = true;
+  if (rows_[i] != nullptr) rows_[i]->end_of_uses();
+  if (!in_parts) return take(i);
+  if (Tensor parameter = parameters_[i].tensor; now.sent[i]) {
+    rows_[i]->set_rest(parameter.grad());
+    parameter.set_grad(Tensor());
+  }
+  send_what_is_ready();
+}
+
+void DistributedDataParallel::check_arrival(size_t i) {
+  if (const std::string wrong = misplaced(parameters_[i].tensor.device(), parameters_[i].name); !wrong.empty())
+    throw Error(absl::StrCat(kDdp, ": ", wrong));  // the model was moved
+  if (late_) group_->check_usable(kDdp);
+}
+
+// The gradient, or its first part (Note [Two parts]), is in .grad and may leave.
+void DistributedDataParallel::take(size_t i) {
+  Arrivals& now = *arrivals_;
+  check_arrival(i);
   if (now.arrived[i]) return;  // several contributions before its bucket is full
   set_claim(i, true);
   now.arrived[i] = true;
   now.order.push_back(i);
   if (!learned_) {
+    Tensor parameter = parameters_[i].tensor;
     now.held[i] = parameter.grad();
     parameter.set_grad(Tensor());
     return;
   }
   for (size_t b : buckets_of_[i]) --parcels_[b].waiting;
+  send_what_is_ready();
+}
+
+void DistributedDataParallel::send_what_is_ready() {
   while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
+  while (next_bucket_ == parcels_.size() && next_rows_ < in_two_parts_.size() &&
+         arrivals_->complete[in_two_parts_[next_rows_]])
+    send_rows(next_rows_++);
   // Delivers what has come back by now. When that happens differs from run to run, the result does not.
-  while (!late_ && !listeners_.empty() && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done())
+  while (!late_ && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done() && delivers_early())
     deliver(next_delivered_++);
+}
+
+// See Note [Two parts]. Returns what must be equal on every rank.
+std::string DistributedDataParallel::agree_on_parts() {
+  std::vector<RowParcel::Uses> uses;
+  std::vector<Tensor> tensors;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    tensors.push_back(parameters_[i].tensor);
+    const bool may = rows_[i] != nullptr && taker_of(tensors[i]).index == 0;
+    uses.push_back(may ? rows_[i]->uses() : RowParcel::Uses());
+  }
+  const std::vector<int64_t> capacity = agree_on_rows(*group_, uses, tensors);
+  std::string text;
+  in_two_parts_.clear();
+  first_part_at_.clear();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (capacity[i] == 0) {
+      homes_[i]->set_parts(nullptr);
+      rows_[i].reset();
+      continue;
+    }
+    const DType wire = travels_as(tensors[i].dtype(), options_);
+    rows_[i]->travel_in_parts(uses[i], capacity[i], wire, group_->world_size());
+    in_two_parts_.push_back(i);
+    first_part_at_.push_back(uses[i].position);
+    absl::StrAppend(&text, "in two parts: ", parameters_[i].name, ", ", capacity[i], " rows\n");
+  }
+  return text;
 }
 
 // Makes the plan in the order that rank 0 has observed. See Note [Bucket order].
 void DistributedDataParallel::agree_on_order() {
-  std::vector<int64_t> order(arrivals_->order.begin(), arrivals_->order.end());
+  const std::string in_parts = agree_on_parts();
+  std::vector<int64_t> order;
+  for (size_t k = 0; k <= arrivals_->order.size(); ++k) {
+    for (size_t p = 0; p < in_two_parts_.size(); ++p)
+      if (first_part_at_[p] == k) order.push_back(static_cast<int64_t>(in_two_parts_[p]));
+    if (const auto& seen = arrivals_->order; k < seen.size() && rows_[seen[k]] == nullptr)
+      order.push_back(static_cast<int64_t>(seen[k]));
+  }
   for (size_t i = 0; i < parameters_.size(); ++i)
     if (!arrivals_->arrived[i]) order.push_back(static_cast<int64_t>(i));
   const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())}, kCPU);
   group_->broadcast(agreed, 0, "order of the gradients").wait();
   std::vector<optim::Seam> parts;
-  for (const int64_t i : agreed.to_vector<int64_t>()) {
-    const std::string& path = path_of_.at(static_cast<size_t>(i));
-    if (parts.empty() || parts.back().path != path) parts.push_back({path, {}, true});
-    parts.back().parameters.push_back(parameters_[static_cast<size_t>(i)].tensor);
+  bool apart = true;
+  for (const int64_t at : agreed.to_vector<int64_t>()) {
+    const auto i = static_cast<size_t>(at);
+    const std::string& path = path_of_.at(i);
+    if (apart || parts.back().path != path || rows_[i] != nullptr) parts.push_back({path, {}, true});
+    parts.back().parameters.push_back(parameters_[i].tensor);
+    apart = rows_[i] != nullptr;  // its bucket need not wait for another parameter
   }
   plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
-  compare_plans(plan_.text + describe_shards());
+  compare_plans(plan_.text + in_parts + describe_shards());
   make_parcels();
 }
 
@@ -311,6 +360,17 @@ void DistributedDataParallel::send(size_t b) {
   for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
   if (!late_) parcel.write_tag({.step = step_, .bucket = b, .rank = group_->rank(), .troubled = !trouble_.empty()});
   parcel.reduce(*group_, absl::StrCat("bucket ", b, " of step ", step_));
+}
+
+void DistributedDataParallel::send_rows(size_t p) {
+  const NoGrad off;
+  const size_t i = in_two_parts_[p];
+  rows_[i]->send(*group_, tag_of_rows(i), absl::StrCat(parameters_[i].name, " of step ", step_));
+}
+
+// One for each parameter and step. Those of a step are apart from those of the next.
+int64_t DistributedDataParallel::tag_of_rows(size_t i) const {
+  return step_ * static_cast<int64_t>(parameters_.size()) + static_cast<int64_t>(i);
 }
 
 void DistributedDataParallel::put(Parcel& parcel, size_t k) {
@@ -364,6 +424,8 @@ void DistributedDataParallel::deliver(size_t b) {
       parcel.there.push_back(parcel.has_gradient(k));
     for (size_t k = 0; k < parcel.there.size(); ++k)
       if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
+    const GradientShards* const shards = shards_[parcel.bucket().taker - 1];
+    if (shards_begun_ && shards != nullptr && shards->takes_early()) hand_over(b);
     return;
   }
   std::vector<Tensor> final_ones;
@@ -373,157 +435,37 @@ void DistributedDataParallel::deliver(size_t b) {
     Tensor parameter = slot.parameter, average = parcel.take_average(k);
     if (!slot.whole()) {
       Tensor& all = arrivals_->assembled[parcel.parameters()[k]];
-      if (!all.defined()) all = Tensor::empty(parameter.sizes(), {parameter.dtype(), device_});
+      const DType dtype = rows_[parcel.parameters()[k]] == nullptr ? parameter.dtype() : parcel.bucket().dtype;
+      if (!all.defined()) all = Tensor::empty(parameter.sizes(), {dtype, device_});
       if (!parcel.is_adopted()) all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
       if (!slot.last_piece()) continue;
       average = std::exchange(all, Tensor());
     }
-    parameter.set_grad(parameter.dtype() == average.dtype() ? average : average.to(parameter.dtype()));
+    if (const size_t i = parcel.parameters()[k]; rows_[i] != nullptr) {
+      arrivals_->assembled[i] = average;
+      continue;
+    }
+    parameter.set_grad(average.to(parameter.dtype()));
     arrivals_->delivered[parcel.parameters()[k]] = true;
     final_ones.push_back(parameter);
   }
   for (const auto& [id, listener] : listeners_) listener(final_ones);
 }
 
-void DistributedDataParallel::check_no_stranger() {
-  std::unordered_set<const TensorImpl*> known;
-  for (const nn::NamedTensor& p : parameters_) known.insert(p.tensor.impl());
-  bool strange = false;
-  for (const Tensor* slot : model_.tensor_slots())
-    strange = strange || (slot->defined() && slot->requires_grad() && !known.contains(slot->impl()));
-  if (!strange) return;
-  for (const nn::NamedTensor& p : model_.named_parameters())
-    if (p.tensor.requires_grad() && !known.contains(p.tensor.impl()))
-      return note(absl::StrCat("the parameter ", p.name,
-                               " is in no bucket; it was made, or unfrozen, after the model was wrapped"));
-}
-
-void DistributedDataParallel::note(std::string trouble) {
-  if (trouble_.empty()) trouble_ = std::move(trouble);
-}
-
-void DistributedDataParallel::finish() {
-  if (arrivals_->local)
-    throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
-  for (const GradientShards* shards : shards_)
-    if (shards == nullptr)
-      throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
-  const NoGrad off;
-  if (late_) group_->check_usable("DistributedDataParallel::finish");
-  if (!learned_) agree_on_order();
-  while (next_bucket_ < parcels_.size()) send(next_bucket_++);
-  const auto deliver_all = [this] {
-    while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
-  };
-  if (!late_) deliver_all();
-  check_no_stranger();
-  const int64_t step = step_++;
-  const absl::Cleanup over = [this] { start_over(); };
-  const std::vector<std::string> troubles = exchange_end_of_step(step);
-  for (size_t r = 0; r < troubles.size(); ++r) {
-    if (troubles[r].empty()) continue;
-    // The next step writes into the buckets: after the all-reduces of this one.
-    for (; next_delivered_ < parcels_.size(); ++next_delivered_) parcels_[next_delivered_].work.wait();
-    throw MismatchError(absl::StrCat(kWho, ", step ", step, ", rank ", r, ": ", troubles[r]));
-  }
-  const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
-  deliver_all();
-  hand_to_shards(first);
-  for (size_t i = 0; i < parameters_.size() && options_.allow_unused; ++i) set_claim(i, arrivals_->delivered[i]);
-}
-
-// An optimizer takes a claimed parameter without a gradient for one whose finish() was forgotten. So a parameter that
-// no rank has used is not claimed until it gets a gradient again.
-void DistributedDataParallel::set_claim(size_t i, bool claims) {
-  if (claimed_[i] == claims) return;
-  if (claims) autograd::claim_gradient(parameters_[i].tensor, GradientClaim::kChanges, kWho);
-  else autograd::unclaim_gradient(parameters_[i].tensor, GradientClaim::kChanges);
-  claimed_[i] = claims;
-}
-
-// What is wrong on each rank. On a device, the ranks compare what they have issued, too. With allow_unused they also
-// say, slot by slot, what they have a gradient for: four slots in a character.
-std::vector<std::string> DistributedDataParallel::exchange_end_of_step(int64_t step) {
-  const std::string name = absl::StrCat("end of step ", step);
-  const std::string mine = std::exchange(trouble_, "").substr(0, kMaxSentence);
-  if (!late_) return gather_texts(*group_, mine, kMaxSentence, name);
-  std::vector<int> flags;  // 0 to 15
-  size_t slots = 0;
-  const auto for_each_slot = [&](const auto& visit) {
-    slots = 0;
-    for (size_t b = 0; options_.allow_unused && b < parcels_.size(); ++b)
-      for (size_t k = 0; k < parcels_[b].parameters().size(); ++k, ++slots) visit(b, k);
-  };
-  for_each_slot([&](size_t b, size_t k) {
-    if (slots % 4 == 0) flags.push_back(0);
-    if (parcels_[b].has_gradient(k)) flags.back() |= 1 << slots % 4;
-  });
-  std::string text;
-  for (const int f : flags) text += static_cast<char>('A' + f);
-  text += mine;
-  std::vector<std::string> texts = group_->check_sequence(text, name, static_cast<int64_t>(flags.size()));
-  for (const std::string& other : texts)
-    for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(i) - 'A';
-  somewhere_.assign(parcels_.size(), {});
-  for_each_slot([&](size_t b, size_t) { somewhere_[b].push_back((flags[slots / 4] >> slots % 4 & 1) != 0); });
-  for (std::string& other : texts) other.erase(0, flags.size());
-  return texts;
-}
-
-void DistributedDataParallel::start_over() {
-  unused_ = std::exchange(unused_now_, {});
-  next_bucket_ = next_delivered_ = 0;
-  spoilt_ = false;
-  arrivals_->start_over(parameters_.size());
-  for (Parcel& parcel : parcels_) {
-    parcel.waiting = parcel.parameters().size();
-    for (size_t k = 0; k < parcel.parameters().size(); ++k) homes_[parcel.parameters()[k]]->set(parcel.home(k));
-  }
-}
-
-// With allow_unused, finish() itself sends zeros.
-void DistributedDataParallel::finish_with_zeros() {
-  if (!arrivals_->order.empty())
-    throw Error(absl::StrCat(kWho, "::finish_with_zeros: there was a backward in this step; call finish()"));
-  const NoGrad off;
-  for (size_t i = parameters_.size(); i-- > 0 && !options_.allow_unused;) {  // from the last: as a backward would
+// After the ranks have told each other what they have: Note [Two parts].
+void DistributedDataParallel::deliver_second_parts() {
+  std::vector<Tensor> final_ones;
+  for (const size_t i : in_two_parts_) {
+    const std::string name = absl::StrCat(parameters_[i].name, " of step ", step_ - 1);
+    const Tensor average = rows_[i]->complete(std::exchange(arrivals_->assembled[i], Tensor()), *group_, name);
+    if (!average.defined()) continue;
     Tensor parameter = parameters_[i].tensor;
-    if (!parameter.grad().defined())  // otherwise backwards under no_sync() have added it up
-      parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
-    arrive(i);
+    parameter.set_grad(average.to(parameter.dtype()));
+    arrivals_->delivered[i] = true;
+    final_ones.push_back(parameter);
   }
-  finish();
-}
-
-DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {
-  if (ddp.arrivals_->local) throw Error("DistributedDataParallel::no_sync: there is one already");
-  if (!ddp.arrivals_->order.empty())
-    throw Error("DistributedDataParallel::no_sync: gradients are under way; call finish() before the next step");
-  ddp.arrivals_->local = true;
-}
-
-DistributedDataParallel::NoSync::~NoSync() { ddp_.arrivals_->local = false; }
-
-uint64_t DistributedDataParallel::check_parameters() {
-  group_->check_usable("DistributedDataParallel::check_parameters");
-  const std::vector<nn::NamedTensor> parameters = model_.named_parameters();
-  const auto n = static_cast<int64_t>(parameters.size());
-  std::vector<int64_t> hashes;
-  io::Checksum total;
-  for (const nn::NamedTensor& p : parameters) {
-    const uint64_t hash = hash_of(p.tensor);
-    hashes.push_back(static_cast<int64_t>(hash));
-    total.update(&hash, sizeof hash);
-  }
-  Tensor mine = Tensor::from(hashes, {n}, kCPU), all = Tensor::zeros({group_->world_size(), n}, {kI64, kCPU});
-  group_->all_gather(all, mine, "hashes of the parameters").wait();
-  const int64_t* at = all.data<int64_t>();
-  for (int r = 1; r < group_->world_size(); ++r)
-    for (int64_t i = 0; i < n; ++i)
-      if (at[r * n + i] != at[i])
-        throw MismatchError(absl::StrCat("the ranks have drifted apart: ", parameters[static_cast<size_t>(i)].name,
-                                         " on rank ", r, " is not that of rank 0"));
-  return total.digest();
+  for (const auto& [id, listener] : listeners_)
+    if (!final_ones.empty()) listener(final_ones);
 }
 
 }  // namespace rondo::dist

@@ -15,8 +15,11 @@
 // share, in an order that holds for any number of ranks. Saving and going on: rank 0 saves, all ranks load
 // (examples/job.h).
 //
-// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`. A block that
-// autograd::checkpoint() runs several times in one backward finishes its gradients several times: run it without.
+// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
+//
+// A gradient leaves when all uses of its parameter have contributed, also those that autograd::checkpoint() runs again.
+// A tied embedding's gradient leaves in two parts, so that backward hides its all-reduce, too: Note [Two parts] in
+// row_parcel.h. The average differs from that of one process by the rounding of sums in another order.
 //
 // The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
 // backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same
@@ -40,6 +43,12 @@
 // the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
 // the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
 //
+// Optimizers. Every rank must make the same updates: finish() compares those that optimizers have made since the
+// finish() before, by a hash in the exchange that it makes anyway. Another learning rate or other option, another group
+// of parameters, other loaded states (compared at their first step) or a step that one rank left out is a MismatchError
+// on every rank, which names the rank and the option. So it comes one step late, and no finish() compares the last
+// step.
+//
 // After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
 // behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
 // every time from then on (Note [Where an error surfaces] in process_group.h).
@@ -61,6 +70,7 @@
 #include "rondo/dist/process_group.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/update_at_seams.h"
+#include "rondo/runtime/update_facts.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::autograd {
@@ -69,8 +79,9 @@ class GradientHome;
 namespace rondo::dist {
 
 class Parcel;
+class RowParcel;
 
-class DistributedDataParallel final : public optim::GradientSource {
+class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
  public:
   // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
   // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is not on its group's
@@ -103,6 +114,9 @@ class DistributedDataParallel final : public optim::GradientSource {
   void remove_on_final(int64_t id) override;
   void check_finished() const override;
 
+  // An optimizer has updated parameters: the next finish() compares how.
+  void on_update(UpdateFacts facts) override { updates_.push_back(std::move(facts)); }
+
   // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
   // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
   void add_shards(GradientShards& shards);
@@ -134,20 +148,32 @@ class DistributedDataParallel final : public optim::GradientSource {
   struct Arrivals;  // what backward's callbacks have seen in this step
   void compare_plans(const std::string& text);
   void broadcast_state();
+  void watch_uses();
   void arrive(size_t parameter);
+  void check_arrival(size_t parameter);
+  void take(size_t parameter);
+  void send_what_is_ready();
+  std::string agree_on_parts();
   void agree_on_order();
   void make_parcels();
   GradientTaker taker_of(const Tensor& parameter) const;
   void hand_to_shards(bool first);
+  void hand_over(size_t bucket);
+  bool delivers_early() const;
   std::string describe_shards() const;
   std::string misplaced(Device device, std::string_view what) const;
   void check_places();
   void send(size_t bucket);
+  void send_rows(size_t in_two_parts);
+  int64_t tag_of_rows(size_t parameter) const;
+  void check_rows();
+  void deliver_second_parts();
   void put(Parcel& parcel, size_t slot);
   bool is_usable(size_t bucket);
   void deliver(size_t bucket);
   void start_over();
   std::vector<std::string> exchange_end_of_step(int64_t step);
+  void note_other_updates(const std::vector<UpdateFacts>& updates, std::vector<std::string>& troubles);
   void check_no_stranger();
   void set_claim(size_t parameter, bool claims);
   void note(std::string trouble);
@@ -164,16 +190,22 @@ class DistributedDataParallel final : public optim::GradientSource {
   BucketPlan plan_;
   std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
   bool learned_ = false;                      // plan_ is in the order in which gradients become final
+  bool shards_begun_ = false;                 // they know their buckets
   std::vector<Parcel> parcels_;               // by bucket
   std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
+  std::vector<std::unique_ptr<RowParcel>> rows_;  // by parameter; once plan_ is learned, null for those in one part
+  std::vector<size_t> in_two_parts_;              // parameters: Note [Two parts] in row_parcel.h
+  std::vector<size_t> first_part_at_;             // of those: where in the order of the gradients the first part was
   std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter
   std::vector<std::vector<size_t>> buckets_of_;                 // by parameter: one for each piece
   std::shared_ptr<Arrivals> arrivals_;                          // shared with hooks that a tape may keep alive
   size_t next_bucket_ = 0;                                      // buckets before it are sent
+  size_t next_rows_ = 0;                                        // of in_two_parts_: before it, rows are sent
   size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
   bool spoilt_ = false;        // no further average of this step may be used
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 1;
+  std::vector<UpdateFacts> updates_;              // since the last exchange
   std::string trouble_;                           // of this rank, in this step
   std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
 };

@@ -11,8 +11,8 @@ namespace {
 // How often the thread looks at collectives in flight; after how long without an end it asks the store and the host's
 // group about other ranks, and how often; how often it posts where it is.
 constexpr Milliseconds kGlance{2}, kDoubt{200}, kPost{50};
-// How long a group that is destroyed waits for what is in flight, and how long a device may take to keep an error.
-constexpr Milliseconds kFinalizing{2'000}, kKeeping{1'000};
+// How long a group that is destroyed waits for what is in flight.
+constexpr Milliseconds kFinalizing{2'000};
 
 const char* name_of_kind(CollectiveKind kind) {
   switch (kind) {
@@ -306,7 +306,7 @@ void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sente
                                  bool tell) {
   const std::shared_ptr<HostGroup> group = host();
   if (tell && group != nullptr && group->peers() != nullptr) group->peers()->fail(sentence, causes);
-  keep_in_device(outcome, sentence);
+  fail_device(outcome, sentence);
   std::deque<std::shared_ptr<DeviceWork>> lost;
   {
     const std::lock_guard lock(mutex_);
@@ -327,26 +327,14 @@ std::string NcclCommunicator::await_failure() {
 }
 
 // Note [A device with an aborted collective]
-void NcclCommunicator::keep_in_device(Work::Outcome outcome, const std::string& sentence) noexcept {
-  if (table_.enqueue == nullptr) return;
-  const int device = options_.device.index;
-  EventHandle event = nullptr;
-  try {
-    table_.enqueue(device, Stream::kCopy, [outcome, sentence] {
-      switch (outcome) {
-        case Work::Outcome::kLate: throw TimeoutError(sentence);
-        case Work::Outcome::kMismatch: throw MismatchError(sentence);
-        default: throw ConnectionError(sentence);
-      }
-    });
-    event = table_.record(device, Stream::kCopy);
-    // The copy stream may itself wait for the collective that hangs: then the error is kept after the abort.
-    for (const Deadline until = after(kKeeping); !table_.reached(device, event) && Clock::now() < until;)
-      std::this_thread::sleep_for(std::chrono::microseconds(100));
-  } catch (const std::exception&) {
-    // The device is lost: it says so itself.
+void NcclCommunicator::fail_device(Work::Outcome outcome, const std::string& sentence) {
+  std::exception_ptr error;
+  switch (outcome) {
+    case Work::Outcome::kLate: error = std::make_exception_ptr(TimeoutError(sentence)); break;
+    case Work::Outcome::kMismatch: error = std::make_exception_ptr(MismatchError(sentence)); break;
+    default: error = std::make_exception_ptr(ConnectionError(sentence));
   }
-  if (event != nullptr) table_.release(device, event);
+  device_failure_.emplace(options_.device, std::move(error));
 }
 
 void NcclCommunicator::abort() noexcept {
@@ -388,6 +376,7 @@ bool NcclCommunicator::finalize() noexcept {
 void NcclCommunicator::tear_down(bool unwinds) {
   if (failing_.load()) return static_cast<void>(await_failure());
   const bool done = !unwinds && finalize();
+  if (!done && !drop_reached()) return;  // the device is lost
   std::deque<std::shared_ptr<DeviceWork>> left;
   {
     const std::lock_guard lock(mutex_);
@@ -395,9 +384,11 @@ void NcclCommunicator::tear_down(bool unwinds) {
   }
   if (!done) {
     failing_.store(true);
-    for (const auto& work : left)
-      work->lose(Work::Outcome::kLost,
-                 absl::StrCat(with_rank(work->call()), " was given up: the process group was closed"));
+    const auto error_of = [this](const DeviceWork& work) {
+      return absl::StrCat(with_rank(work.call()), " was given up: the process group was closed");
+    };
+    if (!left.empty()) fail_device(Work::Outcome::kLost, error_of(*left.front()));
+    for (const auto& work : left) work->lose(Work::Outcome::kLost, error_of(*work));
     abort();
   }
   // What other ranks see of a rank that has left: how far it has really come.

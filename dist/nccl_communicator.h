@@ -17,9 +17,9 @@
 // on.
 //
 // Note [A device with an aborted collective]. The compute stream goes on after an abort, with numbers that mean
-// nothing. So a host callback that throws the error runs on the copy stream before the abort: the device keeps it (Note
-// [Late errors] in runtime/backend.h). Optimizers then change nothing, and the next call that waits for the device
-// throws it: no loss is printed and no checkpoint is written from such numbers.
+// nothing. So the device fails before the abort (runtime/device_failure.h): from then on every read of its tensors
+// throws the error, until the group is destroyed and the program has called rondo::synchronize(). No loss is printed
+// and no checkpoint is written from such numbers.
 //
 // Thread safety: one thread issues; Works may be waited for anywhere.
 #pragma once
@@ -29,6 +29,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -39,6 +40,7 @@
 #include "rondo/dist/peer_status.h"
 #include "rondo/dist/sequence.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/device_failure.h"
 
 namespace rondo::dist {
 
@@ -91,7 +93,7 @@ class NcclCommunicator {
   void fail(const NamedCall& call, bool late, const std::string& error);
   void fail_with(Work::Outcome outcome, const std::string& sentence, const std::vector<int>& causes, bool tell);
   std::string await_failure();
-  void keep_in_device(Work::Outcome outcome, const std::string& sentence) noexcept;
+  void fail_device(Work::Outcome outcome, const std::string& sentence);
   void abort() noexcept;
   bool finalize() noexcept;
   void tear_down(bool unwinds);
@@ -102,7 +104,8 @@ class NcclCommunicator {
   const Options options_;
   const BackendTable& table_;
   const int rank_in_job_;
-  std::atomic<bool> failing_{false};  // from the first sign of a failure on: nothing can be issued any more
+  std::optional<DeviceFailure> device_failure_;  // made once, by the thread that has set failing_
+  std::atomic<bool> failing_{false};             // from the first sign of a failure on: nothing can be issued any more
 
   std::mutex library_mutex_;  // one call of NCCL at a time; guards comm_
   NcclComm comm_ = nullptr;   // null: aborted or destroyed

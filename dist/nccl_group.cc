@@ -201,12 +201,9 @@ std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<HostGroup> host, c
   return std::make_shared<NcclGroup>(*library, id, options, std::move(host), std::move(label));
 }
 
-std::shared_ptr<ProcessGroup> connect_nccl(const Environment& environment, const GroupOptions& options) {
-  GroupOptions host_options = options;
-  host_options.device.reset();
+std::shared_ptr<ProcessGroup> connect_nccl(std::shared_ptr<HostGroup> host, const GroupOptions& options) {
   std::string why_not;
   const NcclLibrary* const library = find_nccl(&why_not);
-  std::shared_ptr<HostGroup> host = connect_gloo(environment, host_options);
   check_devices(*host, *options.device);  // NCCL says late, and without names, that two ranks use one GPU
   return make_nccl_group(std::move(host), options, library, why_not);
 }

@@ -8,8 +8,8 @@
 
 namespace rondo::dist {
 
-// REQUIRES: environment.world_size > 1 and options.device. Throws as ProcessGroup::connect().
-std::shared_ptr<ProcessGroup> connect_nccl(const Environment& environment, const GroupOptions& options);
+// REQUIRES: host->world_size() > 1, and every rank has options.device. Throws as ProcessGroup::connect().
+std::shared_ptr<ProcessGroup> connect_nccl(std::shared_ptr<HostGroup> host, const GroupOptions& options);
 
 // The group over hosts that have met, with this library. A collective of all ranks of `host`. connect_nccl() and tests
 // call it, these also for one process.

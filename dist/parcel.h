@@ -2,10 +2,10 @@
 // DistributedDataParallel only.
 //
 // Note [Born in the bucket]. A region's backward writes a gradient right into its place in the bucket
-// (autograd::GradientHome), so sending it costs no launch. What the tape makes elsewhere, outside of the regions, is
-// copied: one copy for each such parameter, whatever the depth of the model. A bucket with one slot on a device has no
-// memory of its own: its gradient, or the piece of it, is reduced where backward made it. That is the case of large
-// parameters. A gradient that somebody else can see is copied in any case.
+// (autograd::GradientHome), so sending it costs no launch. So do the norms that are outside of the regions. What other
+// ops of the tape make elsewhere is copied: one copy for each such parameter, whatever the depth of the model. A bucket
+// with one slot on a device has no memory of its own: its gradient, or the piece of it, is reduced where backward made
+// it. That is the case of large parameters. A gradient that somebody else can see is copied in any case.
 //
 // Note [Tags]. In host memory, two elements at the end of a bucket prove that it was reduced, in this step, with the
 // same bucket of every rank: a number that all ranks know, and rank + 1. Their averages are known beforehand, and
@@ -71,6 +71,7 @@ class Parcel {
   std::vector<bool> read_flags() const;
 
   std::vector<bool> there;  // with a layout, by slot: there is an average in this step
+  bool is_taken = false;    // and its GradientShards has it
   size_t waiting = 0;       // slots whose gradient has not arrived in this step
   Work work;
 

@@ -25,16 +25,19 @@
 // cannot be used any more: every later collective, of host and device, fails at once and repeats the first error's
 // message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
 // returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
-// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize(): Note
-// [Late errors] in backend.h). The communicator is aborted, so that no kernel of NCCL waits for ever; what its
-// collectives wrote is of no use. A collective of a device is late when `timeout` has passed since the device came to
-// it. A rank that has died is noticed within a second.
+// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize()). The
+// communicator is aborted, so that no kernel of NCCL waits for ever; what its collectives wrote is of no use. A
+// collective of a device is late when `timeout` has passed since the device came to it. A rank that has died is noticed
+// within a second.
 //
-// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of
-// the device. Steps that it enqueued behind the aborted collective may have run on what that collective left there.
-// Optimizers skip a step only as long as the device keeps the error, which is until a call throws it. From the failure
-// on, failure() says what happened. DistributedDataParallel (its part of backward, finish(), check_parameters()) and
-// ShardedOptimizer (wait(), state_dict(), the optimizer's step()) throw every time.
+// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of the
+// device. Steps that it enqueued behind the aborted collective may have run on what that collective left there. So
+// every read of the device's tensors throws the error, also when it is the second one. A program that starts over in
+// the same process destroys the group, calls rondo::synchronize(), which throws the error for the last time, and loads
+// a checkpoint: Note [Failed devices] in runtime/device_failure.h. A group that is destroyed while its collectives are
+// under way makes its device fail, too. From the failure on, failure() says what happened. DistributedDataParallel (its
+// part of backward, finish(), check_parameters()) and ShardedOptimizer (wait(), state_dict(), the optimizer's step())
+// throw every time.
 //
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
@@ -85,11 +88,11 @@ class Work {
 struct GroupOptions {
   // How long a rank may be behind the others, in connecting and in every collective.
   Milliseconds timeout{300'000};
-  // Whose tensors the group takes beside host tensors. Other ranks may have another one. A device of host memory is as
-  // none.
+  // Whose tensors the group takes beside host tensors. Other ranks may have another one of its kind. A device of host
+  // memory is as none.
   std::optional<Device> device = {};
   // Collectives of device tensors: compares each one on the host, and waits for that, before it is enqueued. For
-  // finding a mistake: much slower. The same on all ranks.
+  // finding a mistake: much slower.
   bool compare_each = false;
 };
 
@@ -119,7 +122,8 @@ class SequenceCheck {
 
 class ProcessGroup {
  public:
-  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. With a
+  // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. All ranks
+  // have the same options, but for the number of the device: otherwise MismatchError on every rank. With a
   // device, and more than one process: Error on every rank if one has no NCCL (at least 2.18).
   static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
   virtual ~ProcessGroup() = default;

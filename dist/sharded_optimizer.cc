@@ -42,17 +42,24 @@ Tensor leaf_of(const Tensor& parameter, const ShardPiece& piece) {
 // What a step asks after the ShardedOptimizer is gone: the optimizer's slots are pieces for good.
 class Gone final : public optim::ShardHooks {
  public:
-  void before_step(bool) override {
-    throw Error(absl::StrCat(kSharded, ": it is gone, and the optimizer has only this rank's share of the states"));
-  }
+  void before_step(bool) override { throw_gone(); }
   void sum_over_ranks(const Tensor&) override {}
   void after_step() override {}
+  UpdateListener& listener() override { throw_gone(); }
+  bool has_gradients() const override { return false; }
+  optim::GradientSource& source() override { throw_gone(); }
+  std::vector<size_t> slots_of(const Tensor&) const override { return {}; }
   void zero_grad(bool) override {}
+
+ private:
+  [[noreturn]] static void throw_gone() {
+    throw Error(absl::StrCat(kSharded, ": it is gone, and the optimizer has only this rank's share of the states"));
+  }
 };
 
 }  // namespace
 
-class ShardedOptimizer::State final : public GradientShards, public optim::ShardHooks {
+class ShardedOptimizer::State final : public GradientShards, public optim::ShardHooks, public optim::GradientSource {
  public:
   State(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options);
   ~State() override;
@@ -65,18 +72,29 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   }
   void begin(std::vector<ShardedBucket> buckets) override;
   void before_send(size_t bucket) override;
+  bool takes_early() const override { return !listeners_.empty(); }
   void take(size_t bucket, const std::vector<bool>& there) override;
 
   // ---- For the optimizer's steps
   void before_step(bool allow_no_gradients) override;
   void sum_over_ranks(const Tensor& sum) override;
   void after_step() override;
+  UpdateListener& listener() override { return ddp_; }
+  bool has_gradients() const override;
+  optim::GradientSource& source() override { return *this; }
+  std::vector<size_t> slots_of(const Tensor& parameter) const override;
+
+  // ---- For UpdateAtSeams: the gradients of slots are final when their bucket is taken
+  int64_t on_final(Listener listener) override;
+  void remove_on_final(int64_t id) override;
+  void check_finished() const override { ddp_.check_finished(); }
   void zero_grad(bool set_to_none) override;
 
   nn::StateDict whole_state(std::optional<int> only_on, absl::FunctionRef<bool(std::string_view)> wanted);
   std::vector<Tensor> averages();
   void load(const nn::StateDict& whole);
   std::vector<Tensor> copies();
+  const optim::Optimizer& optimizer() const { return optimizer_; }
   int64_t elements() const;
   void wait();
 
@@ -120,7 +138,8 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   nn::StateDict masters_;                        // that were loaded before the slots were cut
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
-  int64_t step_ = 0;
+  std::vector<std::pair<int64_t, Listener>> listeners_;
+  int64_t step_ = 0;  // the number of steps that have ended
 };
 
 ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options)
@@ -134,7 +153,7 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
     throw Error(absl::StrCat(kSharded, ": this ", optimizer.name(), " has or had one already"));
   if (kept_.at_seams)
     throw Error(absl::StrCat(kSharded, ": an UpdateAtSeams makes the steps of this ", optimizer.name(),
-                             ", which needs all gradients of a bucket on every rank; use one of the two"));
+                             "; make the ShardedOptimizer first, and UpdateAtSeams(ddp, optimizer) after it"));
   std::unordered_map<const TensorImpl*, bool> known;
   for (const Bucket& bucket : ddp.plan().buckets)
     for (const BucketSlot& slot : bucket.slots) known[slot.parameter.impl()] = true;
@@ -318,6 +337,35 @@ void ShardedOptimizer::State::take(size_t bucket, const std::vector<bool>& there
   taken.has_gradients = std::find(there.begin(), there.end(), true) != there.end();
   for (const std::vector<size_t>& slots : taken.slots)
     taken.has_gradients = taken.has_gradients || std::any_of(slots.begin(), slots.end(), has_gradient);
+  if (listeners_.empty()) return;
+  const NoGrad off;
+  std::vector<Tensor> final_ones;
+  for (const std::vector<size_t>& slots : taken.slots)
+    for (const size_t slot : slots) {
+      follow(slot);
+      if (has_gradient(slot)) final_ones.push_back(kept_.slots[slot].param);
+    }
+  for (const auto& [id, listener] : listeners_) listener(final_ones);
+}
+
+int64_t ShardedOptimizer::State::on_final(Listener listener) {
+  const int64_t id = listeners_.empty() ? 1 : listeners_.back().first + 1;
+  listeners_.emplace_back(id, std::move(listener));
+  return id;
+}
+void ShardedOptimizer::State::remove_on_final(int64_t id) {
+  std::erase_if(listeners_, [id](const auto& listener) { return listener.first == id; });
+}
+
+bool ShardedOptimizer::State::has_gradients() const {
+  return std::any_of(taken_.begin(), taken_.end(), [](const Taken& t) { return t.has_gradients; });
+}
+
+std::vector<size_t> ShardedOptimizer::State::slots_of(const Tensor& parameter) const {
+  std::vector<size_t> slots;
+  for (size_t slot = 0; slot < pieces_.size(); ++slot)
+    if (parameters_[pieces_[slot].parameter].is_same(parameter) && pieces_[slot].is_mine) slots.push_back(slot);
+  return slots;
 }
 
 // As the tape does it: what comes is added to a gradient that is there.
@@ -354,13 +402,11 @@ void ShardedOptimizer::State::before_step(bool allow_no_gradients) {
     throw Error(absl::StrCat(optimizer_.name(),
                              ": there was no gradient yet; call backward() and "
                              "DistributedDataParallel::finish() before step()"));
-  const bool any = std::any_of(taken_.begin(), taken_.end(), [](const Taken& t) { return t.has_gradients; });
-  if (!any && !allow_no_gradients) optim::Step::throw_no_gradients(optimizer_);
+  if (!has_gradients() && !allow_no_gradients) optim::Step::throw_no_gradients(optimizer_);
   wait();
   const NoGrad off;
   for (size_t slot = 0; slot < pieces_.size(); ++slot)
     if (pieces_[slot].bucket) follow(slot);
-  ++step_;
 }
 
 // The model may have other values than after the last step, or other memory: it was loaded.
@@ -395,11 +441,12 @@ void ShardedOptimizer::State::follow(size_t slot) {
 }
 
 void ShardedOptimizer::State::sum_over_ranks(const Tensor& sum) {
-  group_->all_reduce(sum, ReduceOp::kSum, absl::StrCat("squared norm of step ", step_)).wait();
+  group_->all_reduce(sum, ReduceOp::kSum, absl::StrCat("squared norm of step ", step_ + 1)).wait();
 }
 
 // The next forward uses the last buckets first.
 void ShardedOptimizer::State::after_step() {
+  ++step_;
   for (size_t t = taken_.size(); t-- > 0;)
     if (taken_[t].has_gradients)
       gather_.start(taken_[t].in_gather,
@@ -452,6 +499,8 @@ void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   const nn::StateDict cut = cut_state(optimizer_.name(), parameters_, pieces_, kept_.slots, whole);
   directly([&] { optimizer_.load_state_dict(cut); });
   load_masters(cut);
+  kept_.states_loaded = false;  // the pieces differ from rank to rank
+  kept_.loaded_facts = optim::Step::facts_of_states(optimizer_.name(), whole);
 }
 
 // A state without master weights: the parameters are the weights.
@@ -492,6 +541,7 @@ nn::StateDict ShardedOptimizer::state_dict(std::optional<int> only_on) {
 std::vector<Tensor> ShardedOptimizer::averages() { return state_->averages(); }
 void ShardedOptimizer::load_state_dict(const nn::StateDict& state) { state_->load(state); }
 std::vector<Tensor> ShardedOptimizer::copies() const { return state_->copies(); }
+const optim::Optimizer& ShardedOptimizer::optimizer() const { return state_->optimizer(); }
 int64_t ShardedOptimizer::elements() const { return state_->elements(); }
 
 }  // namespace rondo::dist

@@ -29,11 +29,11 @@
 //   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
 //   another thread reads the model, or if you read through views that are older than the step.
 // - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
-//   Error, and so does UpdateAtSeams. The first three of them are here.
-// - optim::Trainer saves the optimizer itself, so it does not work with shards yet: train() throws Error.
-// - Options and loaded states must be equal on all ranks. Nothing compares them: another lr on one rank trains its
-// share
-//   with that.
+//   Error. The first three of them are here.
+// - optim::Trainer is told of the shards: TrainerReplicasOptions::shards.
+// - UpdateAtSeams(ddp, optimizer) is made after this. A rank updates its pieces of a bucket when their averages are
+//   there; the parameters leave in UpdateAtSeams::finish().
+// - Options and loaded states must be equal on all ranks. The next finish() compares them, as without shards (ddp.h).
 // - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
 //   whole on every rank until then.
 //
@@ -87,6 +87,7 @@ class ShardedOptimizer {
   void load_state_dict(const nn::StateDict& state);
   // The copies that Optimizer::keep_copies() made before this: whole, updated in place when parameters arrive.
   std::vector<Tensor> copies() const;
+  const optim::Optimizer& optimizer() const;
   // How many elements this rank updates; 0 before the first finish().
   int64_t elements() const;
 

@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "rondo/dist/agreement.h"
 
 namespace rondo::dist {
 
@@ -17,17 +17,10 @@ std::vector<double> TrainerReplicas::sum(const std::vector<double>& values, std:
 void TrainerReplicas::require_equal(const std::vector<std::string>& lines, std::string_view name) {
   constexpr int64_t kMostBytes = 1 << 16;
   const std::vector<std::string> texts = gather_texts(ddp_.group(), absl::StrJoin(lines, "\n"), kMostBytes, name);
-  const std::vector<std::string> first = absl::StrSplit(texts[0], '\n');
-  for (size_t r = 1; r < texts.size(); ++r) {
-    if (texts[r] == texts[0]) continue;
-    const std::vector<std::string> theirs = absl::StrSplit(texts[r], '\n');
-    size_t i = 0;
-    while (i < theirs.size() && i < first.size() && theirs[i] == first[i]) ++i;
-    const auto at = [i](const std::vector<std::string>& all) { return i < all.size() ? all[i] : "nothing"; };
-    throw MismatchError(absl::StrCat(std::string(name), ": rank ", r, " begins with another run than rank 0: \"",
-                                     at(theirs), "\" there, \"", at(first),
-                                     "\" on rank 0. Do all ranks read the same files, with the same options?"));
-  }
+  if (const std::optional<TextDifference> found = first_difference(texts))
+    throw MismatchError(absl::StrCat(std::string(name), ": rank ", found->rank,
+                                     " begins with another run than rank 0: ", found->there, " there, ", found->first,
+                                     " on rank 0. Do all ranks read the same files, with the same options?"));
 }
 
 void TrainerReplicas::backward(const Tensor& loss, bool is_last) {
@@ -39,6 +32,19 @@ void TrainerReplicas::backward(const Tensor& loss, bool is_last) {
 void TrainerReplicas::average_gradients(bool ran_backward) {
   if (ran_backward) ddp_.finish();
   else ddp_.finish_with_zeros();
+}
+
+bool TrainerReplicas::share_states_of(const optim::Optimizer& optimizer) const {
+  return options_.shards != nullptr && &options_.shards->optimizer() == &optimizer;
+}
+
+nn::StateDict TrainerReplicas::optimizer_state(const optim::Optimizer& optimizer) {
+  return share_states_of(optimizer) ? options_.shards->state_dict(/*only_on=*/0) : optimizer.state_dict();
+}
+
+void TrainerReplicas::load_optimizer_state(optim::Optimizer& optimizer, const nn::StateDict& state) {
+  if (share_states_of(optimizer)) options_.shards->load_state_dict(state);
+  else optimizer.load_state_dict(state);
 }
 
 void TrainerReplicas::end_step() {

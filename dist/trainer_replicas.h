@@ -6,10 +6,16 @@
 //   optim::Trainer trainer(model, optimizer, loss, train_data, {.output_dir = "run", .replicas = &replicas});
 //
 // Every process makes the same objects on the same data. See trainer.h for what they share.
-// Ownership: keeps a reference to `ddp`. Thread safety: the thread that trains.
+// The optimizer's states in shards (sharded_optimizer.h), a share for each process:
+//
+//   dist::ShardedOptimizer shards(ddp, optimizer);
+//   dist::TrainerReplicas replicas(ddp, {.shards = &shards});
+//
+// Ownership: keeps references to `ddp` and to the shards. Thread safety: the thread that trains.
 #pragma once
 
 #include "rondo/dist/ddp.h"
+#include "rondo/dist/sharded_optimizer.h"
 #include "rondo/optim/trainer/replicas.h"
 
 #pragma GCC visibility push(default)
@@ -18,6 +24,8 @@ namespace rondo::dist {
 struct TrainerReplicasOptions {
   // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
   bool check_parameters = false;
+  // Of the Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
+  ShardedOptimizer* shards = nullptr;
 };
 
 class TrainerReplicas : public optim::Replicas {
@@ -30,6 +38,9 @@ class TrainerReplicas : public optim::Replicas {
   void require_equal(const std::vector<std::string>& lines, std::string_view name) override;
   void backward(const Tensor& loss, bool is_last) override;
   void average_gradients(bool ran_backward) override;
+  bool share_states_of(const optim::Optimizer& optimizer) const override;
+  nn::StateDict optimizer_state(const optim::Optimizer& optimizer) override;
+  void load_optimizer_state(optim::Optimizer& optimizer, const nn::StateDict& state) override;
   void end_step() override;
 
  private:

@@ -94,17 +94,21 @@ class Finetuning {
     if (job.several()) {
       job.say(absl::StrCat(job.group->world_size(), " processes share the batches"));
       ddp_.emplace(*model_, job.group);
-      replicas_.emplace(*ddp_, dist::TrainerReplicasOptions{.check_parameters = o.check_ranks});
     }
     if (o.compile) compile::compile_regions(*model_);
   }
 
   // False: cancelled.
   bool run() {
-    optim::AdamW optimizer(
+    optim::AdamW& optimizer = optimizer_.emplace(
         model_->parameters(),
-        {.lr = o_.learning_rate, .betas = {o_.adam_beta1, o_.adam_beta2}, .weight_decay = o_.weight_decay});
+        optim::AdamWOptions{
+            .lr = o_.learning_rate, .betas = {o_.adam_beta1, o_.adam_beta2}, .weight_decay = o_.weight_decay});
     if (o_.compile) optim::compile(optimizer);
+    if (ddp_ && o_.shard_optimizer) shards_.emplace(*ddp_, optimizer);
+    if (ddp_)
+      replicas_.emplace(*ddp_, dist::TrainerReplicasOptions{.check_parameters = o_.check_ranks,
+                                                            .shards = shards_ ? &*shards_ : nullptr});
     data::ExampleBatches train(data_.train, {.batch_size = o_.per_device_train_batch_size,
                                              .max_length = o_.block_size,
                                              .seed = static_cast<uint64_t>(o_.seed),
@@ -144,6 +148,7 @@ class Finetuning {
  private:
   void write_results() {
     replicas_.reset();
+    shards_.reset();
     ddp_.reset();  // the model is this process's own again
     show("after");
     if (o_.full) {
@@ -195,7 +200,9 @@ class Finetuning {
   const text::PreTrainedTokenizer tokenizer_;
   nn::AutoModelForCausalLM model_;
   const FinetuneData data_;
+  std::optional<optim::AdamW> optimizer_;
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
+  std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
   std::optional<dist::TrainerReplicas> replicas_;
 };
 

@@ -71,6 +71,8 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("fp16", &o.fp16, "products in float16, with a loss scale");
   flags.add("compile", &o.compile, "compile the repeated block and the optimizer");
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
+  flags.add("shard_optimizer", &o.shard_optimizer,
+            "under rondorun: each process keeps its share of the optimizer's states");
   flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
   flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
 

@@ -33,7 +33,7 @@ struct FinetuneOptions {
   int64_t seed = 42;
   Device device;
   bool bf16 = false, fp16 = false, compile = true;
-  bool check_ranks = false, pin_threads = true;
+  bool check_ranks = false, pin_threads = true, shard_optimizer = false;
   double ddp_timeout = 300;
 
   bool full = false, merge = false;

@@ -2,6 +2,8 @@
 #include "rondo/compile/compile.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
+#include "rondo/runtime/data/device_batches.h"
+#include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/io/tokenizer.h"
@@ -18,9 +20,14 @@ int main(int argc, char** argv) try {
   model.to(device);  // before the optimizer, whose states are where the parameters are
   optim::AdamW optimizer(model.parameters(), {.lr = 1e-3, .betas = {0.9, 0.99}, .weight_decay = 0.1});
   compile::compile_regions(model);  // optional: the block is compiled once and reused by all four layers
+  data::FunctionBatches random(data::FunctionBatches::kEndless, [&](data::BatchSource::Position at) -> data::Batch {
+    const auto batch = windows.sample(/*batch_size=*/12, /*seed=*/1337, at.batch);
+    return {batch.x, batch.y};
+  });
+  data::DeviceBatches batches(random, device);  // copies the next batch while a step is computed
   for (int step = 0; step < 500; ++step) {
-    const auto batch = windows.sample(/*batch_size=*/12, /*seed=*/1337, step);
-    const Tensor loss = model.loss(batch.x.to(device), batch.y.to(device));
+    const data::Batch batch = *batches.next();
+    const Tensor loss = model.loss(batch[0], batch[1]);
     loss.backward();
     optimizer.step();
     optimizer.zero_grad();

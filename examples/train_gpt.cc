@@ -58,21 +58,25 @@ optim::AdamW make_optimizer(const nn::GPT2& model, const TrainOptions& o) {
   return optim::AdamW({decayed, plain});
 }
 
-// Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. The ranks share
-// them.
+// Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. A batch has the
+// rows of all ranks' batches, and each rank takes its part: the number is that of one process with the whole batch.
 template <class LossFn>
 double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, const TrainOptions& o,
                 dist::ProcessGroup& group) {
   const NoGrad off;
   model.eval();
-  const int64_t all = corpus.val.eval_batches(o.batch_size);
-  const int64_t n = o.eval_iters > 0 ? std::min(o.eval_iters, all) : all;
-  double sum = 0, targets = 0;
   const int64_t rank = group.rank(), world = group.world_size();
-  data::FunctionBatches share((n + world - 1 - rank) / world, [&](data::BatchSource::Position at) -> data::Batch {
-    const data::TokenBatch batch = corpus.val.eval_batch((rank + at.batch * world) * all / n, o.batch_size);
+  const int64_t all = corpus.val.eval_batches(o.batch_size * world);
+  const int64_t n = o.eval_iters > 0 ? std::min(o.eval_iters, all) : all;
+  std::vector<int64_t> parts;  // of this rank; the last batch may have none for it
+  for (int64_t i = 0; i < n; ++i)
+    if (const int64_t part = i * all / n * world + rank; part < corpus.val.eval_batches(o.batch_size))
+      parts.push_back(part);
+  data::FunctionBatches share(static_cast<int64_t>(parts.size()), [&](data::BatchSource::Position at) -> data::Batch {
+    const data::TokenBatch batch = corpus.val.eval_batch(parts.at(static_cast<size_t>(at.batch)), o.batch_size);
     return {batch.x, batch.y};
   });
+  double sum = 0, targets = 0;
   data::DeviceBatches batches(share, o.device);
   while (batches.peek()) {
     const auto counted = static_cast<double>(optim::unmasked_targets(*batches.peek()));

@@ -69,7 +69,8 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
 
   flags_.add("eval_interval", &o.eval_interval, "steps between evaluations");
-  flags_.add("eval_iters", &o.eval_iters, "validation batches; 0: the whole validation split");
+  flags_.add("eval_iters", &o.eval_iters,
+             "validation batches, of all processes together; 0: the whole validation split");
   flags_.add("log_interval", &o.log_interval, "steps between lines of metrics.jsonl");
   flags_.add("checkpoint_interval", &o.checkpoint_interval, "steps between checkpoints; 0: eval_interval");
   flags_.add("keep_checkpoints", &o.keep_checkpoints, "how many stay");
@@ -126,9 +127,6 @@ void OptionParser::check_and_finish() {
     throw Error(absl::StrCat("--update_at_seams: --grad_clip=", o.grad_clip,
                              " needs the norm of all gradients before the first block is "
                              "updated; pass --grad_clip=0"));
-
-  if (o.shard_optimizer && o.update_at_seams)
-    throw Error("--shard_optimizer updates after backward, --update_at_seams during it; choose one");
 
   if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;

@@ -10,6 +10,7 @@
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
@@ -117,6 +118,12 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
     throw Error(absl::StrCat(name(), ": a parameter is given twice; parameters() lists tied ones once"));
   std::move(forget).Cancel();
   state_->group_sizes.push_back(static_cast<int64_t>(params.size()));
+  io::Checksum sum;
+  for (size_t i = before; i < state_->slots.size(); ++i)
+    sum.update(absl::StrCat(to_string(state_->slots[i].param.sizes()), state_->slots[i].plan->sweeps[0].body.name,
+                            static_cast<int>(init.format), " "));
+  state_->group_hashes.push_back(sum.digest());
+  state_->fact_names = nullptr;
 }
 
 void Optimizer::check_has_parameters() const {
@@ -356,6 +363,7 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) {
     });
   state_->slots = std::move(loaded);
   state_->signatures.clear();
+  state_->states_loaded = true;
   refresh(state_->slots);
 }
 

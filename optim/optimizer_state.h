@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "rondo/optim/formula.h"
@@ -13,6 +14,7 @@
 #include "rondo/optim/param_slot.h"
 #include "rondo/optim/shard_hooks.h"
 #include "rondo/optim/step_passes.h"
+#include "rondo/runtime/update_facts.h"
 
 namespace rondo::optim {
 
@@ -28,6 +30,7 @@ struct Signature {
 struct OptimizerState {
   std::vector<ParamSlot> slots;
   std::vector<int64_t> group_sizes;
+  std::vector<uint64_t> group_hashes;  // of each group's parameters: shapes, formula, format of states
   bool averaging = false;
   double average_decay = 0;
   std::unique_ptr<StepCount> skipped;  // null: no step has measured its gradients
@@ -41,6 +44,11 @@ struct OptimizerState {
   bool mid_step = false;  // it has updated some parameters of this step
 
   ShardHooks* shards = nullptr;  // the states are spread over processes
+
+  // For processes that train one model (step_facts.cc).
+  std::shared_ptr<const std::vector<std::string>> fact_names;  // null: not made yet
+  bool states_loaded = false;                                  // and no step has said so yet
+  std::optional<UpdateFacts> loaded_facts;                     // of the states as whole parameters, if they were cut
 
   Device device() const { return slots[0].param.device(); }
 };

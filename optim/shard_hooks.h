@@ -2,9 +2,15 @@
 // (dist/sharded_optimizer.h). The optimizer's slots are then pieces of parameters, or the parameters of this process.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "rondo/runtime/tensor.h"
+#include "rondo/runtime/update_facts.h"
 
 namespace rondo::optim {
+
+class GradientSource;
 
 class ShardHooks {
  public:
@@ -16,6 +22,14 @@ class ShardHooks {
   virtual void sum_over_ranks(const Tensor& sum) = 0;
   // The launches of the step are enqueued.
   virtual void after_step() = 0;
+  // Some process has a gradient in this step. The same in every process.
+  virtual bool has_gradients() const = 0;
+  // For UpdateAtSeams: says when gradients of slots are final. It takes the part of before_step().
+  virtual GradientSource& source() = 0;
+  // The slots of a parameter of the model.
+  virtual std::vector<size_t> slots_of(const Tensor& parameter) const = 0;
+  // Who learns of the step what must be equal in all processes.
+  virtual UpdateListener& listener() = 0;
   // Optimizer::zero_grad() was called: for gradients that are not those of slots.
   virtual void zero_grad(bool set_to_none) = 0;
 };

@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/norm.h"
@@ -108,10 +110,14 @@ StepReport Step::run(Optimizer& optimizer, const StepOptions& options, JoinedWor
     step.check_any_gradient();
     if (step.updates_.empty() && !options.allow_no_gradients) throw_no_gradients(optimizer);
   }
+  UpdateListener* const listener = step.listener();
+  std::optional<UpdateFacts> facts;
+  if (listener != nullptr) facts = facts_of(optimizer, options);
   step.decide(options);
   step.update(options.zero_grad, joined);
   if (!step.updates_.empty()) state.passes.note_step();
   if (state.shards != nullptr) state.shards->after_step();
+  if (facts) listener->on_update(std::move(*facts));
   return step.measured_ ? StepReport(step.decision_) : StepReport();
 }
 
@@ -139,6 +145,13 @@ bool Step::collect(size_t i) {
   if (const std::optional<DType> used = amp::copy_in_use(param); used && !update.copy.defined())
     update.copy = amp::copy_to_write(param, *used);
   return true;
+}
+
+UpdateListener* Step::listener() const {
+  if (state_.shards != nullptr) return &state_.shards->listener();
+  for (const StepUpdate& u : updates_)
+    if (UpdateListener* const found = autograd::update_listener(u.slot->param); found != nullptr) return found;
+  return nullptr;
 }
 
 // Gradients that are missing although they should be there.

@@ -43,10 +43,18 @@ class Step {
   // Optimizer::step(), with work that joins it.
   static StepReport run(Optimizer& optimizer, const StepOptions& options, JoinedWork joined = no_joined_work);
 
+  // The options of a step and of the groups, and hashes of the states if they were loaded since the last call: these
+  // are read from the device. See update_facts.h.
+  static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
+  // Of a state_dict() of whole parameters.
+  static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
+
   explicit Step(Optimizer& optimizer);
   // Adds the update of a parameter that has a gradient; false: it has none. Throws Error if the gradient does not fit
   // the parameter, or the state no longer fits it.
   bool collect(size_t slot);
+  // Who wants to know of the updates that were collected; null: nobody.
+  UpdateListener* listener() const;
   // Measures the gradients if the options need it, and enqueues what makes the Decision of it.
   void decide(const StepOptions& options);
   // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -39,14 +40,15 @@ struct UpdateAtSeams::State {
 
   void claim(std::span<const Tensor> parameters);
   void start_over_seams();
-  std::vector<size_t> slots_of(std::span<const Tensor> parameters) const;
+  void follow_slots();
+  std::vector<size_t> slots_of(std::span<const Tensor> parameters);
   void update(std::span<const size_t> slots);
   UpdateReport end_step();
 
   Optimizer& optimizer;
   OptimizerState& kept;  // by the optimizer
   const UpdateAtSeamsOptions options;
-  GradientSource* const source;
+  GradientSource* const source;  // null: the seams of the model
   std::unordered_map<const TensorImpl*, size_t> slot_of;
   std::vector<Tensor> claimed;
   std::vector<std::pair<Tensor, int64_t>> hooks;
@@ -54,6 +56,8 @@ struct UpdateAtSeams::State {
   int64_t listener = 0;          // of the source
   std::vector<bool> updated;     // by slot of the optimizer, in this step
   UpdateReport report;
+  UpdateListener* told = nullptr;  // what processes compare of this step: update_facts.h
+  std::optional<UpdateFacts> facts;
   bool listening = true;
   bool held = false;  // under no_update()
 };
@@ -62,16 +66,23 @@ UpdateAtSeams::State::State(Optimizer& optimizer, UpdateAtSeamsOptions options, 
     : optimizer(optimizer),
       kept(Step::state_of(optimizer)),
       options(options),
-      source(source),
-      updated(kept.slots.size()) {
+      source(source != nullptr && kept.shards != nullptr ? &kept.shards->source() : source) {
   check(options.step);
   Step::check_options(optimizer, options.step);
   if (kept.at_seams) throw Error(absl::StrCat(kWho, ": this ", optimizer.name(), " has one already"));
-  if (kept.shards != nullptr)
+  if (kept.shards != nullptr && source == nullptr)
     throw Error(absl::StrCat(kWho, ": the states of this ", optimizer.name(),
-                             " are spread over processes by a ShardedOptimizer, which updates after backward; use one "
-                             "of the two"));
+                             " are spread over processes by a ShardedOptimizer; make it from the "
+                             "DistributedDataParallel: UpdateAtSeams(ddp, optimizer)"));
+  follow_slots();
+}
+
+// The slots become pieces of parameters when a ShardedOptimizer cuts them, between two steps.
+void UpdateAtSeams::State::follow_slots() {
+  if (updated.size() == kept.slots.size() && slot_of.contains(kept.slots[0].param.impl())) return;
+  slot_of.clear();
   for (size_t i = 0; i < kept.slots.size(); ++i) slot_of[kept.slots[i].param.impl()] = i;
+  updated.assign(kept.slots.size(), false);
 }
 
 UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options)
@@ -96,8 +107,8 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
           if (state->updated[slot])
             throw Error(absl::StrCat(
                 kWho, ": the gradient of ", slot_name(slot), " of ", state->optimizer.name(),
-                " changed after its update; call finish() once per step (after an exception: abandon()), put all "
-                "but the last backward of a step under no_update(), and checkpoint no two uses of one parameter"));
+                " changed after its update; call finish() once per step (after an exception: abandon()), and put "
+                "all but the last backward of a step under no_update()"));
         }));
   state->seams = std::make_unique<Seams>(model, [state](const Seam& seam) {
     if (state->listening && !state->held) state->update(state->slots_of(seam.parameters));
@@ -110,8 +121,9 @@ UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, Updat
   std::vector<Tensor> parameters;
   for (const ParamSlot& slot : state->kept.slots)
     if (slot.param.requires_grad()) parameters.push_back(slot.param);
-  state->claim(parameters);
-  state->listener = source.on_final(
+  if (state->kept.shards != nullptr) state->kept.at_seams = true;  // the ShardedOptimizer has claimed them
+  else state->claim(parameters);
+  state->listener = state->source->on_final(
       [state](std::span<const Tensor> final_ones) { state->update(state->slots_of(final_ones)); });
 }
 
@@ -134,7 +146,8 @@ void UpdateAtSeams::State::claim(std::span<const Tensor> parameters) {
   kept.at_seams = true;
 }
 
-std::vector<size_t> UpdateAtSeams::State::slots_of(std::span<const Tensor> parameters) const {
+std::vector<size_t> UpdateAtSeams::State::slots_of(std::span<const Tensor> parameters) {
+  follow_slots();
   std::vector<size_t> slots;
   for (const Tensor& p : parameters)
     if (const auto slot = slot_of.find(p.impl()); slot != slot_of.end()) slots.push_back(slot->second);
@@ -148,6 +161,10 @@ void UpdateAtSeams::State::update(std::span<const size_t> slots) {
   for (size_t slot : slots)
     if (!updated[slot] && step.collect(slot)) chosen.push_back(slot);
   if (chosen.empty()) return;
+  if (!kept.mid_step) {
+    told = step.listener();
+    if (told != nullptr) facts = Step::facts_of(optimizer, options.step);
+  }
   step.decide({});
   step.update(options.step.zero_grad);
   kept.mid_step = true;
@@ -168,9 +185,17 @@ void UpdateAtSeams::State::start_over_seams() {
 
 UpdateReport UpdateAtSeams::State::end_step() {
   start_over_seams();
+  if (kept.shards != nullptr) {
+    kept.shards->after_step();
+    if (options.drop_grads && !options.step.zero_grad) kept.shards->zero_grad(/*set_to_none=*/true);
+  }
   report.without_gradient = std::count(updated.begin(), updated.end(), false);
   updated.assign(updated.size(), false);
-  if (kept.mid_step) kept.passes.note_step();
+  if (kept.mid_step) {
+    kept.passes.note_step();
+    if (facts) told->on_update(std::move(*facts));
+  }
+  facts.reset();
   kept.mid_step = false;
   return std::exchange(report, {});
 }
@@ -181,28 +206,39 @@ UpdateReport UpdateAtSeams::finish() {
     throw Error(absl::StrCat(kWho, "::finish: under no_update(); end its scope before the last backward"));
   if (state.source != nullptr) state.source->check_finished();
   const RecordingPause pause("UpdateAtSeams::finish() is called", std::source_location::current());
+  state.follow_slots();
   std::vector<size_t> all(state.updated.size());
   for (size_t i = 0; i < all.size(); ++i) all[i] = i;
   const int64_t before = state.report.at_seams;
   state.update(all);
   state.report.at_end = std::exchange(state.report.at_seams, before) - before;
+  // With shards, a process may have no gradient where others have some.
+  const bool any = state.kept.shards != nullptr ? state.kept.shards->has_gradients()
+                                                : state.report.at_seams + state.report.at_end > 0;
   const UpdateReport report = state.end_step();
-  if (report.at_seams + report.at_end == 0 && !state.options.step.allow_no_gradients)
-    Step::throw_no_gradients(state.optimizer);
+  if (!any && !state.options.step.allow_no_gradients) Step::throw_no_gradients(state.optimizer);
   return report;
 }
 
 UpdateReport UpdateAtSeams::abandon() {
   State& state = *state_;
   if (state.source != nullptr) state.source->check_finished();
+  state.follow_slots();
   for (size_t i = 0; i < state.updated.size(); ++i)
     if (!state.updated[i]) state.kept.slots[i].param.set_grad(Tensor());
-  return state.end_step();
+  const UpdateReport report = state.end_step();
+  if (state.kept.shards != nullptr) state.kept.shards->zero_grad(/*set_to_none=*/true);
+  return report;
 }
 
 bool UpdateAtSeams::is_updated(const Tensor& parameter) const {
-  const auto slot = state_->slot_of.find(parameter.impl());
-  return slot != state_->slot_of.end() && state_->updated[slot->second];
+  state_->follow_slots();
+  if (state_->kept.shards == nullptr) {
+    const auto slot = state_->slot_of.find(parameter.impl());
+    return slot != state_->slot_of.end() && state_->updated[slot->second];
+  }
+  const std::vector<size_t> slots = state_->kept.shards->slots_of(parameter);
+  return !slots.empty() && std::all_of(slots.begin(), slots.end(), [&](size_t slot) { return state_->updated[slot]; });
 }
 
 UpdateAtSeams::NoUpdate::NoUpdate(UpdateAtSeams& updates) : state_(*updates.state_) {

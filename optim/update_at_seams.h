@@ -18,12 +18,13 @@
 // - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second
 //   backward that adds to an updated parameter's gradient is an Error.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
-//   StaleTensorError. A checkpoint() that runs again after a parameter it shares was updated causes the Error above; a
-//   checkpoint that reads a parameter through detach() only is not noticed.
+//   StaleTensorError. A parameter that several checkpoints use is updated when all of them have run again; a checkpoint
+//   that reads a parameter through detach() only is not noticed.
 // - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
 //   a step.
 // - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
-//   a bucket is updated once it is averaged (dist/ddp.h).
+//   a bucket is updated once it is averaged (dist/ddp.h). So it is if a ShardedOptimizer has the states, which is made
+//   first and outlives this: each process then updates its pieces of the bucket's parameters, and finish() sends them.
 //
 // During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error.
 // Model (or source) and optimizer must outlive this. Thread safety: the thread that runs backward.
@@ -61,7 +62,7 @@ struct UpdateAtSeamsOptions {
   bool drop_grads = true;
 };
 
-// One step, in parameters of the optimizer.
+// One step, in parameters of the optimizer; with a ShardedOptimizer, in this process's pieces of them.
 struct UpdateReport {
   int64_t at_seams = 0;          // updated during backward (or while a source ended the step)
   int64_t at_end = 0;            // updated by finish(), because their seam was not reached
@@ -86,7 +87,7 @@ class UpdateAtSeams {
   // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the rest are dropped, as
   // they may be incomplete. What was updated stays so: a second try of the same batch moves it once more.
   UpdateReport abandon();
-  // In this step, so far.
+  // In this step, so far. With a ShardedOptimizer: this process's pieces of the parameter; false if it has none.
   bool is_updated(const Tensor& parameter) const;
 
   // While it lives, backward only adds to the gradients. (Under a source: what that has for this, as no_sync().)

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -10,8 +11,24 @@
 namespace rondo::autograd {
 
 namespace {
+thread_local LeafNotes* leaf_notes = nullptr;
+}
 
-// Runs `fn` again, with gradients, in its backward.
+LeafNotes::LeafNotes() : previous_(std::exchange(leaf_notes, this)) {}
+LeafNotes::~LeafNotes() { leaf_notes = previous_; }
+LeafNotes* LeafNotes::now() { return leaf_notes; }
+void LeafNotes::note(const Tensor& operand) {
+  if (!operand.defined() || !operand.requires_grad() || !operand.is_leaf()) return;
+  std::shared_ptr<Node> leaf = gradient_edge(operand).node;
+  if (leaf != nullptr && std::find(leaves_.begin(), leaves_.end(), leaf) == leaves_.end())
+    leaves_.push_back(std::move(leaf));
+}
+
+namespace {
+
+// Runs `fn` again, with gradients, in its backward. Its edges are those of the inputs, and then one for each leaf that
+// fn reads by itself. No gradient flows along the latter: the inner backward adds it to .grad. They make the leaf wait,
+// so that whoever waits for its whole gradient is told once, when all uses of the leaf have contributed.
 class CheckpointNode final : public Node {
  public:
   using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
@@ -21,13 +38,28 @@ class CheckpointNode final : public Node {
       inputs_.emplace_back(input, false);
       edges.push_back(input.defined() && input.requires_grad() ? gradient_edge(input) : Edge{});
     }
+    n_inputs_ = edges.size();
   }
   const char* name() const override { return "checkpoint"; }
   // The first run of fn, without gradients.
   std::vector<Tensor> run(std::span<const Tensor> inputs) {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);
-    return fn_(inputs);
+    autograd::LeafNotes leaves;
+    std::vector<Tensor> outputs = fn_(inputs);
+    for (std::shared_ptr<Node>& leaf : leaves.take())
+      if (std::none_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.node == leaf; }))
+        edges.push_back({std::move(leaf), 0});
+    return outputs;
+  }
+  // A leaf that fn reads by itself gets its gradient in .grad, from where grad() does not return it.
+  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>&) const override {
+    for (size_t i = n_inputs_; i < edges_asked.size(); ++i)
+      if (edges_asked[i])
+        throw Error(
+            "autograd::grad: a gradient is asked for that flows to a leaf inside of a checkpoint; pass the leaf to "
+            "checkpoint() among its inputs, and let the function read it from there");
+    return {};
   }
   void release_saved() override {
     inputs_.clear();
@@ -77,6 +109,7 @@ class CheckpointNode final : public Node {
   std::vector<GeneratorState> generators_;  // that fn used, as they were before
   std::optional<DType> autocast_;
   bool released_ = false;
+  size_t n_inputs_ = 0;
 };
 
 // True if `view` looks into a parameter or one of `inputs`.

@@ -16,7 +16,7 @@ namespace {
 
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
-thread_local bool in_gradient_rule = false;
+thread_local const Node* in_gradient_rule = nullptr;  // the node whose rule runs
 
 // Freeing a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
@@ -143,18 +143,45 @@ class AccumulateNode final : public Node {
   }
   Tensor home_for_all() const { return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() ? Tensor() : home; }
 
+  // Null while gradients must not come in parts: Note [Gradients in parts].
+  autograd::GradientParts* parts_now() const {
+    return grad_mode || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
+  }
+
   Tensor home;
+  autograd::GradientParts* parts = nullptr;
   void leaf_grad_added() override {
     if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
     if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+    if (autograd::outer_backward_has_more(*this)) {
+      if (autograd::GradientParts* const taker = parts_now(); taker != nullptr && taker->wants_part())
+        taker->part_added();
+      return;
+    }
+    tell_of_end();
+  }
+  void complete() {
+    if (!autograd::outer_backward_has_more(*this)) tell_of_end();
+  }
+  bool offer_part(Tensor& total) {
+    autograd::GradientParts* const taker = parts_now();
+    if (taker == nullptr || !taker->wants_part()) return false;
+    accumulate(std::move(total));
+    slot_->grad.storage().set_purpose(Purpose::kGradients);
+    taker->part_added();
+    return true;
   }
 
  private:
+  void tell_of_end() {
+    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
   void accumulate(Tensor grad) {
     Tensor& total = slot_->grad;
     if (!grad_mode && grad.requires_grad()) grad = grad.detach();  // what a hook returned
-    if (!total.defined()) total = autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
+    const bool at_home = home.defined() && grad.storage() == home.storage() &&
+                         grad.storage_offset() == home.storage_offset();
+    if (!total.defined()) total = at_home || autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
     else if (grad_mode || autograd::overlaps_itself(total)) total = total + grad;
     else total.add_(grad);
   }
@@ -230,14 +257,17 @@ class OpNode final : public Node {
       }
     }
     const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
-    const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, true)] { in_gradient_rule = outer; };
+    const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, this)] { in_gradient_rule = outer; };
     if (anomaly::detecting) [[unlikely]]
       return checked_rule(context, inputs, outputs, grads_out, grads_in);
     op_.grad(context);
   }
   void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
     autograd::apply_extras(*this, grads_out);
-    if (!grads_in.empty()) backward(grads_out, grads_in);
+    if (grads_in.empty()) return;
+    const bool all = !grad_mode && autograd::Asked::now() == nullptr;
+    const autograd::RowsOfLeaf scope(all ? edges[0].node.get() : nullptr);
+    backward(grads_out, grads_in);
   }
 
   std::weak_ptr<Node> self;
@@ -442,9 +472,19 @@ GradientHome::GradientHome(const Tensor& leaf) {
     throw Error("GradientHome: the tensor is not a leaf that requires a gradient");
   accumulator_ = gradient_edge(leaf).node;
 }
-GradientHome::~GradientHome() { set(Tensor()); }
+GradientHome::~GradientHome() {
+  set(Tensor());
+  set_parts(nullptr);
+}
 void GradientHome::set(Tensor home) { static_cast<AccumulateNode&>(*accumulator_).home = std::move(home); }
 
+void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
+
+const Node* node_of_rule() { return in_gradient_rule; }
+
+bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
+void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
+GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
   return node == nullptr ? Tensor() : node->home_for_all();
@@ -464,23 +504,6 @@ void remove_on_accumulated(const Tensor& leaf, int64_t id) {
   std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
 }
 
-void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who) {
-  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
-    throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
-  gradient_edge(leaf);  // makes the slot
-  const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
-  if (owner != nullptr)
-    throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
-  owner = who;
-}
-void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
-  if (gradient_claim(leaf, claim) != nullptr) leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] = nullptr;
-}
-const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
-  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr && leaf.impl()->autograd->slot != nullptr;
-  return has_slot ? leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)] : nullptr;
-}
-
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
   AutogradMeta& meta = meta_of(tensor);
   meta.grad_fn = std::move(node);
@@ -492,7 +515,7 @@ void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
   const AutogradMeta* base_meta = base.impl()->autograd.get();
   const bool of_view = base_meta != nullptr && base_meta->base.defined();
   // Views of gradients, inside a gradient rule, stay inside it. To know their base would only keep its memory shared.
-  if (in_gradient_rule && under_no_grad && !of_view && !base.requires_grad()) return;
+  if (in_gradient_rule != nullptr && under_no_grad && !of_view && !base.requires_grad()) return;
   AutogradMeta& meta = meta_of(view);
   meta.base = of_view ? base_meta->base : base;
   meta.view_version = view.version();
@@ -572,10 +595,5 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
 }
 
 }  // namespace autograd
-
-void GradContext::set_reduced(int i, Tensor grad) const {
-  grad = ops::sum_to(grad, input_sizes(i));
-  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
-}
 
 }  // namespace rondo

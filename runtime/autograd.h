@@ -65,6 +65,9 @@ struct Hook {
 // The consumer of a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
 enum class GradientClaim : uint8_t { kChanges, kUsesUp };
 
+// What the owner of kChanges wants to know of updates (update_facts.h).
+class UpdateListener;
+
 // A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.
 struct GradSlot {
   Tensor grad;
@@ -72,7 +75,8 @@ struct GradSlot {
   std::vector<Hook> hooks;
   // Called when one backward has accumulated the leaf's whole gradient.
   std::vector<std::pair<int64_t, std::function<void()>>> accumulated;
-  const char* claims[2] = {};  // the name of each GradientClaim's owner; null if it has none
+  const char* claims[2] = {};          // the name of each GradientClaim's owner; null if it has none
+  UpdateListener* listener = nullptr;  // of the owner of kChanges
 };
 
 // A leaf to which only one gradient is still to come in this backward.
@@ -209,9 +213,10 @@ void remove_on_accumulated(const Tensor& leaf, int64_t id);
 // A claim has one owner: a second one would see what the first has left. `who` names the owner in messages and must
 // outlive the claim. claim_gradient throws Error if the claim has an owner, or if `leaf` is not a leaf that requires
 // grad.
-void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who);
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener = nullptr);
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the owner; null if there is none
+UpdateListener* update_listener(const Tensor& leaf);                  // of the owner of kChanges; null if it has none
 
 // The gradients of `roots` with respect to `inputs`. They are returned, not accumulated into .grad. grads[i] is the
 // gradient of roots[i]; if it is missing or undefined, roots[i] must have one element, and its gradient is 1.

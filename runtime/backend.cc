@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cpu/backend.h"
 #include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/device_failure.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo {
@@ -89,6 +90,7 @@ void install_backend(Backend backend, const BackendTable* table) {
                                " has no ", missing, "; only `enqueue`, `copy_peer` and `call_library` may be null"));
   }
   detail::backends[static_cast<size_t>(backend)] = table;
+  if (table == nullptr) detail::forget_failures(backend);
 }
 
 std::string to_string(Device device) {
@@ -128,7 +130,14 @@ DeviceScope::~DeviceScope() { default_of_thread = outer_; }
 
 void synchronize(Device device) {
   require_device(device);
-  backend_of(device).synchronize(device.index);
+  std::exception_ptr found;
+  try {
+    backend_of(device).synchronize(device.index);
+  } catch (...) {
+    found = std::current_exception();
+  }
+  detail::throw_and_end_failure(device);  // the cause of what was found, if there is both
+  if (found != nullptr) std::rethrow_exception(found);
 }
 
 void throw_late(std::exception_ptr kept, Device device) {
@@ -141,16 +150,26 @@ void throw_late(std::exception_ptr kept, Device device) {
   }
 }
 
+namespace {
+// The host reads: Note [Failed devices] in device_failure.h.
+void read_bytes(void* to, Device device, const void* from, size_t bytes) {
+  backend_of(device).copy_out(device.index, to, from, bytes);
+  detail::throw_if_failed(device);
+}
+}  // namespace
+
 void copy_bytes(Device to_device, void* to, Device from_device, const void* from, size_t bytes) {
   if (bytes == 0) return;
   const BackendTable &target = backend_of(to_device), &source = backend_of(from_device);
   if (to_device == from_device) return target.copy(to_device.index, to, from, bytes);
   if (source.host_memory) return target.copy_in(to_device.index, to, from, bytes);
-  if (target.host_memory) return source.copy_out(from_device.index, to, from, bytes);
-  if (to_device.backend == from_device.backend && target.copy_peer != nullptr)
+  if (target.host_memory) return read_bytes(to, from_device, from, bytes);
+  if (to_device.backend == from_device.backend && target.copy_peer != nullptr) {
+    detail::throw_if_failed(from_device);
     return target.copy_peer(to_device.index, to, from_device.index, from, bytes);
+  }
   std::vector<std::byte> between(bytes);
-  source.copy_out(from_device.index, between.data(), from, bytes);
+  read_bytes(between.data(), from_device, from, bytes);
   target.copy_in(to_device.index, to, between.data(), bytes);
 }
 

@@ -26,10 +26,33 @@ const Asked* Asked::now() { return asked; }
 
 namespace {
 
+class Backward;
+thread_local Backward* innermost = nullptr;  // of those that run
+
 // One run of the tape.
 class Backward {
  public:
   Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
+
+  Tensor home_of(const Node& node, int i) const {
+    if (captured_ || static_cast<size_t>(i) >= node.edges.size() || node.edges[i].node == nullptr) return {};
+    Node* const leaf = node.edges[i].node.get();
+    const auto task = tasks_.find(leaf);
+    if (!is_leaf_node(*leaf) || task == tasks_.end() || task->second.waiting != 1) return {};
+    for (const Tensor& grad : task->second.grads)
+      if (grad.defined()) return {};
+    return gradient_home(*leaf);
+  }
+  const Node* running() const { return running_; }
+  Backward* outer() const { return outer_; }  // the one in which this one runs
+  bool has_more(const Node& leaf) const {
+    const auto task = tasks_.find(const_cast<Node*>(&leaf));
+    return task != tasks_.end() && task->second.waiting > 0;
+  }
+  // A contribution to the leaf's gradient is not part of this backward's sum.
+  void note_apart(const Node& leaf) {
+    if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
+  }
 
   void seed(const Edge& edge, Tensor grad) {
     roots_.push_back(edge.node);
@@ -39,8 +62,11 @@ class Backward {
   void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
 
   void run(std::vector<Tensor>* captured) {
+    outer_ = std::exchange(innermost, this);
+    const absl::Cleanup end = [this] { innermost = outer_; };
     count_dependencies();
-    if (captured != nullptr) find_needed();
+    captured_ = captured != nullptr;
+    if (captured_) find_needed();
     std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
     for (auto& [node, task] : tasks_)
       if (task.waiting == 0) ready.push(node);
@@ -49,6 +75,7 @@ class Backward {
     while (!ready.empty()) {
       Node* node = ready.top();
       ready.pop();
+      running_ = node;
       std::vector<Tensor> grads = std::move(tasks_[node].grads);
       grads.resize(static_cast<size_t>(node->n_outputs));
       drop_unasked(node, grads);
@@ -61,6 +88,8 @@ class Backward {
       const LastRead last(!retain_graph_);
       if (tasks_[node].added_in_place) {
         node->leaf_grad_added();
+      } else if (tasks_[node].came_apart && !(any && needed)) {
+        complete_leaf(*node);
       } else if (node->adds_to_totals()) {
         leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
@@ -88,13 +117,18 @@ class Backward {
         if (any && needed) node->backward(grads, grads_in);
       }
       grads.clear();
+      // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
+      if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
         const Edge& edge = node->edges[i];
         if (!edge.node) continue;
-        if (needed && grads_in[i].defined()) add(edge, std::move(grads_in[i]));
-        if (--tasks_[edge.node.get()].waiting == 0) ready.push(edge.node.get());
+        const bool arrives = needed && grads_in[i].defined();
+        if (arrives) add(edge, std::move(grads_in[i]));
+        Task& task = tasks_[edge.node.get()];
+        if (--task.waiting == 0) ready.push(edge.node.get());
+        else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
+          task.came_apart |= offer_part(*edge.node, task.grads[0]);
       }
-      if (!retain_graph_ && needed && any) node->release_saved();
     }
   }
 
@@ -103,6 +137,7 @@ class Backward {
     std::vector<Tensor> grads;
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
+    bool came_apart = false;      // a leaf's: complete_leaf()
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
@@ -216,6 +251,9 @@ class Backward {
   }
 
   bool retain_graph_;
+  bool captured_ = false;  // a grad()
+  Backward* outer_ = nullptr;
+  const Node* running_ = nullptr;
   GradMode mode_;
   amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
@@ -268,7 +306,39 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
   return one;
 }
 
+thread_local Node* rows_of = nullptr;
+
 }  // namespace
+
+bool outer_backward_has_more(const Node& leaf) {
+  if (innermost == nullptr) return false;
+  for (Backward* run = innermost->outer(); run != nullptr; run = run->outer()) {
+    if (!run->has_more(leaf)) continue;
+    run->note_apart(leaf);
+    return true;
+  }
+  return false;
+}
+
+// Rules also run where they are traced, or replayed; then the running node is not that of the rule.
+Tensor home_of_operand(int i) {
+  const Node* const node = node_of_rule();
+  if (node == nullptr || innermost == nullptr || innermost->running() != node || active_recorder() != nullptr)
+    return {};
+  return innermost->home_of(*node, i);
+}
+
+RowsOfLeaf::RowsOfLeaf(Node* leaf)
+    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)) {}
+RowsOfLeaf::~RowsOfLeaf() { rows_of = previous_; }
+
+bool offer_rows(const Tensor& rows, const Tensor& indices) {
+  if (rows_of == nullptr) return false;
+  GradientParts* const parts = parts_of(*rows_of);
+  if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
+  innermost->note_apart(*rows_of);
+  return true;
+}
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
               std::source_location where) {

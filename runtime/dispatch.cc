@@ -4,12 +4,14 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/op_compiler.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
@@ -96,6 +98,11 @@ void InferContext::require_same_dtype(int a, int b) const {
   if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
 }
 
+void GradContext::set_reduced(int i, Tensor grad) const {
+  grad = ops::sum_to(grad, input_sizes(i));
+  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
+}
+
 void require_defined(const char* op, const TensorArg& operand) {
   if (!operand.tensor.defined())
     throw_op_error(op, "an operand is an undefined tensor (a .grad() is undefined until backward() reaches it)",
@@ -150,13 +157,14 @@ namespace {
 // As generated kernels: of the op, or of the parts of one that the device has no kernel for. False: there are none for
 // this call.
 [[gnu::noinline]] bool run_generated(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                                     std::span<Tensor> outputs, std::source_location where) {
+                                     std::span<Tensor> outputs, std::source_location where,
+                                     std::span<const Tensor> homes = {}) {
   OpCompiler* const compiler = op_compiler();
   if (compiler == nullptr || inputs.empty()) return false;
   if (op.lower == nullptr && (op.decompose == nullptr || entry_of(op, inputs[0]->device()).kernel != nullptr))
     return false;
   const memory::Cause cause("", op.name, where);
-  return compiler->run(op, inputs, attrs, outputs, where);
+  return compiler->run(op, inputs, attrs, outputs, where, homes);
 }
 }  // namespace
 
@@ -201,7 +209,8 @@ class Dispatcher {
       if (const std::optional<DType> lower = amp::autocast_dtype()) apply_autocast(*lower);
   }
 
-  void run(std::span<Tensor> outputs) {
+  // `homes`: by output, the memory that the caller wants it in, if it fits and a kernel runs.
+  void run(std::span<Tensor> outputs, std::span<const Tensor> homes = {}) {
     InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
     if (infer.outputs().size() < outputs.size()) [[unlikely]]
@@ -235,7 +244,7 @@ class Dispatcher {
           follow_marks(*inputs_[0], outputs[i]);
       }
     } else if (const BackendTable& backend = backend_of(device());
-               backend.generates && run_generated(op_, inputs(), attrs_, outputs, where_)) {
+               backend.generates && run_generated(op_, inputs(), attrs_, outputs, where_, homes)) {
       // No kernel of the backend's own is asked.
     } else if (const KernelFn kernel = entry_of(op_, backend).kernel) {
       const memory::Cause cause("", op_.name, where_);
@@ -245,6 +254,11 @@ class Dispatcher {
       for (size_t i = 0; i < outputs.size(); ++i) {
         const TensorMeta& meta = infer.outputs()[i];
         outputs[i] = make_handle(meta);
+        if (i < homes.size() && fits(homes[i], meta)) [[unlikely]] {
+          outputs[i].impl()->storage = homes[i].storage();
+          outputs[i].impl()->offset = homes[i].storage_offset();
+          continue;
+        }
         outputs[i].impl()->storage = Storage::allocate(static_cast<size_t>(meta.sizes.numel()) * size_of(meta.dtype),
                                                        meta.device);
       }
@@ -330,7 +344,11 @@ class Dispatcher {
   }
 
   bool needs_grad() const {
-    if (!grad_enabled()) return false;
+    if (!grad_enabled()) {
+      if (autograd::LeafNotes* const notes = autograd::LeafNotes::now()) [[unlikely]]
+        for (const TensorArg& arg : args_) notes->note(arg.tensor);  // as given: before autocast
+      return false;
+    }
     bool needs = false;
     for (int i = 0; i < n_; ++i) {
       if (!inputs_[i]->defined() || !inputs_[i]->requires_grad()) continue;
@@ -361,6 +379,10 @@ class Dispatcher {
       throw_op_error(op_.name, "the result " + to_string(meta.sizes) + " is more than memory can hold", where_);
   }
   static constexpr int64_t kMostElements = int64_t{1} << 56;  // of 8 bytes at most
+  static bool fits(const Tensor& home, const TensorMeta& meta) {
+    return home.defined() && home.dtype() == meta.dtype && home.device() == meta.device && home.sizes() == meta.sizes &&
+           home.is_contiguous() && is_contiguous(meta.sizes, meta.strides);
+  }
   static Tensor make_handle(const TensorMeta& meta) {
     auto* impl = new TensorImpl;
     impl->dtype = meta.dtype;
@@ -415,6 +437,17 @@ void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::
   if (anomaly::detecting) [[unlikely]]
     return anomaly::checked_call(op, inputs, attrs, outputs, [&] { Dispatcher(op, inputs, attrs).run(outputs); });
   Dispatcher(op, inputs, attrs).run(outputs);
+}
+
+void autograd::call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs,
+                    std::span<const Tensor> homes) {
+  Attrs attrs;
+  if (anomaly::detecting) [[unlikely]]
+    return rondo::call(op, inputs, std::move(attrs), outputs);
+  Dispatcher(op, inputs, attrs).run(outputs, homes);
+  for (size_t i = 0; i < homes.size(); ++i)
+    if (homes[i].defined() && outputs[i].impl()->storage && outputs[i].storage() == homes[i].storage())
+      homes[i].storage().bump_version();
 }
 
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {

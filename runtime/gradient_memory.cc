@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -57,6 +58,37 @@ Tensor apart_from_grads(Tensor gradient) {
 // The node and its gradient rule both hold the handle, so only the memory is asked about.
 bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
+}
+
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error(absl::StrCat(who, ": the tensor is not a leaf that requires a gradient"));
+  gradient_edge(leaf);  // makes the slot
+  const char*& owner = leaf.impl()->autograd->slot->claims[static_cast<size_t>(claim)];
+  if (owner != nullptr)
+    throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
+  owner = who;
+  if (claim == GradientClaim::kChanges) leaf.impl()->autograd->slot->listener = listener;
+}
+namespace {
+GradSlot* slot_of(const Tensor& leaf) {
+  const bool has_slot = leaf.defined() && leaf.impl()->autograd != nullptr;
+  return has_slot ? leaf.impl()->autograd->slot.get() : nullptr;
+}
+}  // namespace
+void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
+  GradSlot* const slot = slot_of(leaf);
+  if (slot == nullptr) return;
+  slot->claims[static_cast<size_t>(claim)] = nullptr;
+  if (claim == GradientClaim::kChanges) slot->listener = nullptr;
+}
+const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
+  const GradSlot* const slot = slot_of(leaf);
+  return slot != nullptr ? slot->claims[static_cast<size_t>(claim)] : nullptr;
+}
+UpdateListener* update_listener(const Tensor& leaf) {
+  const GradSlot* const slot = slot_of(leaf);
+  return slot != nullptr ? slot->listener : nullptr;
 }
 
 }  // namespace rondo::autograd

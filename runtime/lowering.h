@@ -18,6 +18,7 @@ enum class LoopOp : uint8_t {
   kConst,   // Instr::value
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
+  kPick,    // the same where a, an i64, is the index of the operand's picked axis; out of range: index 0
   // Arithmetic on f32 or f64
   kAdd,
   kSub,
@@ -55,7 +56,7 @@ enum class LoopOp : uint8_t {
 struct LoopValue {
   LoopBuilder* builder = nullptr;
   int32_t id = -1;
-  DType type = kF32;  // kF32, kF64 or kBool
+  DType type = kF32;  // kF32, kF64, kBool or, in generated kernels, an integer type
 };
 
 class LoopBuilder {
@@ -73,6 +74,9 @@ class LoopBuilder {
   virtual LoopValue reduce(LoopOp op, LoopValue v) = 0;
   // Defines output i; rounds to its dtype.
   virtual void output(int i, LoopValue v) = 0;
+  // Traits::picks: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
+  // Builders of ops that pick nothing need not have it: throws InternalError.
+  virtual LoopValue pick(int table, int index);
 };
 
 }  // namespace rondo

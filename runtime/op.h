@@ -102,11 +102,43 @@ class IntList {
   int64_t few_[kFew];                           // otherwise the first size_ of them
 };
 
+// Floats of a call: two at most. As with integers, an empty list costs next to nothing.
+class FloatList {
+ public:
+  FloatList() = default;
+  FloatList(std::initializer_list<SymFloat> values) {
+    for (SymFloat value : values) push_back(value);
+  }
+  FloatList(const FloatList& other) { *this = other; }
+  FloatList& operator=(const FloatList& other) {
+    size_ = other.size_;
+    for (size_t i = 0; i < size_; ++i) values_[i] = other.values_[i];
+    return *this;
+  }
+  void push_back(SymFloat value) {
+    if (size_ == kMost) throw Error("too many attributes");
+    values_[size_++] = value;
+  }
+  size_t size() const { return size_; }
+  const SymFloat* begin() const { return values_; }
+  const SymFloat* end() const { return values_ + size_; }
+  SymFloat operator[](size_t i) const { return values_[i]; }
+  SymFloat& operator[](size_t i) { return values_[i]; }
+  friend bool operator==(const FloatList& a, const FloatList& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  size_t size_ = 0;
+  SymFloat values_[kMost];  // the first size_ of them
+};
+
 // Operands that are no tensors. In a compiled region floats are run-time scalars (sym_float.h); ints are part of the
 // key.
 struct Attrs {
   IntList ints = {};
-  FixedVector<SymFloat, 2> floats = {};
+  FloatList floats = {};
   friend bool operator==(const Attrs&, const Attrs&) = default;
 };
 
@@ -297,6 +329,9 @@ struct Traits {
   bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
   // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;
+  // Of an elementwise op: it reads input 0, a table, where input 1, of i64, says (LoopBuilder::pick), and not at its
+  // own element. ints[0]: the dimension of the table that is indexed.
+  bool picks = false;
   bool converts = false;         // output 0 is input 0 in another dtype
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
 };

@@ -13,9 +13,10 @@ class OpCompiler {
  public:
   virtual ~OpCompiler() = default;
   // Runs a call on its operands' device and fills `outputs` with new dense tensors without history. False, and nothing
-  // has happened: the op has no lowering for these operands. Thread safe.
+  // has happened: the op has no lowering for these operands. `homes`: by output, the memory that the caller wants it
+  // in, if it fits; undefined, or missing at the end: the op's own. Thread safe.
   virtual bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                   std::span<Tensor> outputs, std::source_location where) = 0;
+                   std::span<Tensor> outputs, std::source_location where, std::span<const Tensor> homes) = 0;
   // For the log's perf_hints: something runs in a slower way than was asked for. Thread safe.
   virtual void hint(std::string_view text) = 0;
 };

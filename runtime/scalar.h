@@ -27,21 +27,21 @@ class Scalar {
               : is_exact_integer(value) ? Kind::kInteger
                                         : Kind::kReal) {}
 
-  constexpr Scalar(SymFloat value) : real_(value), integer_(0), kind_(Kind::kReal) {}
+  constexpr Scalar(SymFloat value) : real_(value.value()), integer_(0), symbol_(value.symbol()), kind_(Kind::kReal) {}
 
   constexpr Kind kind() const { return kind_; }
   constexpr bool is_integer() const { return kind_ != Kind::kReal; }
   // The value, rounded to a double if it is an integer beyond 2^53.
-  constexpr SymFloat real() const { return real_; }
+  constexpr SymFloat real() const { return {real_, symbol_}; }
   // The exact value. REQUIRES: is_integer().
   constexpr int64_t integer() const { return integer_; }
   // Calls f(int64_t) or f(double).
   template <class F> constexpr decltype(auto) visit(F&& f) const {
-    return is_integer() ? f(integer_) : f(static_cast<double>(real_));
+    return is_integer() ? f(integer_) : f(static_cast<double>(real()));
   }
 
   constexpr Scalar operator-() const {
-    if (!is_integer() || integer_ == INT64_MIN) return Scalar(-real_);
+    if (!is_integer() || integer_ == INT64_MIN) return Scalar(-real());
     return Scalar(-integer_);
   }
 
@@ -52,8 +52,9 @@ class Scalar {
     else if constexpr (std::is_unsigned_v<T> && sizeof(T) == 8) return value <= static_cast<T>(INT64_MAX);
     else return true;
   }
-  SymFloat real_;
+  double real_;
   int64_t integer_;
+  int32_t symbol_ = -1;  // of real_
   Kind kind_;
 };
 

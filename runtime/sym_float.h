@@ -43,10 +43,10 @@ bool outcome_of(FloatTest test, double a, double b);
 
 class SymFloat {
  public:
-  constexpr SymFloat() = default;
+  SymFloat() = default;  // without a value
   template <class T>
   requires std::is_arithmetic_v<T>
-  constexpr SymFloat(T value) : value_(static_cast<double>(value)) {}
+  constexpr SymFloat(T value) : value_(static_cast<double>(value)), symbol_(-1) {}
   constexpr SymFloat(double value, int32_t symbol) : value_(value), symbol_(symbol) {}
 
   // For text and for the compiler: nothing is guarded, so nothing may be decided by it.
@@ -79,8 +79,8 @@ class SymFloat {
   static SymFloat trace(FloatOp op, SymFloat a, SymFloat b, double value);
   static void test(FloatTest test, SymFloat a, SymFloat b, bool outcome);
 
-  double value_ = 0;
-  int32_t symbol_ = -1;
+  double value_;
+  int32_t symbol_;
 };
 
 // ---- Arithmetic and comparisons of two SymFloats, or of one and a number

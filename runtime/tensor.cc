@@ -156,9 +156,11 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given, std::source_location where) {
   constexpr const char* kName = "Tensor::arange";
-  if (begin.is_integer() && end.is_integer() && step.is_integer()) {
+  const bool integers = begin.is_integer() && end.is_integer() && step.is_integer();
+  const TensorOptions options{given.dtype.value_or(integers ? kI64 : kF32), given.device};
+  if (integers) {
     const int64_t first = begin.integer(), last = end.integer(), by = step.integer();
     if (by == 0) throw_op_error(kName, "the step must not be 0", where);
     // Unsigned, because the span may exceed an int64_t.
@@ -182,15 +184,10 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, TensorOptions optio
   run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
   return result;
 }
-Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, std::source_location where) {
-  const bool whole = begin.is_integer() && end.is_integer() && step.is_integer();
-  return arange(begin, end, step, whole ? kI64 : kF32, where);
-}
-Tensor Tensor::arange(Scalar begin, Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar begin, Scalar end, ArangeOptions options, std::source_location where) {
   return arange(begin, end, 1, options, where);
 }
-Tensor Tensor::arange(Scalar end, std::source_location where) { return arange(0, end, 1, where); }
-Tensor Tensor::arange(Scalar end, TensorOptions options, std::source_location where) {
+Tensor Tensor::arange(Scalar end, ArangeOptions options, std::source_location where) {
   return arange(0, end, 1, options, where);
 }
 

@@ -54,6 +54,16 @@ struct TensorOptions {
   Device device;
 };
 
+// The options of Tensor::arange. Without a dtype, its numbers decide: as in PyTorch.
+struct ArangeOptions {
+  ArangeOptions() : device(default_device()) {}
+  ArangeOptions(DType dtype, Device device = default_device()) : dtype(dtype), device(device) {}
+  ArangeOptions(Device device) : device(device) {}
+  ArangeOptions(TensorOptions options) : dtype(options.dtype), device(options.device) {}
+  std::optional<DType> dtype = {};
+  Device device;
+};
+
 // The indices begin, begin + step, ... below `end`. A negative bound counts from the back; `end` defaults to the size.
 struct Slice {
   int64_t begin = 0;
@@ -95,15 +105,14 @@ class Tensor {
                      std::source_location where = std::source_location::current());
   static Tensor full(const Dims& sizes, Scalar value, TensorOptions options = {},
                      std::source_location where = std::source_location::current());
-  // begin, begin + step, ... up to and without `end`. i64 if all numbers are integers, else f32, unless `options` says
-  // otherwise. A negative step counts down.
-  static Tensor arange(Scalar end, std::source_location where = std::source_location::current());
-  static Tensor arange(Scalar end, TensorOptions options, std::source_location where = std::source_location::current());
-  static Tensor arange(Scalar begin, Scalar end, Scalar step = 1,
+  // begin, begin + step, ... up to and without `end`; a negative step counts down. The dtype is that of `options`. If
+  // they name none, arange(12), arange(0, 12) and arange(12, device) are i64, because all numbers are integers;
+  // arange(1.5) and arange(12.0, device) are f32.
+  static Tensor arange(Scalar end, ArangeOptions options = {},
                        std::source_location where = std::source_location::current());
-  static Tensor arange(Scalar begin, Scalar end, TensorOptions options,
+  static Tensor arange(Scalar begin, Scalar end, ArangeOptions options = {},
                        std::source_location where = std::source_location::current());
-  static Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions options,
+  static Tensor arange(Scalar begin, Scalar end, Scalar step, ArangeOptions options = {},
                        std::source_location where = std::source_location::current());
   // Random values come from `generator`, or from the default one (random.h).
   static Tensor randn(const Dims& sizes, TensorOptions options = {}, Generator* generator = nullptr,

@@ -709,6 +709,10 @@ Samples gather_samples(bool large) {
           {"nothing", {real({4, 5}), indices({0, 6}, 5)}, ints({1})},
           {"no rows", {real({0, 5}), indices({0, 2}, 5)}, ints({1})}};
 }
+Samples check_indices_samples(bool large) {
+  if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
+  return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};
+}
 Samples scatter_samples(bool large) {
   if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
   return {{"last", {real({4, 5}), indices({3, 6}, 5), real({3, 6})}, ints({1})},
@@ -871,6 +875,8 @@ constexpr OpSpec kSpecs[] = {
      .tolerance = 16,
      .differentiable_outputs = 7},
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},

@@ -5,14 +5,16 @@ namespace rondo::compile {
 void flatten(LoopKernel& kernel) {
   if (kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty()) return;
   for (const Operand& operand : kernel.operands) {
-    const bool constant = operand.axes.empty() && operand.col_stride == 0;
+    // A picked axis does not move with the row.
+    const bool constant = operand.col_stride == 0 &&
+                          (operand.axes.empty() || (is_picked(operand) && operand.axes.size() == 1));
     const bool dense = operand.col_stride == 1 &&
                        (kernel.rows == 1 ||
                         (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
                          operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
     if (!constant && !dense) return;
   }
-  for (Operand& operand : kernel.operands) operand.axes.clear();
+  for (Operand& operand : kernel.operands) operand.axes.resize(is_picked(operand) ? 1 : 0, {});
   kernel.cols *= kernel.rows;
   kernel.rows = 1;
   kernel.split_columns = true;

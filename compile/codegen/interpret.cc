@@ -1,11 +1,13 @@
 #include "rondo/compile/codegen/interpret.h"
 
 #include <bit>
+#include <concepts>
 #include <cstring>
 #include <limits>
 
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::compile {
@@ -15,14 +17,17 @@ namespace {
 struct Register {
   float f32 = 0;
   double f64 = 0;
+  int64_t integer = 0;  // i64, i32 and u8
   bool truth = false;
 
   template <class T> T get() const {
     if constexpr (std::is_same_v<T, float>) return f32;
+    else if constexpr (std::is_integral_v<T>) return static_cast<T>(integer);
     else return f64;
   }
   template <class T> void set(T v) {
     if constexpr (std::is_same_v<T, float>) f32 = v;
+    else if constexpr (std::is_integral_v<T>) integer = v;
     else f64 = v;
   }
 };
@@ -35,6 +40,9 @@ template <class T> Register make(DType type, T value) {
     case kF64: r.f64 = static_cast<double>(value); break;
     case kBF16: r.f32 = BFloat16(static_cast<float>(value)); break;
     case kF16: r.f32 = Float16(static_cast<float>(value)); break;
+    case kI64: r.integer = ops::convert<int64_t>(value); break;
+    case kI32: r.integer = ops::convert<int32_t>(value); break;
+    case kU8: r.integer = ops::convert<uint8_t>(value); break;
     default: r.f32 = static_cast<float>(value);
   }
   return r;
@@ -42,6 +50,7 @@ template <class T> Register make(DType type, T value) {
 
 Register convert(const Register& from, DType from_type, DType type) {
   if (from_type == kBool) return make(type, from.truth ? 1.0f : 0.0f);
+  if (is_integer(from_type)) return make(type, from.integer);
   return from_type == kF64 ? make(type, from.f64) : make(type, from.f32);
 }
 
@@ -66,12 +75,16 @@ class Interpreter {
  private:
   using Lanes = std::vector<Register>;
 
-  char* address(int operand_index, int64_t row, int64_t column) const {
+  // `picked`: the index of the operand's picked axis, if it has one.
+  char* address(int operand_index, int64_t row, int64_t column, int64_t picked = 0) const {
     const Operand& operand = k_.operands[operand_index];
     int64_t offset = column * operand.col_stride;
     if (operand.is_partial) offset += begin_ / k_.chunk_rows * k_.cols;
     else
-      for (const OperandAxis& axis : operand.axes) offset += row / axis.divisor % axis.size * axis.stride;
+      for (const OperandAxis& axis : operand.axes) {
+        if (!is_picked(axis)) offset += row / axis.divisor % axis.size * axis.stride;
+        else if (picked >= 0 && picked < axis.size) offset += picked * axis.stride;
+      }
     return static_cast<char*>(operands_[operand_index]) + offset * static_cast<int64_t>(size_of(operand.dtype));
   }
 
@@ -131,6 +144,7 @@ class Interpreter {
       case LoopOp::kConst: out = make(i.type, i.value); return;
       case LoopOp::kScalar: out = make(i.type, scalars_[i.index]); return;
       case LoopOp::kLoad: out = load(i, address(i.index, row, column)); return;
+      case LoopOp::kPick: out = load(i, address(i.index, row, column, registers_[i.a].integer)); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
       case LoopOp::kAnd: out.truth = registers_[i.a].truth && registers_[i.b].truth; return;
@@ -146,6 +160,9 @@ class Interpreter {
     const DType type = k_.instrs[i.a].type;
     if (type == kBool) out.truth = compare(i.op, registers_[i.a].truth, registers_[i.b].truth);
     else if (type == kF64) arithmetic<double>(i, out);
+    else if (type == kI64) arithmetic<int64_t>(i, out);
+    else if (type == kI32) arithmetic<int32_t>(i, out);
+    else if (type == kU8) arithmetic<uint8_t>(i, out);
     else arithmetic<float>(i, out);
   }
 
@@ -158,7 +175,22 @@ class Interpreter {
     }
   }
 
-  template <class T> void arithmetic(const Instr& i, Register& out) const {
+  // Wraps around.
+  template <std::integral T> void arithmetic(const Instr& i, Register& out) const {
+    const auto argument = [&](int32_t id) { return id < 0 ? T(0) : registers_[id].get<T>(); };
+    const T a = argument(i.a), b = argument(i.b);
+    const auto x = static_cast<uint64_t>(a), y = static_cast<uint64_t>(b);
+    switch (i.op) {
+      case LoopOp::kAdd: return out.set(static_cast<T>(x + y));
+      case LoopOp::kSub: return out.set(static_cast<T>(x - y));
+      case LoopOp::kMul: return out.set(static_cast<T>(x * y));
+      case LoopOp::kNeg: return out.set(static_cast<T>(0 - x));
+      case LoopOp::kAbs: return out.set(a < T(0) ? static_cast<T>(0 - x) : a);
+      default: out.truth = compare(i.op, a, b);
+    }
+  }
+
+  template <std::floating_point T> void arithmetic(const Instr& i, Register& out) const {
     auto argument = [&](int32_t id) { return id < 0 ? T(0) : registers_[id].get<T>(); };
     const T a = argument(i.a), b = argument(i.b), c = argument(i.c);
     switch (i.op) {
@@ -189,9 +221,7 @@ class Interpreter {
         T value;
         std::memcpy(&value, from, sizeof(T));
         if constexpr (sizeof(T) == 2) out = make(i.type, static_cast<float>(value));
-        // An integer goes to an f64 register at once and to the others by way of f32.
-        else if constexpr (std::is_integral_v<T>)
-          out = i.type == kF64 ? make(kF64, static_cast<double>(value)) : make(i.type, static_cast<float>(value));
+        else if constexpr (std::is_integral_v<T>) out = make(i.type, static_cast<int64_t>(value));
         else out = make(i.type, value);
       }
     });
@@ -205,11 +235,14 @@ class Interpreter {
       std::memcpy(to, &byte, 1);
       return;
     }
-    const bool as_byte = memory == kBool || memory == kU8;
+    const bool as_byte = memory == kBool || (memory == kU8 && k_.instrs[i.a].type == kBool);
     const Register r = convert(registers_[i.a], k_.instrs[i.a].type, as_byte ? kBool : memory);
     auto write = [&](auto value) { std::memcpy(to, &value, sizeof(value)); };
     if (as_byte) write(static_cast<uint8_t>(r.truth));
     else if (memory == kF64) write(r.f64);
+    else if (memory == kI64) write(r.integer);
+    else if (memory == kI32) write(static_cast<int32_t>(r.integer));
+    else if (memory == kU8) write(static_cast<uint8_t>(r.integer));
     else if (memory == kBF16) write(BFloat16(r.f32));
     else if (memory == kF16) write(Float16(r.f32));
     else write(r.f32);

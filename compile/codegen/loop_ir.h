@@ -8,9 +8,14 @@
 //                stage 1: row: mean                 column: load x, sub, mul     reductions: sum((x-mean)^2)
 //                stage 2: row: rstd, store rstd     column: load x, w, b, ..., store y
 //
-// Registers are f32, f64 or booleans. A 16-bit float type on an instruction means an f32 register; kCast, kLoad, kConst
-// and kScalar of such a type round to it, arithmetic does not. kLoad converts from the operand's dtype, kStore to it;
-// of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits of a + 1.5 * 2^23.
+// Registers are f32, f64, booleans or integers (i64, i32, u8). A 16-bit float type on an instruction means an f32
+// register; kCast, kLoad, kConst and kScalar of such a type round to it, arithmetic does not. kLoad converts from the
+// operand's dtype, kStore to it; of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits
+// of a + 1.5 * 2^23.
+//
+// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs. Conversions are those of eager execution
+// (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take the
+// nearest number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -29,6 +34,8 @@ namespace rondo::compile {
 
 // How an operand is addressed. Its element at (row, col) stands at
 //   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride        (in elements)
+// The first axis may be a picked one, of divisor 0: its index is an argument of kPick, which alone reads such an
+// operand.
 struct OperandAxis {
   int64_t divisor;
   int64_t size;
@@ -44,12 +51,17 @@ struct Operand {
   bool is_partial = false;
 };
 
+inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
+inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && is_picked(operand.axes[0]); }
+
 // A loop over columns takes one or two steps of kLanes at a time.
 inline constexpr int64_t kMaxStep = 2 * kLanes;
 // Column strides up to here are gathered with 32-bit indices.
 inline constexpr int64_t kNarrowStride = INT32_MAX / kLanes;
 // Calls of a split_columns kernel meet at multiples of this: what vector loops and cache lines like.
 inline constexpr int64_t kSplitGrain = 64;
+
+inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
 
 struct Instr {
   LoopOp op;
@@ -133,7 +145,9 @@ inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // Partial rows that a kernel with column sums leaves.
 inline int64_t chunks(const LoopKernel& kernel) { return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows; }
 // True if several indices of the axis stand for one element.
-inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) { return axis.divisor * axis.size < kernel.rows; }
+inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
+  return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
+}
 
 // How many steps of kLanes columns a row takes, the last perhaps in part, if that follows from the range; else 0.
 inline int64_t steps_known(const ExtentRange& cols) {

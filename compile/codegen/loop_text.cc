@@ -9,6 +9,7 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kConst: return {"const", 0};
     case LoopOp::kScalar: return {"scalar", 0};
     case LoopOp::kLoad: return {"load", 0};
+    case LoopOp::kPick: return {"pick", 1};
     case LoopOp::kAdd: return {"add", 2};
     case LoopOp::kSub: return {"sub", 2};
     case LoopOp::kMul: return {"mul", 2};

@@ -13,6 +13,11 @@ bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::
 bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 bool is_logical(LoopOp op) { return op >= LoopOp::kAnd && op <= LoopOp::kNot; }
 
+// On integers, which have fewer operations than floats.
+bool has_integers(LoopOp op) {
+  return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs;
+}
+
 // f32 registers hold the 16-bit floats too.
 DType register_of(DType type) { return is_low_precision(type) ? kF32 : type; }
 
@@ -58,8 +63,10 @@ class Verifier {
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
     if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
     for (const Operand& operand : k_.operands) {
-      for (const OperandAxis& axis : operand.axes)
-        if (axis.divisor < 1 || axis.size < 1) return "an operand axis with divisor or size below 1";
+      for (size_t a = 0; a < operand.axes.size(); ++a)
+        if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < 1)
+          return "an operand axis with divisor or size below 1";
+      if (is_picked(operand) && operand.is_output) return "outputs have no picked axis";
       if (operand.is_partial && (operand.dtype != compute_dtype(operand.dtype) || !is_floating(operand.dtype) ||
                                  operand.col_stride != 1 || k_.chunk_rows < 1 || k_.split_columns))
         return "a partial operand must be dense f32 or f64, in a kernel with chunk_rows";
@@ -94,7 +101,6 @@ class Verifier {
   }
 
   std::string check_types(const Instr& i) {
-    if (i.type == kI64 || i.type == kI32 || i.type == kU8) return "integer registers do not exist";
     auto type = [&](int32_t id) { return register_of(k_.instrs[id].type); };
     const DType result = register_of(i.type);
     if (is_comparison(i.op)) return result == kBool && type(i.a) == type(i.b) ? "" : "types do not compare";
@@ -104,20 +110,24 @@ class Verifier {
     }
     if (i.op == LoopOp::kSelect)
       return type(i.a) == kBool && type(i.b) == result && type(i.c) == result ? "" : "types of the choices differ";
+    if (i.op == LoopOp::kPick) return type(i.a) == kI64 ? "" : "an index must be i64";
     const bool any_type = info(i.op).n_args == 0 || i.op == LoopOp::kCast || i.op == LoopOp::kStore;
     if (any_type) return "";
     for (int32_t id : {i.a, i.b, i.c})
       if (id >= 0 && type(id) != result) return "types of arguments and result differ";
+    if (is_integer(result) && !has_integers(i.op)) return "integers do not have this operation";
     return result == kBool ? "arithmetic on booleans" : "";
   }
 
   std::string check_index(const Instr& i, Place place) {
     if (i.op == LoopOp::kScalar) return i.index >= 0 && i.index < k_.n_scalars ? "" : "no such scalar";
-    if (i.op != LoopOp::kLoad && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
+    const bool loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
+    if (!loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
     if (i.index < 0 || i.index >= std::ssize(k_.operands)) return "no such operand";
     const Operand& operand = k_.operands[i.index];
     if (operand.is_partial != (i.op == LoopOp::kColumnSum)) return "only column_sum touches a partial operand";
-    if (i.op == LoopOp::kLoad) return "";
+    if (is_picked(operand) != (i.op == LoopOp::kPick)) return "an operand has a picked axis if pick reads it";
+    if (loads) return "";
     const DType source = k_.instrs[i.a].type;
     if (i.op == LoopOp::kColumnSum) {
       if (place != Place::kColumn) return "outside of a column list";
@@ -127,8 +137,8 @@ class Verifier {
       return "";
     }
     if (!operand.is_output) return "stores to an input";
-    if (!is_floating(operand.dtype) &&
-        !(operand.dtype == kBool || (operand.dtype == kU8 && (source == kBool || source == kF32))))
+    if (!is_floating(operand.dtype) && operand.dtype != kBool && source != operand.dtype &&
+        !(operand.dtype == kU8 && (source == kBool || source == kF32)))
       return "stores of this type do not exist";
     if (place == Place::kColumn && operand.col_stride == 0 && k_.cols > 1) return "every column stores to one element";
     return "";

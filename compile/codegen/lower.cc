@@ -50,9 +50,7 @@ class UnitLowering final : public LoopBuilder {
       node_ = &graph_.node(n);
       domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
                                                       : graph_.value(node_->outputs[0]).sizes;
-      compute_ = kF32;
-      for (ValueId id : node_->inputs)
-        if (graph_.value(id).dtype == kF64) compute_ = kF64;
+      compute_ = compute_type();
       column_sum_.reset();
       node_->op->lower(*this);
     }
@@ -70,6 +68,16 @@ class UnitLowering final : public LoopBuilder {
     return text;
   }
 
+  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers.
+  DType compute_type() const {
+    DType type = kBool;
+    for (ValueId id : node_->inputs) {
+      const DType dtype = graph_.value(id).dtype;
+      if (dtype != kBool) type = type == kBool ? compute_dtype(dtype) : promote(type, compute_dtype(dtype));
+    }
+    return type == kBool ? kF32 : type;
+  }
+
   // ---- LoopBuilder
   LoopValue input(int i) override {
     const ValueId id = node_->inputs[static_cast<size_t>(i)];
@@ -77,6 +85,23 @@ class UnitLowering final : public LoopBuilder {
     LoopValue v = made != made_.end() ? made->second : load(id);
     if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v, {}, {});
     return v;
+  }
+  LoopValue pick(int table, int index) override {
+    const ValueId id = node_->inputs[static_cast<size_t>(table)], at = node_->inputs[static_cast<size_t>(index)];
+    const auto made = made_.find(same_elements(graph_, at));
+    const LoopValue where = made != made_.end() ? made->second : load(at);
+    Value seen = graph_.value(id);
+    const int dim = static_cast<int>(integer(0));
+    const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
+    seen.sizes = domain_;
+    seen.strides[dim] = 0;
+    Operand operand = address(seen, domain_);
+    operand.axes.insert(operand.axes.begin(), axis);
+    const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
+    const Placement place = placement(where.id);
+    return append(
+        {.op = LoopOp::kPick, .type = held, .a = where.id, .index = add_operand(operand, same_elements(graph_, id))},
+        {.row = place.row && operand.col_stride == 0, .level = place.level});
   }
   bool has_input(int i) const override {
     return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;

@@ -40,7 +40,7 @@ class Contraction {
   // The product that joins this sum or difference; -1: none.
   int32_t product_in(int32_t id) const {
     const Instr& sum = at(id);
-    if (sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) return -1;
+    if ((sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) || is_integer(sum.type)) return -1;
     for (int32_t arg : {sum.a, sum.b}) {
       // One that is computed once a row stays there.
       const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
@@ -115,6 +115,7 @@ class MaximumProbe final : public LoopBuilder {
     return v;
   }
   void output(int, LoopValue) override {}
+  LoopValue pick(int, int) override { return value(); }
   LoopValue value(DType type = kF32) { return {this, 0, type}; }
 
   const GraphNode& node_;

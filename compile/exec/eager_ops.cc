@@ -61,7 +61,7 @@ class EagerOps final : public OpCompiler {
  public:
   void hint(std::string_view text) override { log::write(log::Topic::kPerfHints, text); }
   bool run(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
-           std::source_location where) override {
+           std::source_location where, std::span<const Tensor> homes) override {
     const bool in_parts = op.lower == nullptr;
     if (in_parts && (!op.fuse_parts || op.kind == OpKind::kContraction || op.overwrites >= 0)) return false;
     Graph graph = graph_of(op, inputs, attrs, outputs.size(), where);
@@ -75,7 +75,7 @@ class EagerOps final : public OpCompiler {
     const auto floats = in_parts || attrs.floats.size() == 0
                             ? program->floats()
                             : std::make_shared<const Floats>(floats_for(program->plan(), graph));
-    std::vector<Tensor> results = program->run(given, floats);
+    std::vector<Tensor> results = program->run(given, floats, nullptr, homes);
     for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = std::move(results[i]);
     return true;
   }

@@ -45,7 +45,8 @@ Reach reach_of(const LoopKernel& kernel, const Operand& operand) {
   const Wide size = static_cast<int64_t>(size_of(operand.dtype));
   Reach reach;
   for (const OperandAxis& axis : operand.axes)
-    reach.add_steps(std::min(axis.size - 1, (kernel.rows - 1) / axis.divisor), Wide(axis.stride) * size);
+    reach.add_steps(is_picked(axis) ? axis.size - 1 : std::min(axis.size - 1, (kernel.rows - 1) / axis.divisor),
+                    Wide(axis.stride) * size);
   reach.add_steps(kernel.cols - 1, Wide(operand.col_stride) * size);
   reach.end += size;
   return reach;
@@ -129,7 +130,8 @@ class Finder {
     const LoopKernel& kernel = plan_.kernel_of(launch).kernel;
     std::vector<bool> used(kernel.operands.size(), false);
     for (const Instr& instr : kernel.instrs)
-      if (instr.op == LoopOp::kLoad || instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum)
+      if (instr.op == LoopOp::kLoad || instr.op == LoopOp::kPick || instr.op == LoopOp::kStore ||
+          instr.op == LoopOp::kColumnSum)
         used[static_cast<size_t>(instr.index)] = true;
     for (size_t i = 0; i < used.size(); ++i)
       if (used[i])

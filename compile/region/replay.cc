@@ -8,6 +8,7 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 
 namespace rondo::compile {
 
@@ -111,6 +112,8 @@ void Replay::run(const nn::ModuleCall& call) const {
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
   for (const Source& source : sources_) inputs.push_back(tensor_of(source, call));
+  if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
+    for (const Tensor& input : inputs) notes->note(input);
   const Entry& entry = *binding_->entry();
   count(Outcome::kCompiled);
   std::vector<Tensor> results, finished;

@@ -43,7 +43,10 @@ std::optional<Graph> decompose(const Graph& graph) {
     for (ValueId id : node.inputs) inputs.push_back(symbol(id));
     trace.origin = &node.origin;
     if (has_parts(graph, node)) {
+      const size_t first = trace.graph.nodes.size();
       node.op->decompose(inputs, node.attrs, outputs);
+      // An error of a part is one of the call.
+      for (size_t n = first; n < trace.graph.nodes.size(); ++n) trace.graph.nodes[n].where = node.where;
     } else {
       std::vector<TensorArg> args;
       for (const Tensor& input : inputs) args.emplace_back(input, node.where);

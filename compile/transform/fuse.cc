@@ -41,7 +41,8 @@ namespace {
 
 constexpr size_t kWindow = 1024;
 
-bool lowerable_dtype(DType t) { return is_floating(t) || t == kBool; }
+// Kernels compute with integers, and do not reduce them.
+bool lowerable_dtype(OpKind kind, DType t) { return kind == OpKind::kElementwise || is_floating(t) || t == kBool; }
 
 struct Space {
   bool fusible = false;
@@ -54,9 +55,9 @@ Space space_of(const Graph& graph, const GraphNode& node) {
   Space space;
   if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
   for (ValueId id : node.inputs)
-    if (id == kNoValue || !lowerable_dtype(graph.value(id).dtype)) return space;
+    if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
   for (ValueId id : node.outputs)
-    if (!lowerable_dtype(graph.value(id).dtype)) return space;
+    if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
   const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes
                                                     : graph.value(node.outputs[0]).sizes;
   if (sizes.empty() || sizes.numel() == 0) return space;
@@ -136,6 +137,9 @@ class Reachability {
   size_t n_, words_;
   std::vector<uint64_t> after_, before_;  // a row of bits for each unit
 };
+
+// True if the node may read any element of the value: all of it must be there.
+bool is_table(const GraphNode& node, ValueId id) { return node.op->traits.picks && node.inputs[0] == id; }
 
 class Fuser {
  public:
@@ -317,7 +321,7 @@ class Fuser {
         const int32_t maker = graph_.value(root).producer;
         if (maker < 0 || unit_of_[maker] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
-        if (!reads_in_place(rows, cols, node, id)) return false;
+        if (!reads_in_place(rows, cols, node, id) || is_table(node, id)) return false;
       }
     }
     return true;

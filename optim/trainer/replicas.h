@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/modules/state_dict.h"
+#include "rondo/optim/optimizer.h"
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -30,6 +32,15 @@ class Replicas {
   // After the last backward of a step: gradients become the averages over the processes. `ran_backward`: false if this
   // process ran none in this step. Its gradients then count as zeros.
   virtual void average_gradients(bool ran_backward) = 0;
+  // True if each process has a part of this optimizer's states. optimizer_state() is then a collective.
+  virtual bool share_states_of(const Optimizer& /*optimizer*/) const { return false; }
+  // The states of whole parameters, in process 0; what other processes get is of no use.
+  virtual nn::StateDict optimizer_state(const Optimizer& optimizer) { return optimizer.state_dict(); }
+  // Restores what optimizer_state() gave, on any number of processes. Throws nn::StateDictError, before anything is
+  // changed.
+  virtual void load_optimizer_state(Optimizer& optimizer, const nn::StateDict& state) {
+    optimizer.load_state_dict(state);
+  }
   // After the optimizer's step: a place for checks.
   virtual void end_step() {}
 

@@ -11,6 +11,7 @@
 #include "rondo/optim/trainer/run_lock.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
@@ -225,10 +226,10 @@ class Trainer::Run::Session {
 
 TrainResult Trainer::Run::train() {
   if (training_) throw Error("Trainer::train: it is running already");
-  if (Step::state_of(optimizer_).shards != nullptr)
+  if (Step::state_of(optimizer_).shards != nullptr && !shares_states())
     throw Error(
-        "Trainer::train: the optimizer's states are in shards (ShardedOptimizer), which a Trainer cannot save; train "
-        "in a loop of your own, or without shards");
+        "Trainer::train: the optimizer's states are in shards; name its ShardedOptimizer in "
+        "TrainerReplicasOptions::shards");
   const Session session(*this);
   tell([this](Callback& c) { c.on_begin(progress_); });
   StopReason reason = StopReason::kFinished;
@@ -251,7 +252,7 @@ TrainResult Trainer::Run::train() {
       train_step();
     }
   }
-  if (writes() && saved_step_ != state_.step) run_save();
+  if (saves() && saved_step_ != state_.step) run_save();
   if (reason != StopReason::kCancelled && options_.load_best_model_at_end) restore_best();
   tell([&](Callback& c) { c.on_end(progress_, reason); });
   return {reason, progress()};
@@ -284,9 +285,18 @@ bool Trainer::Run::train_step() {
     const auto made = run_backwards(step);
     if (!made) return undo();
     const std::vector<std::pair<double, Tensor>>& losses = *made;
+    const auto mean_loss = [&] {
+      double mean = 0;
+      for (const auto& [share, loss] : losses) mean += share * loss.item();
+      if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
+      return step.all_targets == 0 ? std::nan("") : mean;
+    };
+    if (step.all_targets > 0 && replicas_ != nullptr) replicas_->average_gradients(/*ran_backward=*/!losses.empty());
+    // Collectives of host tensors end in order: a sum that is asked for later would wait for all parameters.
+    const bool early = shares_states() && has_host_memory(optimizer_.device());
+    double mean = early ? mean_loss() : 0;
     std::optional<StepReport> report;
     if (step.all_targets > 0) {
-      if (replicas_ != nullptr) replicas_->average_gradients(/*ran_backward=*/!losses.empty());
       StepOptions how;
       if (options_.max_grad_norm > 0) how.max_norm = options_.max_grad_norm;
       report = scaler_ ? scaler_->step(optimizer_, how) : optimizer_.step(how);
@@ -296,10 +306,7 @@ bool Trainer::Run::train_step() {
     if (replicas_ != nullptr) replicas_->end_step();
     // While the device computes: the next step's batches, and the one whose copy that step's last one starts.
     if (state_.step + 1 < max_steps_) batches_->read_ahead(options_.gradient_accumulation_steps + 1);
-    double mean = 0;
-    for (const auto& [share, loss] : losses) mean += share * loss.item();
-    if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
-    if (step.all_targets == 0) mean = std::nan("");
+    if (!early) mean = mean_loss();
     finish_step(step, mean, report, seconds_since(began));
   } catch (...) {
     undo();
@@ -461,7 +468,11 @@ void Trainer::Run::compare_replicas() {
        absl::StrCat("training data ", data_checksum(), ", ", train_data_.size(), " batches"),
        absl::StrCat(eval_data_ == nullptr ? 0 : eval_data_->size(), " evaluation batches"),
        absl::StrCat("gradient_accumulation_steps ", options_.gradient_accumulation_steps, ", max_grad_norm ",
-                    options_.max_grad_norm, ", seed ", options_.seed)},
+                    options_.max_grad_norm, ", seed ", options_.seed),
+       shares_states() ? absl::StrCat("states in shards, ", options_.output_dir.empty()
+                                                                ? "no checkpoints"
+                                                                : absl::StrCat("save_steps ", options_.save_steps))
+                       : "whole states"},
       "Trainer");
   agreed_to_stop_ = replicas_->sum({cancelled_ ? 1.0 : 0.0}, "cancelled").front() > 0;
 }
@@ -472,7 +483,7 @@ bool Trainer::Run::evaluation_due() const {
   return due(options_.eval_steps) || state_.step >= max_steps_;
 }
 
-bool Trainer::Run::save_due() const { return writes() && saved_step_ != state_.step && due(options_.save_steps); }
+bool Trainer::Run::save_due() const { return saves() && saved_step_ != state_.step && due(options_.save_steps); }
 
 bool Trainer::Run::stopped_early() const {
   return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;
@@ -553,10 +564,11 @@ void Trainer::Run::run_save() {
 }
 
 std::string Trainer::Run::save_checkpoint() {
-  if (!writes() && !options_.output_dir.empty()) return "";
+  if (!saves() && !options_.output_dir.empty()) return "";
   claim_output_dir();
   const std::string path = write_checkpoint();
   saved_step_ = state_.step;
+  if (path.empty()) return "";
   tell([&](Callback& c) { c.on_save(progress_, path); });
   return path;
 }

@@ -37,7 +37,8 @@
 // of processes. The position in the data is exact: the job's order of batches goes on. If ranks times
 // gradient_accumulation_steps is as before, every step has the same batches, and losses differ by the order of sums
 // only (and by dropout, whose masks belong to ranks). Otherwise steps have other sizes from there on: Note [Other
-// steps].
+// steps]. The optimizer's states may be in shards (TrainerReplicasOptions::shards): a checkpoint has those of whole
+// parameters, and resumes with shards or without. save_checkpoint() is then called by all processes, too.
 //
 // Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
 // adapters and compile regions before.
@@ -167,7 +168,8 @@ class Trainer {
   // The same for one file.
   void resume_from_file(const std::string& path);
   // Writes a checkpoint into output_dir now; returns its path. Callbacks may call it, too, except in on_micro_step():
-  // Error. With replicas only rank 0 writes one; elsewhere this does nothing and returns "".
+  // Error. With replicas only rank 0 writes one; elsewhere this returns "", and does nothing unless the states are in
+  // shards.
   std::string save_checkpoint();
 
  private:

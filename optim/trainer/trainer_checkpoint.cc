@@ -145,11 +145,18 @@ void Trainer::Run::claim_output_dir() {
   owns_output_dir_ = true;
 }
 
+nn::StateDict Trainer::Run::optimizer_state() {
+  return replicas_ != nullptr ? replicas_->optimizer_state(optimizer_) : optimizer_.state_dict();
+}
+
+// "": this process does not write, and has given its part of the states.
 std::string Trainer::Run::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
+  nn::StateDict states = optimizer_state();
+  if (!writes()) return "";
   const data::BatchSource::Position at = position();
-  io::Checkpoint now{.step = state_.step, .optimizer = optimizer_.state_dict()};
+  io::Checkpoint now{.step = state_.step, .optimizer = std::move(states)};
   for (const nn::NamedTensor& t : saved_tensors()) now.model[t.name] = t.tensor;
   now.state["trainer"] = int64_t{1};  // the format
   now.state["epoch"] = at.epoch;
@@ -255,7 +262,9 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   std::optional<amp::GradScaler> new_scaler = scaler_;
   if (new_scaler && !scaler.empty()) new_scaler->load_state_dict(scaler);
 
-  optimizer_.load_state_dict(checkpoint.optimizer);  // the last that can fail: it changes nothing then
+  // The last that can fail: it changes nothing then.
+  if (replicas_ != nullptr) replicas_->load_optimizer_state(optimizer_, checkpoint.optimizer);
+  else optimizer_.load_state_dict(checkpoint.optimizer);
   nn::load_tensors(saved_tensors(), checkpoint.model, /*strict=*/true, model_.type_name());
   scaler_ = new_scaler;
   train_data_.seek(at);

@@ -86,6 +86,9 @@ class Trainer::Run {
   bool is_cancelled() const { return replicas_ != nullptr ? agreed_to_stop_ : cancelled_.load(); }
   // This process writes the files.
   bool writes() const { return !options_.output_dir.empty() && (replicas_ == nullptr || replicas_->rank() == 0); }
+  // Each process has a part of the optimizer's states, so all of them take part in a checkpoint.
+  bool shares_states() const { return replicas_ != nullptr && replicas_->share_states_of(optimizer_); }
+  bool saves() const { return writes() || (shares_states() && !options_.output_dir.empty()); }
   void compare_replicas();
   int64_t batches_per_step() const;
   int64_t epoch_steps_at(data::BatchSource::Position at) const;
@@ -99,6 +102,7 @@ class Trainer::Run {
   // ---- Checkpoints (trainer_checkpoint.cc)
   void resume(const io::Checkpoint& checkpoint, const std::string& path);
   std::string write_checkpoint();
+  nn::StateDict optimizer_state();
   void claim_output_dir();
   bool only_trainable() const;
   // Parameters that require a gradient, and persistent buffers.

@@ -14,6 +14,11 @@ namespace rondo::cpu {
 void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
                      std::optional<int64_t> allowed = std::nullopt);
 
+// Throws the Error of the first index of a dense tensor that is not in [0, size). `at_position`: with its position.
+// REQUIRES: there is one.
+[[noreturn]] void throw_bad_index(const char* op, const Tensor& indices, int64_t size, bool at_position,
+                                  std::source_location where);
+
 // The first bad index that the threads of one kernel find.
 //
 //   BadIndex bad(size);

@@ -1,11 +1,17 @@
 // Elements picked and placed by an index tensor along one dimension.
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/lines.h"
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/row_sums.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -52,6 +58,28 @@ void gather_kernel(const KernelContext& context) {
   bad.check(context);
 }
 
+void check_indices_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  const int64_t size = context.attrs.ints[0];
+  *reinterpret_cast<bool*>(context.out().impl()->data()) = true;
+  // Each index once.
+  Tensor index = context.in(0);
+  for (int d = 0; d < index.rank(); ++d)
+    if (index.strides()[d] == 0 && index.sizes()[d] > 1) index = index.slice(d, {0, 1});
+  index = index.contiguous();
+  const int64_t* at = pointer<int64_t>(index);
+  std::atomic<bool> bad = false;
+  parallel_for(index.numel(), kElementwiseGrain, [&](int64_t begin, int64_t end) {
+    uint64_t largest = 0;  // a negative index is a large one
+    for (int64_t i = begin; i < end; ++i) largest = std::max(largest, static_cast<uint64_t>(at[i]));
+    if (begin < end && largest >= static_cast<uint64_t>(size)) bad.store(true, std::memory_order_relaxed);
+  });
+  if (!bad) return;
+  const ops::LookupName lookup = ops::lookup_in(context.attrs.ints[1]);
+  throw_bad_index(lookup.op, context.in(0).contiguous(), size, lookup.at_position, context.where);
+}
+
 void scatter_kernel(const KernelContext& context) {
   NoGrad off;
   RecorderScope run(nullptr);
@@ -78,11 +106,48 @@ void scatter_kernel(const KernelContext& context) {
   bad.check(context);
 }
 
+namespace {
+
+// The sums of whole rows, if one index belongs to each of them: it is the same along all dimensions behind `dim`, and
+// there are none in front. Indices are not checked yet.
+std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const Tensor& out, int dim) {
+  const Dims &sizes = index.sizes(), &steps = values.strides();
+  const int rank = sizes.rank();
+  if (rank == 0) return std::nullopt;
+  int64_t cols = 1;
+  for (int d = 0; d < dim; ++d)
+    if (sizes[d] != 1 || out.sizes()[d] != 1) return std::nullopt;
+  for (int d = rank - 1; d > dim; --d) {
+    const bool whole = sizes[d] == out.sizes()[d];
+    if (sizes[d] == 1 && whole) continue;
+    if (!whole || index.strides()[d] != 0 || steps[d] != cols) return std::nullopt;
+    cols *= sizes[d];
+  }
+  return RowSums{.dtype = out.dtype(),
+                 .index = pointer<int64_t>(index),
+                 .index_step = index.strides()[dim],
+                 .n = sizes[dim],
+                 .values = values.impl()->data(),
+                 .values_step = steps[dim],
+                 .out = out.impl()->data(),
+                 .rows = out.sizes()[dim],
+                 .cols = cols};
+}
+
+}  // namespace
+
 void scatter_sum_kernel(const KernelContext& context) {
   const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
   const int dim = dim_of(context);
   const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
   BadIndex bad(size);
+  if (const std::optional<RowSums> sums = row_sums(values, index, out, dim)) {
+    parallel_for(sums->n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) bad.is(sums->index[i * sums->index_step], i * sums->index_step);
+    });
+    bad.check(context);
+    return write_row_sums(*sums);
+  }
   std::memset(static_cast<void*>(out.impl()->data()), 0, static_cast<size_t>(out.nbytes()));
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;

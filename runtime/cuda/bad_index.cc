@@ -5,8 +5,12 @@
 namespace rondo::cuda {
 
 IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position) {
+  return check_indices_of(context.op.name, context, size, at_position);
+}
+
+IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position) {
   DeviceState& state = device_state(context.out().device().index);
-  return {state.status(), state.calls().note(context.op.name, CallSite(context.where), size, at_position)};
+  return {state.status(), state.calls().note(op, CallSite(context.where), size, at_position)};
 }
 
 }  // namespace rondo::cuda

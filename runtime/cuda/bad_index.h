@@ -15,5 +15,7 @@ struct IndexCheck {
 
 // For one call, whose indices must lie in [0, size). `at_position`: the message tells the position.
 IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_position = false);
+// The same in the name of another op, a constant.
+IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position);
 
 }  // namespace rondo::cuda

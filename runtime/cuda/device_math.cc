@@ -48,6 +48,21 @@ RONDO_DEVICE unsigned char to_byte(float value) {
   return static_cast<unsigned char>(__float_as_uint(value + 12582912.0f));  // 1.5 * 2^23
 }
 
+// A float without its fraction: the nearest number of the type where it is out of range, 0 for NaN.
+template <class In> RONDO_DEVICE long long to_long(In x) {
+  const In high = static_cast<In>(9223372036854775808.0);
+  if (x >= high) return 9223372036854775807ll;
+  if (x < -high) return -9223372036854775807ll - 1;
+  return x == x ? static_cast<long long>(x) : 0ll;
+}
+template <class In> RONDO_DEVICE int to_int(In x) {
+  const In high = static_cast<In>(2147483648.0);
+  if (x >= high) return 2147483647;
+  if (x < -high) return -2147483647 - 1;
+  return x == x ? static_cast<int>(x) : 0;
+}
+template <class In> RONDO_DEVICE unsigned char low_byte(In x) { return static_cast<unsigned char>(to_long(x)); }
+
 // ---- The primitives of runtime/ops/scalar_math.h
 RONDO_DEVICE float fma_of(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 RONDO_DEVICE double fma_of(double a, double b, double c) { return __fma_rn(a, b, c); }
@@ -94,6 +109,8 @@ template <class T> RONDO_DEVICE T* global_address(T* address) {
 #endif
   return address;
 }
+// An index into `size` elements; 0 where it is out of range, which a check of the indices reports.
+RONDO_DEVICE long long pick_at(long long index, long long size) { return index >= 0 && index < size ? index : 0; }
 // One element of global memory, and of shared memory.
 template <class T> RONDO_DEVICE T read(const T* from RONDO_SITE) {
   RONDO_LOADED(from, sizeof(T));

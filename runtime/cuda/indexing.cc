@@ -7,6 +7,7 @@
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
@@ -26,6 +27,16 @@ extern "C" __global__ void rondo_gather(WORD* out, const long long* index, const
       continue;
     }
     write(out + at[0], read(x + at[2] + k * step));
+  }
+}
+extern "C" __global__ void rondo_check_indices(bool* checked, const long long* index, RondoLayout layout,
+                                               long long size, DeviceStatus* status, unsigned call) {
+  if (first_index() == 0) write(checked, true);
+  for (long long i = first_index(); i < layout.numel; i += index_step()) {
+    long long at[1];
+    offsets_of(layout, i, at);
+    const long long k = read(index + at[0]);
+    if (k < 0 || k >= size) rondo_report(status, call, k, i);
   }
 }
 // The number of the last element, from 1, that is written to each place.
@@ -140,6 +151,17 @@ void gather_kernel(const KernelContext& context) {
                  address_of(out), address_of(index), address_of(x),
                  layout_with(sizes, out.strides(), index.strides(), without(strides_within(x, sizes), dim)),
                  step_of(x, dim), size, check.status, check.call);
+}
+
+void check_indices_kernel(const KernelContext& context) {
+  const Tensor &index = context.in(0), &out = context.out();
+  const int64_t size = context.attrs.ints[0];
+  const int device = out.device().index;
+  const ops::LookupName lookup = ops::lookup_in(context.attrs.ints[1]);
+  const IndexCheck check = check_indices_of(lookup.op, context, size, lookup.at_position);
+  launch_threads(device, kernel_of(device, kMoves, "rondo_check_indices", {{"WORD", word_name(kI64)}}),
+                 std::max<int64_t>(index.numel(), 1), address_of(out), address_of(index),
+                 layout_with(index.sizes(), index.strides()), size, check.status, check.call);
 }
 
 void scatter_kernel(const KernelContext& context) {

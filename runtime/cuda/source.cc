@@ -30,19 +30,6 @@ template <class T> RONDO_DEVICE T widen(T x) { return x; }
 RONDO_DEVICE float widen(rondo_bf16 x) { return to_float(x); }
 RONDO_DEVICE float widen(rondo_f16 x) { return to_float(x); }
 
-// A float without its fraction: the nearest number of the type where it is out of range, 0 for NaN.
-template <class In> RONDO_DEVICE long long to_long(In x) {
-  const In high = static_cast<In>(9223372036854775808.0);
-  if (x >= high) return 9223372036854775807ll;
-  if (x < -high) return -9223372036854775807ll - 1;
-  return x == x ? static_cast<long long>(x) : 0ll;
-}
-template <class In> RONDO_DEVICE int to_int(In x) {
-  const In high = static_cast<In>(2147483648.0);
-  if (x >= high) return 2147483647;
-  if (x < -high) return -2147483647 - 1;
-  return x == x ? static_cast<int>(x) : 0;
-}
 template <class T> struct RondoIsFloat { static constexpr bool value = false; };
 template <> struct RondoIsFloat<float> { static constexpr bool value = true; };
 template <> struct RondoIsFloat<double> { static constexpr bool value = true; };

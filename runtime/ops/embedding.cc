@@ -1,6 +1,8 @@
 // Rows of a table.
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -59,6 +61,7 @@ void rows_infer(InferContext& c) {
   c.output(0, c.dtype(0), sizes);
 }
 void rows_grad(const GradContext& g) {
+  if (autograd::offer_rows(g.grad_out(), g.input(1))) return;  // the total stays as it is
   Tensor total = g.take_total(0);
   if (!total.defined())
     return g.set(0, call(kEmbeddingGrad, {g.grad_out(), g.input(1)}, {.ints = {g.input_sizes(0)[0]}}));
@@ -67,6 +70,15 @@ void rows_grad(const GradContext& g) {
   if (in_place) call_in_place(kEmbeddingGradOnto, operands);
   else total = call(kEmbeddingGradOnto, operands);
   g.set(0, std::move(total));
+}
+// The rows of a dense list are picked by an index that is the same for all of a row.
+void pick_rows(std::span<const Tensor> in, Lookup lookup, std::span<Tensor> out) {
+  const int64_t rows = in[1].numel(), cols = in[0].sizes()[1];
+  check_indices(in[1], in[0].sizes()[0], lookup);
+  const Tensor index = expand(reshape(in[1], {rows, 1}), {rows, cols});
+  Dims sizes = in[1].sizes();
+  sizes.push_back(cols);
+  out[0] = reshape(call(kPick, {in[0], index}, {.ints = {0}}), sizes);
 }
 
 }  // namespace
@@ -81,6 +93,8 @@ constexpr OpDef kEmbedding = {
           rows_infer(c);
         },
     .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
+    .decompose = [](std::span<const Tensor> in, const Attrs&,
+                    std::span<Tensor> out) { pick_rows(in, Lookup::kEmbedding, out); },
     .grad = &rows_grad,
     .grad_adds = true,
     .checks = true,
@@ -93,6 +107,8 @@ constexpr OpDef kIndexSelect = {
     .saved = {.inputs = kSecond},
     .infer = &rows_infer,
     .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
+    .decompose = [](std::span<const Tensor> in, const Attrs&,
+                    std::span<Tensor> out) { pick_rows(in, Lookup::kIndexSelect, out); },
     .grad = &rows_grad,
     .grad_adds = true,
     .checks = true,
@@ -102,6 +118,14 @@ Tensor embedding(TensorArg weight, TensorArg indices) {
   const Tensor at = index_operand("embedding", indices);
   return call(kEmbedding, {weight, {at, indices.where, indices.tensor.dtype()}});
 }
+
+}  // namespace rondo::ops
+
+void rondo::autograd::add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices) {
+  call_in_place(ops::kEmbeddingGradOnto, {total, rows, indices});
+}
+
+namespace rondo::ops {
 
 constexpr OpList kEmbeddingOps = {&kEmbedding, &kEmbeddingGrad, &kEmbeddingGradOnto, &kIndexSelect};
 

@@ -3,9 +3,16 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
+
+namespace rondo {
+
+LoopValue LoopBuilder::pick(int, int) { throw_internal("this builder makes no kernel that picks elements"); }
+
+}  // namespace rondo
 
 namespace rondo::ops {
 namespace {
@@ -45,6 +52,33 @@ Tensor index_operand(const char* op, TensorArg index) {
 
 // ---- Gather and scatter
 
+// The check of a lookup, which `decompose` splits from what it reads (Note [Checks are effects]): index (any shape,
+// i64) must lie in [0, size). Output: a bool that nothing reads. ints: {size, Lookup}
+constexpr OpDef kCheckIndices = {
+    .name = "check_indices",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          if (c.dtype(0) != kI64) c.fail("indices must be i64");
+          if (c.integer(0) < 0) c.fail("a size is negative");
+          lookup_in(c.integer(1));
+          c.output(0, kBool, {});
+        },
+    .on = {{&cpu::check_indices_kernel}, {&cuda::check_indices_kernel}},
+    .checks = true,
+};
+LookupName lookup_in(int64_t lookup) {
+  switch (static_cast<Lookup>(lookup)) {
+    case Lookup::kEmbedding: return {"embedding", true};
+    case Lookup::kIndexSelect: return {"index_select", true};
+    case Lookup::kGather: return {"gather", false};
+  }
+  throw Error("check_indices: there is no such lookup");
+}
+void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
+  call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
+}
+
 // Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}.
 // Named as the function that callers know, for errors.
 constexpr OpDef kScatterSum = {
@@ -64,21 +98,44 @@ constexpr OpDef kScatterSum = {
     .checks = true,
 };
 
+namespace {
+
+void gather_infer(InferContext& c) {
+  require_index(c, 1, c.sizes(0), dim_in(c, 0, c.sizes(0).rank()));
+  c.output(0, c.dtype(0), c.sizes(1));
+}
+void gather_grad(const GradContext& g) {
+  g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
+}
+
+}  // namespace
+
+// Inputs x, index: gather, of indices that were checked. Part of decompositions: it fuses with its neighbours.
+constexpr OpDef kPick = {
+    .name = "pick",
+    .kind = OpKind::kElementwise,
+    .saved = {.inputs = kSecond},
+    .infer = &gather_infer,
+    .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
+    .grad = &gather_grad,
+    .lower = [](LoopBuilder& b) { b.output(0, b.pick(0, 1)); },
+    .traits = {.picks = true},
+};
+
 // Inputs x, index.
 constexpr OpDef kGather = {
     .name = "gather",
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
-    .infer =
-        [](InferContext& c) {
-          require_index(c, 1, c.sizes(0), dim_in(c, 0, c.sizes(0).rank()));
-          c.output(0, c.dtype(0), c.sizes(1));
-        },
+    .infer = &gather_infer,
     .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
-    .grad =
-        [](const GradContext& g) {
-          g.set(0, call(kScatterSum, {g.grad_out(), g.input(1)}, scatter_sum_attrs(g.integer(0), g.input_sizes(0))));
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          const Dims& sizes = in[0].sizes();
+          check_indices(in[1], sizes.empty() ? 1 : sizes[static_cast<int>(attrs.ints[0])], Lookup::kGather);
+          out[0] = call(kPick, {in[0], in[1]}, attrs);
         },
+    .grad = &gather_grad,
     .checks = true,
 };
 
@@ -162,6 +219,23 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) 
                            {{values, source.where, source.tensor.dtype()}, {at, index.where, index.tensor.dtype()}},
                            scatter_sum_attrs(d, x.tensor.sizes()));
   return add(x, {sums, x.where});
+}
+Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
+  const int d = dim_of("index_add", x.tensor, dim, x.where);
+  require_defined("index_add", source);
+  const Tensor at = index_operand("index_add", index);
+  const Dims& sizes = source.tensor.sizes();
+  Dims wanted = x.tensor.sizes();
+  if (at.rank() != 1)
+    throw_op_error("index_add", "index must have shape (N), got " + to_string(at.sizes()), index.where);
+  if (wanted.empty()) throw_op_error("index_add", "a scalar has no dimension to add along", x.where);
+  wanted[d] = at.sizes()[0];
+  if (!(sizes == wanted))
+    throw_op_error("index_add", absl::StrCat("source must have sizes ", to_string(wanted), ", got ", to_string(sizes)),
+                   source.where);
+  Dims list = Dims::filled(wanted.rank(), 1);
+  list[d] = at.sizes()[0];
+  return scatter_add(x, d, {expand(reshape(at, list), wanted), index.where}, source);
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
   const int d = dim_of("index_select", x.tensor, dim, x.where);
@@ -276,6 +350,7 @@ ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim, bool largest) {
   return {gather(x, d, indices), indices};
 }
 
-constexpr OpList kIndexingOps = {&kGather, &kScatter, &kScatterSum, &kCumsum, &kArgmax, &kArgsort, &kTopk};
+constexpr OpList kIndexingOps = {&kGather, &kPick,   &kCheckIndices, &kScatter, &kScatterSum,
+                                 &kCumsum, &kArgmax, &kArgsort,      &kTopk};
 
 }  // namespace rondo::ops

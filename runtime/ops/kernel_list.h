@@ -74,7 +74,9 @@ void tril_kernel(const KernelContext& context);
 void triu_kernel(const KernelContext& context);
 
 // indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
-void gather_kernel(const KernelContext& context);       // x, index -> values
+void gather_kernel(const KernelContext& context);  // x, index -> values
+// index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
+void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
 void scatter_sum_kernel(const KernelContext& context);  // values, index -> sums
 void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}

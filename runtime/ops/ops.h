@@ -139,6 +139,9 @@ Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value);
 // x with source added there. Values of equal indices add up, in order. The result has the wider dtype, as that of cat.
 Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
+// x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index (N);
+// source has x's sizes, but N along dim.
+Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
 // Running sum, in order; i64 for integers and bools.

@@ -17,7 +17,8 @@ template <auto kBody> struct PredicateImpl {
   static void lower(LoopBuilder& b) {
     LoopValue x = b.input(0);
     if (x.type == kBool) x = b.emit(LoopOp::kCast, kF32, x);
-    b.output(0, kBody(x));
+    const bool integer = !is_floating(x.type);
+    b.output(0, integer ? b.constant(kBody(int64_t{0}) ? 1 : 0, kBool) : kBody(x));
   }
 };
 template <auto kBody> constexpr OpDef predicate(const char* name) {

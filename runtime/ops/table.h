@@ -42,7 +42,7 @@ extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect;
 // loss.cc
 extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
 // indexing.cc
-extern const OpDef kGather, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
+extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

@@ -1,13 +1,17 @@
 // bench_region: what it costs the host to enter a compiled block, in nanoseconds: record, find the entry, prepare the
 // run, hand out results.
 //
-//   bench_region [--json] [--only=pointwise|transformer] [--seconds=0.2]
+//   bench_region [--json] [--only=pointwise|transformer|floats] [--seconds=0.2]
 //
 // Two blocks of 12 parameters. `pointwise` is the figure: 30 elementwise ops on (1, 64), which become one kernel of
 // some 50 ns and one small output; both are in call_ns. `transformer` is a GPT-2 block on (1, 4, 16): six products and
 // an attention run in it, whose time call_ns includes, so it shows changes only. `taped` is with gradients: saved
 // values are allocated, and the node on the tape is made and dropped. depth: so many blocks share the region and are
 // called in turn. record and pack are parts of a recording call, measured alone.
+//
+// `floats`: 1,000 calls of `pointwise` whose factor changes at each (6 of its 12 floats), in turn with 1,000 whose
+// factor stays, in 41 rounds. `more ns` is the median over the rounds of how much longer a call with a changing factor
+// takes. `step` is the call, its backward and zero_grad().
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -15,6 +19,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/region/region.h"
@@ -90,6 +95,50 @@ void measure(Json& figures, const char* name, const Tensor& x, const Args&... ar
   }
 }
 
+// A factor that changes at each call beside one that stays.
+void measure_floats(Json& figures) {
+  constexpr int kRounds = 41, kCalls = 1000;
+  for (const std::string what : {"call", "taped call", "step"}) {
+    GradMode mode(what != "call");
+    Stack<PointwiseBlock> stack(1, int64_t{64});
+    const compile::Regions regions = compile::compile_regions(stack);
+    PointwiseBlock& block = stack.h[0];
+    const Tensor x = Tensor::randn({1, 64});
+    int64_t step = 0;
+    const auto batch = [&](bool changes) {
+      const auto start = Clock::now();
+      for (int i = 0; i < kCalls; ++i) {
+        if (changes) block.factor = 3e-4 * static_cast<double>(++step);
+        const Tensor y = block(x);
+        if (what != "step") continue;
+        ops::sum(y).backward();
+        block.zero_grad();
+      }
+      return std::chrono::duration<double, std::nano>(Clock::now() - start).count() / kCalls;
+    };
+    const auto median = [](std::vector<double> list) {
+      std::nth_element(list.begin(), list.begin() + list.size() / 2, list.end());
+      return list[list.size() / 2];
+    };
+    batch(false), batch(true);
+    std::vector<double> stays, more;
+    const int64_t before = regions.report()[0].float_changes;
+    for (int round = 0; round < kRounds; ++round) {
+      const bool first = round % 2 == 0;
+      const double a = batch(first), b = batch(!first);
+      stays.push_back(first ? b : a);
+      more.push_back(first ? a - b : b - a);
+    }
+    const compile::RegionReport report = regions.report()[0];
+    figures.push_back({{"what", what},
+                       {"constant_ns", median(stays)},
+                       {"more_ns", median(more)},
+                       {"changes", report.float_changes - before},
+                       {"entries", report.entries},
+                       {"compilations", report.compilations}});
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) try {
@@ -98,6 +147,17 @@ int main(int argc, char** argv) try {
   const std::string only = options.text("only", "");
   seconds_per_figure = std::stod(options.text("seconds", "0.2"));
   const bool json = options.has("json");
+  if (only == "floats") {
+    Json floats = Json::array();
+    measure_floats(floats);
+    if (json) return std::puts(floats.dump(1).c_str()), 0;
+    std::printf("%-12s%13s%9s%9s%9s%14s\n", "what", "constant ns", "more ns", "changes", "entries", "compilations");
+    for (const Json& f : floats)
+      std::printf("%-12s%13.0f%9.0f%9d%9d%14d\n", f["what"].get<std::string>().c_str(), f["constant_ns"].get<double>(),
+                  f["more_ns"].get<double>(), f["changes"].get<int>(), f["entries"].get<int>(),
+                  f["compilations"].get<int>());
+    return 0;
+  }
   Json figures = Json::array();
   if (only != "transformer") measure<PointwiseBlock>(figures, "pointwise", Tensor::randn({1, 64}), int64_t{64});
   if (only != "pointwise")

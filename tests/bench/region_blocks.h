@@ -19,9 +19,10 @@ struct PointwiseBlock : nn::Module<PointwiseBlock> {
   }
   Tensor* weight[6];
   Tensor* bias[6];
+  double factor = 0.5;
   Tensor forward(const Tensor& x_) {  // (B, C)
     Tensor x = x_;
-    for (int i = 0; i < 6; ++i) x = ops::relu(x * *weight[i] + *bias[i]) * 0.5 + 0.25;
+    for (int i = 0; i < 6; ++i) x = ops::relu(x * *weight[i] + *bias[i]) * factor + 0.25;
     return x;
   }
 };

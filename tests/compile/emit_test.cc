@@ -23,6 +23,22 @@ TEST(Emit, StoresAndLoadsOfEveryType) {
   }
 }
 
+TEST(Emit, EveryIntegerOp) {
+  for (DType type : {kI64, kI32, kU8})
+    for (int64_t cols : kWidths) expect_equal_bits(every_integer_op(type, 9, cols), {.scalars = {3.7, -1e12}});
+}
+
+TEST(Emit, FloatsToIntegers) {
+  for (DType from : {kF64, kF32, kBF16, kF16, kBool})
+    for (double scale : {1.0, 0x1p31, 0x1p62, 1e300})
+      for (int64_t cols : {int64_t{16}, int64_t{37}}) expect_equal_bits(floats_to_integers(from, scale, 50, cols));
+}
+
+TEST(Emit, Picks) {
+  for (DType type : {kF32, kBF16, kF64, kI64, kI32, kU8, kBool})
+    for (int64_t cols : kWidths) expect_equal_bits(picks(type, 11, cols));
+}
+
 // Every bf16 and f16 rounding case: all upper halves of an f32 with the lower halves that decide.
 TEST(Emit, RoundsLikeTheRuntime) {
   constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};

@@ -4,6 +4,7 @@
 #include <set>
 #include <thread>
 
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/compiled_runs.h"
@@ -19,8 +20,12 @@ class Fuzz : public testing::Test {
   void SetUp() override {
     if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
     allocator::set_poison_on_free(true);
+    compile::set_check_floats(true);
   }
-  void TearDown() override { allocator::set_poison_on_free(false); }
+  void TearDown() override {
+    allocator::set_poison_on_free(false);
+    compile::set_check_floats(compile::parse_checks(nullptr).floats);
+  }
   static constexpr fuzz::GenerateOptions kSmall{.max_steps = 10, .large = 0.02};
   static void try_seeds(uint64_t from, uint64_t count) {
     fuzz::FuzzOptions options;
@@ -59,7 +64,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
       dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0;
   int64_t replays = 0, verified = 0;
-  for (uint64_t seed = 0; seed < 600; ++seed) {
+  for (uint64_t seed = 0; seed < 900; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (seed < 5) {
       EXPECT_EQ(to_string(program), to_string(fuzz::generate(seed, kSmall)));
@@ -101,7 +106,8 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
     if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
   }
-  for (auto family : {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::effect_steps()})
+  for (auto family :
+       {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::index_steps(), fuzz::effect_steps()})
     for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
   for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
                     watched, dynamic, flipped, overwritten, threads, second_order, annealed})

@@ -144,7 +144,8 @@ inline std::string first_difference(DType type, const Buffer& expected, const Bu
 inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_partial) return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows * kernel.cols;
   int64_t last = (kernel.cols - 1) * operand.col_stride;
-  for (const OperandAxis& axis : operand.axes) last += (std::min(axis.size, kernel.rows) - 1) * axis.stride;
+  for (const OperandAxis& axis : operand.axes)
+    last += (is_picked(axis) ? axis.size - 1 : std::min(axis.size, kernel.rows) - 1) * axis.stride;
   return last + 1;
 }
 
@@ -262,6 +263,63 @@ inline LoopKernel every_op(DType type, int64_t rows, int64_t cols) {
   output(b.emit(LoopOp::kMul, type, vx, b.scalar(0, type)), type);
   output(b.scalar(1, kBF16), kF32);
   output(scalar::exp(vx), type);
+  return b.kernel;
+}
+
+// Every operation that integers have, with sums and products that wrap around.
+inline LoopKernel every_integer_op(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("every_integer_op", rows, cols);
+  const int32_t x = b.dense(type), y = b.dense(type);
+  const auto output = [&](LoopValue v) { b.store(b.dense(v.type, true), v); };
+  LoopValue vx = b.load(x, type);
+  const LoopValue vy = b.load(y, type);
+  for (int i = 0; i < 4; ++i) vx = b.emit(LoopOp::kMul, type, vx, b.emit(LoopOp::kAdd, type, vx, vy));
+  for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul}) output(b.emit(op, type, vx, vy));
+  for (LoopOp op : {LoopOp::kNeg, LoopOp::kAbs}) output(b.emit(op, type, vx));
+  for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, vx, vy));
+  const LoopValue less = b.emit(LoopOp::kLt, kBool, vx, vy);
+  output(b.emit(LoopOp::kSelect, type, less, vx, vy));
+  for (double value : {0.0, 1.0, -1.0, 255.0, 0x1p31, -0x1p31, 0x1p63, -0x1p63, 2.75, -2.75, 1e30, double(NAN)})
+    output(b.constant(value, type));
+  output(b.emit(LoopOp::kMul, type, vx, b.scalar(0, type)));
+  output(b.scalar(1, type));
+  for (DType to : {kF64, kF32, kI64, kI32, kU8, kBool}) output(b.cast(vx, to));
+  for (DType to : {kBF16, kF16}) b.store(b.dense(to, true), b.cast(vx, to));
+  output(b.cast(less, type));
+  return b.kernel;
+}
+
+// Numbers of each float type and bools, converted to integers.
+inline LoopKernel floats_to_integers(DType from, double scale, int64_t rows, int64_t cols) {
+  KernelBuilder b("floats_to_integers", rows, cols);
+  const DType held = compute_dtype(from);
+  LoopValue v = b.load(b.dense(from), held);
+  if (held != kBool) v = b.emit(LoopOp::kMul, held, v, b.constant(scale, held));
+  for (DType to : {kI64, kI32, kU8}) b.store(b.dense(to, true), b.cast(v, to));
+  return b.kernel;
+}
+
+// A table of 100 rows, of which some indices are out of range, read in each way: rows of it, one element of each row,
+// an element of its own for each column, and along the rows of another operand.
+inline LoopKernel picks(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("picks", rows, cols);
+  const DType held = type == kBool ? kBool : compute_dtype(type);
+  const int32_t of_row = b.per_row(kI64), of_element = b.dense(kI64);
+  const auto table = [&](std::vector<OperandAxis> axes, int64_t col_stride) {
+    axes.insert(axes.begin(), {0, 100, cols});
+    return b.operand(type, axes, col_stride);
+  };
+  const auto pick = [&](int32_t from, LoopValue index) {
+    LoopValue v = b.emit(LoopOp::kPick, held, index);
+    b.kernel.instrs.back().index = from;
+    return v;
+  };
+  const int32_t whole = table({}, 1), first = table({}, 0), element = table({{1, rows, 100 * cols}}, 1);
+  const LoopValue row = b.in_row().load(of_row, kI64);
+  const LoopValue one = pick(first, row);
+  const LoopValue at = b.in_column().load(of_element, kI64);
+  for (LoopValue v : {pick(whole, row), pick(first, at), pick(element, at), pick(element, row), one})
+    b.store(b.dense(type, true), v);
   return b.kernel;
 }
 

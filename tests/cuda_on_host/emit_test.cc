@@ -32,6 +32,23 @@ TEST(CudaEmit, StoresAndLoadsOfEveryType) {
   batch.check();
 }
 
+TEST(CudaEmit, Integers) {
+  Batch batch;
+  for (int64_t cols : kColumns) {
+    for (DType type : {kI64, kI32, kU8}) batch.add_both(every_integer_op(type, 9, cols), {.scalars = {3.7, -1e12}});
+    for (DType from : {kF64, kF32, kBF16, kBool})
+      for (double scale : {1.0, 0x1p31, 0x1p62}) batch.add_both(floats_to_integers(from, scale, 20, cols));
+  }
+  batch.check();
+}
+
+TEST(CudaEmit, Picks) {
+  Batch batch;
+  for (DType type : {kF32, kBF16, kF64, kI64, kU8, kBool})
+    for (int64_t cols : kColumns) batch.add_both(picks(type, 11, cols));
+  batch.check();
+}
+
 // Every rounding case of bf16 and f16: all upper halves of an f32 with the lower halves that decide; and back.
 TEST(CudaEmit, RoundsLikeTheRuntime) {
   constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};

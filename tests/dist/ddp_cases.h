@@ -32,6 +32,8 @@ struct DdpCase {
   int accumulate = 1;
   bool at_seams = false, lora = false, autocast = false, zeros = false, sharded = false, half = false;
   double max_norm = std::numeric_limits<double>::infinity();
+  // A larger one has room for the rows of all ranks: Note [Two parts] in row_parcel.h.
+  int64_t vocab_size = kDdpConfig.vocab_size;
 };
 
 inline void PrintTo(const DdpCase& c, std::ostream* out) { *out << c.name; }
@@ -59,10 +61,23 @@ inline const DdpCase kDdpCases[] = {
     {.name = "ShardedMasters", .sharded = true, .half = true},
     {.name = "ShardedUnused", .buckets = {.min_bytes = 1, .allow_unused = true}, .zeros = true, .sharded = true},
     {.name = "Unused", .buckets = {.min_bytes = 1, .allow_unused = true}, .at_seams = true},
+    {.name = "Rows", .vocab_size = 101},
+    {.name = "RowsAndPieces", .buckets = {.min_bytes = 1, .max_bytes = 1024}, .accumulate = 2, .vocab_size = 101},
+    {.name = "RowsInHalfBuckets", .buckets = {.min_bytes = 1, .dtype = kBF16}, .vocab_size = 101},
+    {.name = "RowsOfHalves",
+     .buckets = {.min_bytes = 1, .max_bytes = 1024},
+     .half = true,
+     .max_norm = 0.1,
+     .vocab_size = 101},
+    {.name = "RowsAtSeams", .at_seams = true, .vocab_size = 101},
+    {.name = "RowsUnused", .buckets = {.min_bytes = 1, .allow_unused = true}, .autocast = true, .vocab_size = 101},
+    {.name = "RowsKeptAsZeros", .zeros = true, .vocab_size = 101},
 };
 
 inline std::unique_ptr<nn::GPT2> make_model(const DdpCase& c, int rank) {
-  auto model = std::make_unique<nn::GPT2>(kDdpConfig, 1 + rank);  // rank 0's counts
+  nn::GPT2Config config = kDdpConfig;
+  config.vocab_size = c.vocab_size;
+  auto model = std::make_unique<nn::GPT2>(config, 1 + rank);  // rank 0's counts
   if (c.lora) nn::add_lora(*model, {.rank = 2, .targets = {"c_attn"}});
   if (c.half) model->to(kBF16);
   return model;

@@ -1,7 +1,8 @@
 // A training job one of whose ranks fails in a way of the caller's choice, at a step of its choice, in its first
 // attempt. For faults.sh.
-//   dist_faults train FOLDER HOW [RANK=1] [STEP=6]    FOLDER gets checkpoints; a job goes on from those that are there
-//   dist_faults check FOLDER                          are all of its files whole?
+//   dist_faults train DEVICE FOLDER HOW [RANK=1] [STEP=6]
+//     DEVICE: cpu, or cuda: one for each rank. FOLDER gets checkpoints; a job goes on from those that are there.
+//   dist_faults check FOLDER    are all of its files whole?
 #include <signal.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -20,8 +21,10 @@
 #include <string>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
+#include "rondo/dist/placement.h"
 #include "rondo/dist/trainer_replicas.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/adam.h"
@@ -36,7 +39,7 @@ namespace {
 
 using namespace rondo;
 
-constexpr int64_t kVocab = 32, kLength = 8, kWidth = 256, kSteps = 12;
+constexpr int64_t kVocab = 32, kLength = 8, kSteps = 12;
 
 class Rows : public data::Dataset {
  public:
@@ -92,8 +95,9 @@ struct Fault {
 // Kills the process some time after the gradients are averaged: while the optimizer runs, or just behind it.
 class Replicas : public dist::TrainerReplicas {
  public:
+  // The check of all parameters waits for a device in every step, which hides what comes late.
   Replicas(dist::DistributedDataParallel& ddp, std::function<bool()> kills)
-      : TrainerReplicas(ddp, {.check_parameters = true}), kills_(std::move(kills)) {}
+      : TrainerReplicas(ddp, {.check_parameters = ddp.group().device() == std::nullopt}), kills_(std::move(kills)) {}
   void average_gradients(bool ran_backward) override {
     TrainerReplicas::average_gradients(ran_backward);
     if (!kills_()) return;
@@ -114,6 +118,10 @@ class Replicas : public dist::TrainerReplicas {
 
 struct Reporter : optim::Callback {
   bool goes_on = false;
+  void on_save(const optim::Progress& now, const std::string&) override {
+    std::printf("saved step %lld\n", static_cast<long long>(now.step));
+    std::fflush(stdout);
+  }
   bool on_save_error(const optim::Progress& now, const FileError& error) override {
     std::printf("step %lld: no checkpoint: %s\n", static_cast<long long>(now.step), error.what());
     return goes_on;
@@ -130,19 +138,44 @@ void misbehave(const Fault& fault, dist::ProcessGroup& group) {
   if (fault.is("stop")) ::raise(SIGSTOP);
   if (fault.is("throw")) throw std::runtime_error("the data are gone");
   if (fault.is("exit")) std::_Exit(0);
+  if (fault.how.starts_with("full_disk")) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit most{1 << 16, 1 << 16};
+    ::setrlimit(RLIMIT_FSIZE, &most);
+  }
   if (fault.is("other_collective")) group.barrier("something else").wait();
+  if (fault.is("other_device_collective"))
+    group.all_reduce(Tensor::ones({8}, {kF32, *group.device()}), dist::ReduceOp::kSum, "something else").wait();
   if (fault.is("late")) std::this_thread::sleep_for(std::chrono::seconds(300));
 }
 
-int train(const std::string& folder, Fault fault, int bad_rank) {
+// The fake of NCCL spoils a collective of about the fault's step: a process issues 12 before its first step, and 15 in
+// each. REQUIRES: nothing has asked for a device yet.
+void spoil_collective(const Fault& fault, int rank) {
+  const std::string at = absl::StrCat("@", rank, ",", 12 + 15 * fault.step + 4);
+  std::string text;
+  if (fault.is("nccl_kill")) text = "die" + at;
+  if (fault.is("nccl_stall")) text = "stall" + at;
+  if (fault.is("nccl_late")) text = "late" + at + ",700";
+  if (fault.is("nccl_error")) text = "error" + at + ",2";
+  if (!text.empty()) ::setenv("RONDO_FAKE_NCCL", text.c_str(), 1);
+}
+
+int train(const std::string& kind, const std::string& folder, Fault fault, int bad_rank) {
   const dist::Environment job = dist::Environment::from_process();
   fault.is_mine = job.rank == bad_rank && job.restart_count == 0;
-  const bool silent = fault.how == "stop" || fault.how == "late";
-  const auto group = dist::ProcessGroup::connect(job, {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000)});
+  spoil_collective(fault, job.rank);
+  const Device device = dist::device_of_rank(kind, job);
+  const bool silent = fault.how == "stop" || fault.how == "late" || fault.how == "nccl_stall";
+  const auto group = dist::ProcessGroup::connect(
+      job, {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000), .device = device});
   manual_seed(7);
-  Net net(fault.is("other_model") ? kWidth + 8 : kWidth, /*swapped=*/fault.is("other_order"));
+  // A fake device runs kernels a thread at a time.
+  const int64_t width = device == kCPU ? 256 : 32;
+  Net net(fault.is("other_model") ? width + 8 : width, /*swapped=*/fault.is("other_order"));
   disagree(fault, net);
-  dist::DistributedDataParallel ddp(net, group, {.min_bytes = 1, .max_bytes = 1 << 18});
+  net.to(device);
+  dist::DistributedDataParallel ddp(net, group, {.min_bytes = 1, .max_bytes = 4 * width * width});
   std::optional<optim::Trainer> trainer;
   const auto now = [&] { return net.is_training() && trainer->progress().step == fault.step; };
   Replicas replicas(ddp, [&] { return fault.is("kill_optimizer") && now(); });
@@ -157,7 +190,7 @@ int train(const std::string& folder, Fault fault, int bad_rank) {
       batches,
       optim::TrainerOptions{.max_steps = kSteps, .output_dir = folder, .save_steps = 2, .replicas = &replicas});
   net.first.in_forward = [&] {
-    if (now()) misbehave(fault, *group);
+    if (fault.is_mine && now()) misbehave(fault, *group);
   };
   // The gradients above are on their way to the other ranks when this one is final.
   autograd::on_accumulated(net.first.down.weight, [&] {
@@ -166,11 +199,6 @@ int train(const std::string& folder, Fault fault, int bad_rank) {
   Reporter reporter;
   reporter.goes_on = fault.how == "full_disk_goes_on";
   trainer->add_callback(reporter);
-  if (fault.is("full_disk") || fault.is("full_disk_goes_on")) {
-    ::signal(SIGXFSZ, SIG_IGN);
-    const rlimit most{1 << 16, 1 << 16};
-    ::setrlimit(RLIMIT_FSIZE, &most);
-  }
   trainer->resume_from_checkpoint();
   const optim::TrainResult result = trainer->train();
   std::printf("done: %lld steps, %lld skipped, loss %a, parameters %llx\n", static_cast<long long>(result.last.step),
@@ -202,11 +230,10 @@ int main(int argc, char** argv) {
   const std::vector<std::string> args(argv + 1, argv + argc);
   try {
     if (args.size() == 2 && args[0] == "check") return check(args[1]);
-    if (args.size() < 3 || args[0] != "train")
-      throw Error("dist_faults train FOLDER HOW [RANK] [STEP], or check FOLDER");
-    const int bad_rank = args.size() > 3 ? std::stoi(args[3]) : 1;
-    return dist::record_errors(
-        [&] { return train(args[1], {.how = args[2], .step = args.size() > 4 ? std::stoi(args[4]) : 6}, bad_rank); });
+    if (args.size() < 4 || args[0] != "train")
+      throw Error("dist_faults train DEVICE FOLDER HOW [RANK] [STEP], or check FOLDER");
+    const int bad_rank = args.size() > 4 ? std::stoi(args[4]) : 1, step = args.size() > 5 ? std::stoi(args[5]) : 6;
+    return dist::record_errors([&] { return train(args[1], args[2], {.how = args[3], .step = step}, bad_rank); });
   } catch (const std::exception& e) {
     std::fprintf(stderr, "dist_faults: %s\n", e.what());
     return 9;

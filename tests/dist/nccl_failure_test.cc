@@ -12,6 +12,7 @@
 #include "rondo/dist/sharded_optimizer.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/optimizers.h"
+#include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/nccl_ranks.h"
@@ -153,8 +154,8 @@ TEST_P(NcclFailure, ARankThatLeavesIsNamedSoon) {
   clear(ranks);
 }
 
-// A rank leaves while parameters are on their way to the others. The first read throws what the device has kept; from
-// then on everything that trains or saves throws, and so does every read.
+// A rank leaves while parameters are on their way to the others. From the failure on everything that trains or saves
+// throws, and so does every read.
 TEST_P(NcclFailure, NothingIsTrainedOrSavedAfterwards) {
   const int n = GetParam();
   NcclRanks ranks(n);
@@ -247,6 +248,72 @@ TEST_P(NcclFailure, GradientsAreRefusedAfterwards) {
   for (int r = 0; r < n; ++r)
     EXPECT_EQ(errors[static_cast<size_t>(r)].find("rank 1 is gone") != std::string::npos, r != 1)
         << errors[static_cast<size_t>(r)];
+  clear(ranks);
+}
+
+// The abort lets the compute stream go on, with garbage. The copy stream waits behind it, as that of a batch that is
+// copied ahead does. Reads are plain ones: nobody waits for the collective.
+TEST_P(NcclFailure, EveryReadThrowsUntilTheGroupIsGoneAndTheProgramKnows) {
+  const int n = GetParam();
+  NcclRanks ranks(n);
+  const auto errors = ranks.run([&](const Environment& e) {
+    std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(e, ranks.options(e.rank));
+    const Device device = *group->device();
+    const Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(device), sum = Tensor::ones({4}, {kF32, kCPU}).to(device);
+    group->all_reduce(sum, ReduceOp::kSum, "together").synchronize();
+    group->barrier("on").wait();
+    if (e.rank == 1) return;
+    group->all_reduce(sum, ReduceOp::kSum, "alone").wait();
+    const Tensor weight = x + sum;
+    const BackendTable& table = backend_of(device);
+    const EventHandle after_it = table.record(device.index, Stream::kCompute);
+    table.wait(device.index, Stream::kCopy, after_it);
+    table.release(device.index, after_it);
+    const std::string first = error_of<ConnectionError>([&] { weight.to_vector<float>(); });
+    EXPECT_EQ(first, group->failure());
+    const auto reads_throw = [&] {
+      for (int i = 0; i < 3; ++i)
+        for (const Tensor& tensor : {weight, x, sum})
+          EXPECT_EQ(error_of<ConnectionError>([&] { tensor.to_vector<float>(); }), first);
+    };
+    reads_throw();
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(error_of<ConnectionError>([&] { synchronize(device); }), first);
+    reads_throw();
+    group.reset();
+    reads_throw();
+    EXPECT_EQ(error_of<ConnectionError>([&] { synchronize(device); }), first);
+    // It starts over, with values of its own.
+    synchronize(device);
+    EXPECT_EQ(Tensor::full({4}, 7, {kF32, kCPU}).to(device).to_vector<float>()[3], 7);
+    throw Error(first);
+  });
+  for (int r = 0; r < n; ++r)
+    EXPECT_EQ(errors[static_cast<size_t>(r)].find("rank 1 is gone") != std::string::npos, r != 1)
+        << errors[static_cast<size_t>(r)];
+}
+
+// An exception leaves the scope of a group while an average is on its way: it never comes.
+TEST_P(NcclFailure, AGroupThatIsDestroyedInAStepLeavesNothingToRead) {
+  const int n = GetParam();
+  NcclRanks ranks(n, 1, at_rank_1("stall", 2 * n));
+  std::atomic<int> gone = 0;
+  const auto errors = ranks.run([&](const Environment& e) {
+    const Device device = ranks.cuda().device(e.rank);
+    const Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(device);
+    const std::string error = error_of([&] {
+      const auto group = ProcessGroup::connect(e, ranks.options(e.rank));
+      group->all_reduce(x, ReduceOp::kSum, "x").wait();
+      throw Error("the data are gone");
+    });
+    EXPECT_EQ(error, "the data are gone");
+    const std::string read = error_of<ConnectionError>([&] { x.to_vector<float>(); });
+    EXPECT_NE(read.find("all_reduce 1 (x; 4 f32) was given up: the process group was closed"), std::string::npos)
+        << read;
+    EXPECT_EQ(error_of<ConnectionError>([&] { x.to_vector<float>(); }), read);
+    // Others may still wait for this rank.
+    for (++gone; gone < n;) std::this_thread::sleep_for(Milliseconds(5));
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
   clear(ranks);
 }
 

@@ -214,6 +214,28 @@ TEST_F(NcclGroup, TwoRanksOnOneGpuAreNamed) {
     EXPECT_NE(error.find("ranks 0 and 2 of one machine both use cuda:0"), std::string::npos) << error;
 }
 
+// Otherwise the others would wait for that rank, which none of them would name.
+TEST_F(NcclGroup, OptionsThatSomeRanksHaveAreNamedOnEveryRank) {
+  NcclRanks ranks(3);
+  const auto errors_of = [&](const std::function<void(GroupOptions&, int rank)>& change) {
+    return ranks.run([&](const Environment& e) {
+      GroupOptions options = ranks.options(e.rank);
+      change(options, e.rank);
+      ProcessGroup::connect(e, options);
+    });
+  };
+  for (const std::string& error : errors_of([](GroupOptions&o, int rank) { o.compare_each = rank == 1; }))
+    EXPECT_EQ(
+        error,
+        "the ranks connect with different GroupOptions; compare_each = false on ranks 0, 2; compare_each = true on "
+        "rank 1");
+  for (const std::string& error : errors_of([](GroupOptions&o, int rank) {
+         if (rank == 2) o.device.reset();
+       }))
+    EXPECT_EQ(error,
+              "the ranks connect with different GroupOptions; device = none on rank 2; device = cuda on ranks 0, 1");
+}
+
 TEST_F(NcclGroup, ARankWithoutNcclIsNamedOnEveryRank) {
   NcclRanks ranks(2);
   const auto errors = ranks.run([&](const Environment& e) {

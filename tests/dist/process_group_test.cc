@@ -267,12 +267,12 @@ TEST_F(GroupFailure, OtherCollectivesAreNamedBeforeATensorMoves) {
     } catch (const MismatchError&) {
       EXPECT_EQ(x.to_vector<double>()[0], e.rank);
       // The group is of no more use.
-      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("next").wait(); }).find("barrier 2 (next) cannot run"),
+      EXPECT_NE(error_of<ConnectionError>([&] { group->barrier("next").wait(); }).find("barrier 3 (next) cannot run"),
                 std::string::npos);
       throw;
     }
   });
-  expect_each(errors, "rank 0 is at all_reduce 1 (gradients; 8 f32), rank 2 at all_reduce 1 (gradients; 7 f32)");
+  expect_each(errors, "rank 0 is at all_reduce 2 (gradients; 8 f32), rank 2 at all_reduce 2 (gradients; 7 f32)");
 }
 
 TEST_F(GroupFailure, EveryPartOfACollectiveIsCompared) {
@@ -290,7 +290,7 @@ TEST_F(GroupFailure, EveryPartOfACollectiveIsCompared) {
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
       (e.rank == 0 ? sum : other)(*group, Tensor::ones({4})).wait();
     });
-    expect_each(errors, "rank 0 is at all_reduce 1 (x; 4 f32), rank 1 at ");
+    expect_each(errors, "rank 0 is at all_reduce 2 (x; 4 f32), rank 1 at ");
   }
 }
 
@@ -310,10 +310,10 @@ TEST_F(GroupFailure, ARankThatDoesNotComeIsNamed) {
     throw Error(error);
   });
   // One of the two gives up first; the other passes that on.
-  const std::string sentence = "rank 1 has not come to it, and was last at barrier 1 (together)";
+  const std::string sentence = "rank 1 has not come to it, and was last at barrier 2 (together)";
   EXPECT_NE(errors[0].find(sentence), std::string::npos) << errors[0];
   EXPECT_NE(errors[2].find(sentence), std::string::npos) << errors[2];
-  EXPECT_NE((errors[0] + errors[2]).find("all_reduce 2 (x; 4 f32) did not complete within 8000 ms"), std::string::npos)
+  EXPECT_NE((errors[0] + errors[2]).find("all_reduce 3 (x; 4 f32) did not complete within 8000 ms"), std::string::npos)
       << errors[0];
 }
 
@@ -324,7 +324,7 @@ TEST_F(GroupFailure, ARankThatLeavesIsNamedAtOnce) {
     group->barrier("together").wait();
     if (e.rank == 0) group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x").wait();
   });
-  EXPECT_NE(errors[0].find("rank 0: all_reduce 2 (x; 4 f32) failed: rank 1 is gone: it has left the group"),
+  EXPECT_NE(errors[0].find("rank 0: all_reduce 3 (x; 4 f32) failed: rank 1 is gone: it has left the group"),
             std::string::npos)
       << errors[0];
   EXPECT_LT(std::chrono::steady_clock::now() - began, test::kPatient);
@@ -492,7 +492,7 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
   const pid_t peer = ::fork();
   if (peer == 0) {
     try {
-      const auto group = ProcessGroup::connect(rank(1), {.timeout = test::kPatient});
+      const auto group = ProcessGroup::connect(rank(1), {.timeout = Milliseconds(300'000)});
       for (;;) group->all_reduce(large, ReduceOp::kSum, "large").wait();
     } catch (const std::exception&) {
     }
@@ -510,6 +510,18 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
   EXPECT_EQ(error, "mine");
   ::kill(peer, SIGKILL);
   ::waitpid(peer, nullptr, 0);
+}
+
+TEST(Agreement, EveryRankHasTheSameOptions) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  const auto errors = test::run_ranks(4, [](const Environment& e) {
+    ProcessGroup::connect(e, {.timeout = test::kPatient + Milliseconds(e.rank == 3), .compare_each = e.rank % 2 == 1});
+  });
+  for (const std::string& error : errors)
+    EXPECT_EQ(
+        error,
+        "the ranks connect with different GroupOptions; timeout = 60000 ms on ranks 0, 1, 2; timeout = 60001 ms on "
+        "rank 3; compare_each = false on ranks 0, 2; compare_each = true on ranks 1, 3");
 }
 
 TEST(Agreement, WhateverAPeerSendsIsDescribedAndRefused) {

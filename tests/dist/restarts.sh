@@ -1,14 +1,20 @@
 #!/usr/bin/env bash
 # Jobs of train_gpt whose ranks are killed at random times start again and end with the losses and the checkpoint of a job
-# that nobody disturbed, bit for bit.   restarts.sh RONDORUN TRAIN_GPT [JOBS=40] [RANKS=2]
+# that nobody disturbed, bit for bit.   restarts.sh RONDORUN TRAIN_GPT [DEVICE=cpu] [JOBS=40] [RANKS=2]
+#   DEVICE: cpu, or the folder of the fakes of CUDA and NCCL
 set -euo pipefail
-rondorun=$1 train_gpt=$2 jobs=${3:-40} ranks=${4:-2}
+rondorun=$1 train_gpt=$2 device=${3:-cpu} jobs=${4:-40} ranks=${5:-2}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 awk 'BEGIN { srand(3); for (i = 0; i < 20000; ++i) printf "%s%s", substr("the sea and its ships went by", 1 + int(rand() * 24), 5), i % 9 == 8 ? ".\n" : " " }' >"$folder/text"
+shape="--batch_size=4 --compile=none --n_embd=64 --block_size=32"
+if [ "$device" != cpu ]; then
+  export RONDO_CUDA_PATH=$device RONDO_FAKE_CUDA=$ranks:$ranks:256
+  shape="--device=cuda --batch_size=2 --compile=regions --n_embd=32 --block_size=8 --eval_iters=1"  # kernels run a thread at a time
+fi
 options() {
-  echo --data="$folder/text" --out_dir="$folder/$1" --batch_size=4 --compile=none --n_layer=2 --n_head=2 --n_embd=64 --block_size=32 \
-    --max_iters=60 --warmup_iters=10 --eval_interval=30 --checkpoint_interval=7 --log_interval=1 --sample_tokens=10 --threads=1
+  echo --data="$folder/text" --out_dir="$folder/$1" $shape --n_layer=2 --n_head=2 --max_iters=60 --warmup_iters=10 \
+    --eval_interval=30 --checkpoint_interval=7 --log_interval=1 --sample_tokens=10 --threads=1
 }
 result() { sed -E 's/,"targets_per_s".*//' "$folder/$1/metrics.jsonl"; sha256sum <"$folder/$1/ckpt-00000060.safetensors"; }
 
@@ -48,6 +54,7 @@ for job in $(seq "$jobs"); do
   killed=$((killed + $(grep -c 'all ranks start again' "$folder/log" || true)))
   ! pgrep -f "$folder/run" >/dev/null || { echo "job $job left processes behind:"; pgrep -af "$folder/run"; exit 1; }
 done
-echo "$jobs jobs of $ranks ranks, started again $killed times: every one ended with the same losses and checkpoint, bit for bit"
+[ "$device" = cpu ] || device=cuda
+echo "$jobs jobs of $ranks ranks on $device, started again $killed times: every one ended with the same losses and checkpoint, bit for bit"
 # A kill may come when its process has ended: not often.
 [ "$killed" -ge $((jobs / 2)) ] || { echo "too few were killed"; exit 1; }

@@ -304,13 +304,13 @@ TEST(ShardedErrors, BeforeTheFirstStep) {
   EXPECT_TRUE(says([&] { ShardedOptimizer(ddp, foreign); }, "has no parameter of the model"));
   {
     optim::UpdateAtSeams updates(ddp, optimizer);
-    EXPECT_TRUE(says([&] { ShardedOptimizer(ddp, optimizer); }, "use one of the two"));
+    EXPECT_TRUE(says([&] { ShardedOptimizer(ddp, optimizer); }, "make the ShardedOptimizer first"));
   }
   ShardedOptimizer shards(ddp, optimizer);
   optim::AdamW second(model.parameters());
   EXPECT_TRUE(says([&] { ShardedOptimizer(ddp, optimizer); }, "has or had one already"));
   EXPECT_TRUE(says([&] { ShardedOptimizer(ddp, second); }, "already taken by ShardedOptimizer"));
-  EXPECT_TRUE(says([&] { optim::UpdateAtSeams(ddp, optimizer); }, "spread over processes by a ShardedOptimizer"));
+  EXPECT_TRUE(says([&] { optim::UpdateAtSeams(model, optimizer); }, "make it from the DistributedDataParallel"));
   EXPECT_TRUE(says([&] { optim::UpdateAtSeams(ddp, second); }, "already taken by ShardedOptimizer"));
   EXPECT_TRUE(says([&] { optimizer.step(); }, "there was no gradient yet"));
 }

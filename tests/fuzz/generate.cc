@@ -22,7 +22,7 @@ class Generator : public Draft {
     special_values_ = random.chance(0.1);
     main_dtype_ = random.pick<DType>({kF32, kF32, kF32, kF64, kBF16, kF16});
     const bool effects = random.chance(options.effects);
-    for (auto family : {pointwise_steps(), shape_steps(), layer_steps(), effect_steps()}) {
+    for (auto family : {pointwise_steps(), shape_steps(), layer_steps(), index_steps(), effect_steps()}) {
       if (family.data() == effect_steps().data() && !effects) continue;
       for (const StepKind& kind : family) kinds_.insert(kinds_.end(), static_cast<size_t>(kind.weight), &kind);
     }

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/options.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/fuzz/fuzz.h"
 
@@ -91,6 +92,7 @@ int main(int argc, char** argv) {
   }
   for (int signal : {SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL}) std::signal(signal, &on_crash);
   allocator::set_poison_on_free(true);
+  compile::set_check_floats(true);
   setenv("RONDO_CACHE", "off", 0);  // thousands of kernels that nobody meets again
   uint64_t failures = 0;
   for (uint64_t seed = from; seed < from + count; ++seed) {

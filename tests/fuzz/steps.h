@@ -73,6 +73,7 @@ struct StepKind {
 std::span<const StepKind> pointwise_steps();
 std::span<const StepKind> shape_steps();
 std::span<const StepKind> layer_steps();
+std::span<const StepKind> index_steps();
 std::span<const StepKind> effect_steps();
 
 }  // namespace rondo::fuzz

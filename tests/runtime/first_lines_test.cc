@@ -100,6 +100,17 @@ TEST(FirstLines, ArangeAsInPyTorch) {
   EXPECT_EQ(Tensor::arange(3.0).dtype(), kF32);
   EXPECT_EQ(Tensor::arange(3, kF64).dtype(), kF64);
   EXPECT_EQ(Tensor::arange(0, 3, kI32).dtype(), kI32);
+  // A device, or no option, leaves the dtype to the numbers.
+  EXPECT_EQ(Tensor::arange(12).dtype(), kI64);
+  EXPECT_EQ(Tensor::arange(12, {}).dtype(), kI64);
+  EXPECT_EQ(Tensor::arange(12, kCPU).dtype(), kI64);
+  EXPECT_EQ(Tensor::arange(0, 12, kCPU).dtype(), kI64);
+  EXPECT_EQ(Tensor::arange(12, 0, -2, kCPU).dtype(), kI64);
+  EXPECT_EQ(Tensor::arange(12, kCPU).device(), kCPU);
+  EXPECT_EQ(Tensor::arange(12.0, kCPU).dtype(), kF32);
+  EXPECT_EQ(Tensor::arange(0, 1, 0.5, kCPU).dtype(), kF32);
+  EXPECT_EQ(Tensor::arange(12, {kF64, kCPU}).dtype(), kF64);
+  EXPECT_EQ(Tensor::arange(12, TensorOptions(kI32)).dtype(), kI32);
   EXPECT_NE(error_of([] { Tensor::arange(0, 3, 0); }), "");
   EXPECT_NE(error_of([] { Tensor::arange(0, std::numeric_limits<double>::infinity()); }), "");
   EXPECT_NE(error_of([] { Tensor::arange(0, 1e300); }), "");

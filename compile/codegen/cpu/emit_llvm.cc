@@ -6,6 +6,7 @@
 #include <array>
 
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
+#include "rondo/compile/codegen/cpu/levels.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -14,16 +15,6 @@ namespace {
 using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
-
-// When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
-// no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
-// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most
-// once.
-enum class Level : uint8_t {
-  kKernel,  // once per call
-  kRow,     // once per row
-  kColumn,  // a vector for each step of kLanes columns
-};
 
 // The most steps that Note [Interleaving] takes in turn.
 constexpr int kMaxCopies = 2;
@@ -38,7 +29,6 @@ class KernelEmitter : ValueEmitter {
 
  private:
   // ---- Structure
-  void find_levels();
   void read_extents();
   void emit_kernel_level();
   void zero_partials();
@@ -46,6 +36,12 @@ class KernelEmitter : ValueEmitter {
   void emit_stage(const Stage& stage);
   // The instructions of a stage whose results are one value for the whole row.
   void emit_row_values(const Stage& stage);
+  // What is no effect, at the row's first column.
+  Value* row_value(const Instr& i) {
+    if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
+    if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
+    return arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+  }
   void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
   int copies_of(const Stage& stage) const;
   template <class Body>
@@ -61,7 +57,11 @@ class KernelEmitter : ValueEmitter {
 
   // ---- Memory
   Value* row_offset(size_t index, Value* row);
-  Value* load(const Instr& instr, Value* column, Value* mask);
+  // `base`: null: the operand's part of the row.
+  Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
+  // kPick: where the operand's part of the row begins, for an index or a vector of them.
+  Value* picked(const Instr& instr, Value* index);
+  Value* pick(int32_t id, Value* column, Value* mask, int copy);
   void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
   Value* element_pointers(int32_t index, Value* base, Value* column);
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
@@ -109,40 +109,8 @@ class KernelEmitter : ValueEmitter {
   // By copy of the column step and instruction: column level, and splats of the others where needed.
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
   std::vector<Value*> bases_, row_ptrs_;  // by operand
+  std::vector<Value*> pick_ptrs_;         // by instruction: kPick at column level whose index is one for the row
 };
-
-// Operands at (row, 0): changes with the row only if an axis moves it.
-bool moves_with_row(const Operand& operand) {
-  for (const OperandAxis& axis : operand.axes)
-    if (axis.stride != 0 && axis.size > 1) return true;
-  return false;
-}
-
-void KernelEmitter::find_levels() {
-  levels_.assign(kernel_.instrs.size(), Level::kKernel);
-  auto of_operands = [&](const Instr& i) {
-    Level level = Level::kKernel;
-    for (int32_t id : {i.a, i.b, i.c})
-      if (id >= 0) level = std::max(level, levels_[id]);
-    return level;
-  };
-  for (const Stage& stage : kernel_.stages) {
-    for (int32_t id : stage.row) {
-      const Instr& i = instr(id);
-      if (i.op == LoopOp::kStore) levels_[id] = Level::kRow;
-      else if (i.op == LoopOp::kLoad) levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
-      else levels_[id] = of_operands(i);
-    }
-    for (int32_t id : stage.column) {
-      const Instr& i = instr(id);
-      if (i.op == LoopOp::kStore || i.op == LoopOp::kColumnSum) levels_[id] = Level::kColumn;
-      else if (i.op != LoopOp::kLoad) levels_[id] = of_operands(i);
-      else if (operand(i).col_stride != 0) levels_[id] = Level::kColumn;
-      else levels_[id] = moves_with_row(operand(i)) ? Level::kRow : Level::kKernel;
-    }
-    for (int32_t id : stage.reductions) levels_[id] = Level::kRow;
-  }
-}
 
 llvm::Function* KernelEmitter::emit() {
   Type* ptr = b_.getPtrTy();
@@ -157,8 +125,9 @@ llvm::Function* KernelEmitter::emit() {
   scalar_array_ = function_->getArg(1);
   begin_ = function_->getArg(3);
   end_ = function_->getArg(4);
-  find_levels();
+  levels_ = levels_of(kernel_);
   scalars_.assign(kernel_.instrs.size(), nullptr);
+  pick_ptrs_ = scalars_;
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
   // An empty range must touch nothing: the invariant loads below stand in front of the loop.
@@ -230,8 +199,7 @@ void KernelEmitter::emit_kernel_level() {
       for (int32_t id : *list) {
         if (levels_[id] != Level::kKernel) continue;
         const Instr& i = instr(id);
-        scalars_[id] = i.op == LoopOp::kLoad ? load(i, nullptr, nullptr)
-                                             : arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+        scalars_[id] = row_value(i);
       }
     }
     make_splats(stage, Level::kKernel);
@@ -266,10 +234,8 @@ void KernelEmitter::emit_row_values(const Stage& stage) {
         const Operand& out = operand(i);
         b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
                               llvm::Align(size_of(out.dtype)));
-      } else if (i.op == LoopOp::kLoad) {
-        scalars_[id] = load(i, nullptr, nullptr);
       } else {
-        scalars_[id] = arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
+        scalars_[id] = row_value(i);
       }
     }
   }
@@ -278,6 +244,9 @@ void KernelEmitter::emit_row_values(const Stage& stage) {
 void KernelEmitter::emit_stage(const Stage& stage) {
   emit_row_values(stage);
   make_splats(stage, Level::kRow);
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kPick && levels_[id] == Level::kColumn && levels_[instr(id).a] != Level::kColumn)
+      pick_ptrs_[id] = picked(instr(id), scalar(instr(id).a));
 
   bool has_column_work = !stage.reductions.empty();
   for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
@@ -381,6 +350,7 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
       Value *a = vector(i.a, copy), *at = column_of(column, copy);
       switch (i.op) {
         case LoopOp::kLoad: result = load(i, at, mask); break;
+        case LoopOp::kPick: result = pick(id, at, mask, copy); break;
         case LoopOp::kStore: {
           const Operand& out = operand(i);
           store(i.index, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, mask);
@@ -524,7 +494,7 @@ Value* KernelEmitter::row_offset(size_t index, Value* row) {
   for (size_t a = 0; a < operand.axes.size(); ++a) {
     const OperandAxis& axis = operand.axes[a];
     const AxisExtents& at = strides_[index].axes[a];
-    if (axis.stride == 0 || axis.size == 1) continue;
+    if (is_picked(axis) || axis.stride == 0 || axis.size == 1) continue;
     Value* i = row;
     if (axis.divisor != 1) i = b_.CreateUDiv(i, at.divisor);
     if (wraps(kernel_, axis)) i = b_.CreateURem(i, at.size);
@@ -564,12 +534,40 @@ Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Val
 }
 
 // `column` null: the element at the row's first column, as a scalar.
-Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask) {
+Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask, Value* base) {
   const Operand& from = operand(instr);
-  Value* base = row_ptrs_[instr.index];
+  if (base == nullptr) base = row_ptrs_[instr.index];
   Value* raw = column ? load_vector(instr.index, base, column, mask)
                       : b_.CreateAlignedLoad(memory_type(from.dtype), base, llvm::Align(size_of(from.dtype)));
   return from_memory(raw, from.dtype, instr.type);
+}
+
+Value* KernelEmitter::picked(const Instr& instr, Value* index) {
+  const AxisExtents& axis = strides_[instr.index].axes[0];
+  const int width = width_of(index);
+  const auto extent = [&](Value* v) { return width == 1 ? v : b_.CreateVectorSplat(width, v); };
+  Value* inside = b_.CreateICmpULT(index, extent(axis.size));
+  index = b_.CreateSelect(inside, index, llvm::Constant::getNullValue(index->getType()));
+  return b_.CreateGEP(memory_type(operand(instr).dtype), row_ptrs_[instr.index],
+                      b_.CreateMul(index, extent(axis.stride)));
+}
+
+Value* KernelEmitter::pick(int32_t id, Value* column, Value* mask, int copy) {
+  const Instr& i = instr(id);
+  if (levels_[i.a] != Level::kColumn) return load(i, column, mask, pick_ptrs_[id]);
+  const Operand& from = operand(i);
+  Value* places = picked(i, vector(i.a, copy));
+  if (from.col_stride != 0) {  // and a column further for each lane
+    llvm::SmallVector<llvm::Constant*, kLanes> lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes.push_back(b_.getInt64(lane));
+    Value* columns = b_.CreateAdd(b_.CreateVectorSplat(kLanes, column), llvm::ConstantVector::get(lanes));
+    Value* stride = b_.CreateVectorSplat(kLanes, strides_[i.index].col_stride);
+    places = b_.CreateGEP(memory_type(from.dtype), places, b_.CreateMul(columns, stride));
+  }
+  Type* type = widen(memory_type(from.dtype), kLanes);
+  Value* raw = b_.CreateMaskedGather(type, places, llvm::Align(size_of(from.dtype)), or_all(mask),
+                                     llvm::Constant::getNullValue(type));
+  return from_memory(raw, from.dtype, i.type);
 }
 
 void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column, Value* mask) {

@@ -2,12 +2,22 @@
 
 #include <llvm/IR/Intrinsics.h>
 
+#include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 
 using llvm::Type;
 using llvm::Value;
+
+namespace {
+
+bool is_truth(const Value* v) { return v->getType()->getScalarType()->isIntegerTy(1); }
+// u8 is the only type of 8 bits in a register, and the only one without a sign.
+bool is_unsigned(const Value* v) { return v->getType()->getScalarType()->isIntegerTy(8); }
+bool is_integer_value(const Value* v) { return v->getType()->isIntOrIntVectorTy() && !is_truth(v); }
+
+}  // namespace
 
 Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
   const int width = width_of(raw);
@@ -18,14 +28,8 @@ Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
     case kF32: break;
     case kBF16: v = b_.CreateBitCast(b_.CreateShl(b_.CreateZExt(raw, widen(b_.getInt32Ty(), width)), 16), f32); break;
     case kF16: v = b_.CreateFPExt(b_.CreateBitCast(raw, widen(b_.getHalfTy(), width)), f32); break;
-    default: {
-      Type* wanted = register_type(type, width);
-      if (type == kBool || memory == kBool) {
-        v = b_.CreateICmpNE(raw, llvm::Constant::getNullValue(raw->getType()));
-        return type == kBool ? v : convert(v, type);
-      }
-      v = memory == kU8 ? b_.CreateUIToFP(raw, wanted) : b_.CreateSIToFP(raw, wanted);
-    }
+    case kBool: v = b_.CreateICmpNE(raw, llvm::Constant::getNullValue(raw->getType())); break;
+    default: break;
   }
   return memory == type ? v : convert(v, type);
 }
@@ -33,8 +37,8 @@ Value* ValueEmitter::from_memory(Value* raw, DType memory, DType type) {
 Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   const int width = width_of(v);
   Type* i16 = widen(b_.getInt16Ty(), width);
-  const bool truth = v->getType()->getScalarType()->isIntegerTy(1);
-  if (memory == kU8 && !truth) {  // the low byte of the integer, as exp2_int finds it: defined for every value
+  if (is_integer(memory) && is_integer_value(v)) return convert(v, memory);
+  if (memory == kU8 && !is_truth(v)) {  // the low byte of the integer, as exp2_int finds it: defined for every value
     Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
     return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
   }
@@ -49,11 +53,26 @@ Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
 // To the register type of `type`, and rounded if that is a 16-bit float.
 Value* ValueEmitter::convert(Value* v, DType type) {
   Type* wanted = register_type(type, width_of(v));
-  const bool from_bool = v->getType()->getScalarType()->isIntegerTy(1);
-  if (type == kBool) return from_bool ? v : b_.CreateFCmpUNE(v, llvm::Constant::getNullValue(v->getType()));
-  if (from_bool) return b_.CreateSelect(v, real(wanted, 1.0), real(wanted, 0.0));
-  v = b_.CreateFPCast(v, wanted);
+  if (type == kBool) {
+    if (is_truth(v)) return v;
+    Value* zero = llvm::Constant::getNullValue(v->getType());
+    return is_integer_value(v) ? b_.CreateICmpNE(v, zero) : b_.CreateFCmpUNE(v, zero);
+  }
+  if (is_integer(type)) return convert_to_integer(v, type);
+  if (is_truth(v)) return b_.CreateSelect(v, real(wanted, 1.0), real(wanted, 0.0));
+  if (is_integer_value(v)) v = is_unsigned(v) ? b_.CreateUIToFP(v, wanted) : b_.CreateSIToFP(v, wanted);
+  else v = b_.CreateFPCast(v, wanted);
   return round_to(v, type);
+}
+
+// to_integer() of runtime/ops/elementwise_body.h.
+Value* ValueEmitter::convert_to_integer(Value* v, DType type) {
+  Type* wanted = register_type(type, width_of(v));
+  if (is_truth(v)) return b_.CreateZExt(v, wanted);
+  if (is_integer_value(v)) return b_.CreateIntCast(v, wanted, /*isSigned=*/!is_unsigned(v));
+  Type* nearest = register_type(type == kU8 ? kI64 : type, width_of(v));
+  v = b_.CreateIntrinsic(llvm::Intrinsic::fptosi_sat, {nearest, v->getType()}, {v});
+  return b_.CreateTrunc(v, wanted);
 }
 
 Value* ValueEmitter::round_to(Value* v, DType type) {
@@ -98,10 +117,11 @@ Value* ValueEmitter::mantissa(Value* a) {
 }
 
 Value* ValueEmitter::compare(LoopOp op, Value* a, Value* b) {
-  if (a->getType()->getScalarType()->isIntegerTy(1)) {
+  if (a->getType()->isIntOrIntVectorTy()) {
+    const bool is_signed = !is_truth(a) && !is_unsigned(a);
     switch (op) {
-      case LoopOp::kLt: return b_.CreateICmpULT(a, b);
-      case LoopOp::kLe: return b_.CreateICmpULE(a, b);
+      case LoopOp::kLt: return is_signed ? b_.CreateICmpSLT(a, b) : b_.CreateICmpULT(a, b);
+      case LoopOp::kLe: return is_signed ? b_.CreateICmpSLE(a, b) : b_.CreateICmpULE(a, b);
       case LoopOp::kEq: return b_.CreateICmpEQ(a, b);
       default: return b_.CreateICmpNE(a, b);
     }
@@ -114,10 +134,31 @@ Value* ValueEmitter::compare(LoopOp op, Value* a, Value* b) {
   }
 }
 
+// Wraps around.
+Value* ValueEmitter::integer_arithmetic(const Instr& instr, Value* a, Value* b) {
+  switch (instr.op) {
+    case LoopOp::kAdd: return b_.CreateAdd(a, b);
+    case LoopOp::kSub: return b_.CreateSub(a, b);
+    case LoopOp::kMul: return b_.CreateMul(a, b);
+    case LoopOp::kNeg: return b_.CreateNeg(a);
+    case LoopOp::kAbs:
+      return is_unsigned(a) ? a : b_.CreateBinaryIntrinsic(llvm::Intrinsic::abs, a, /*poison=*/b_.getInt1(false));
+    default: llvm_unreachable("an operation that integers do not have");
+  }
+}
+
 Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c) {
+  if (is_integer(instr.type) && instr.op >= LoopOp::kAdd && instr.op <= LoopOp::kMantissa)
+    return integer_arithmetic(instr, a, b);
   switch (instr.op) {
     case LoopOp::kConst:
       if (instr.type == kBool) return b_.getInt1(instr.value != 0);
+      if (is_integer(instr.type)) {
+        const int64_t value = visit_dtype(instr.type, [&](auto tag) {
+          return static_cast<int64_t>(ops::convert<typename decltype(tag)::type>(instr.value));
+        });
+        return llvm::ConstantInt::get(register_type(instr.type, 1), static_cast<uint64_t>(value));
+      }
       return convert(real(register_type(instr.type, 1), instr.value), instr.type);
     case LoopOp::kScalar: {
       Value* address = b_.CreateConstInBoundsGEP1_64(b_.getDoubleTy(), scalars, instr.index);

@@ -20,6 +20,7 @@ class ValueEmitter {
   }
   Type* register_type(DType type, int width) {
     if (type == kBool) return widen(b_.getInt1Ty(), width);
+    if (is_integer(type)) return widen(memory_type(type), width);
     return widen(type == kF64 ? b_.getDoubleTy() : b_.getFloatTy(), width);
   }
   // 16-bit floats move as integers: masked moves of them are cheap on every target.
@@ -49,8 +50,10 @@ class ValueEmitter {
 
   // ---- Arithmetic. `scalars`: the array of run-time scalars.
   Value* arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c);
+  Value* integer_arithmetic(const Instr& instr, Value* a, Value* b);
   Value* compare(LoopOp op, Value* a, Value* b);
   Value* convert(Value* v, DType type);
+  Value* convert_to_integer(Value* v, DType type);
   Value* round_to(Value* v, DType type);
   Value* bf16_bits_in_upper_half(Value* v);
   Value* exp2_int(Value* a);

@@ -1,4 +1,5 @@
 // The work of a thread: rows, steps of columns, and the reductions of a row.
+#include <algorithm>
 #include <limits>
 
 #include "absl/strings/str_join.h"
@@ -13,7 +14,7 @@ std::string KernelEmitter::row_offset(size_t index) const {
   for (size_t a = 0; a < o.axes.size(); ++a) {
     const OperandAxis& axis = o.axes[a];
     const size_t at = extent_of_[index] + 1 + 3 * a;
-    if (axis.stride == 0 || axis.size == 1) continue;
+    if (is_picked(axis) || axis.stride == 0 || axis.size == 1) continue;
     std::string i = "row";
     if (axis.divisor != 1) i = absl::StrCat(i, " / ", extent(at, axis.divisor));
     if (wraps(k_, axis)) i = absl::StrCat(i, " % ", extent(at + 1, axis.size));
@@ -24,9 +25,24 @@ std::string KernelEmitter::row_offset(size_t index) const {
 }
 
 std::string KernelEmitter::address(const Instr& i) const {
-  if (operand(i).col_stride == 1) return absl::StrCat("r", i.index, " + c");
+  const std::string base = i.op == LoopOp::kPick ? picked(i) : absl::StrCat("r", i.index);
+  if (operand(i).col_stride == 1) return absl::StrCat(base, " + c");
   const std::string stride = col_stride(static_cast<size_t>(i.index));
-  return absl::StrCat("r", i.index, " + c * ", stride, ", static_cast<long long>(", stride, ")");
+  return absl::StrCat(base, " + c * ", stride, ", static_cast<long long>(", stride, ")");
+}
+
+std::string KernelEmitter::picked(const Instr& i) const {
+  const OperandAxis& axis = operand(i).axes[0];
+  const size_t at = extent_of_[static_cast<size_t>(i.index)] + 1;
+  return absl::StrCat("r", i.index, " + pick_at(v", i.a, ", ", extent(at + 1, axis.size), ") * ",
+                      extent(at + 2, axis.stride));
+}
+
+bool KernelEmitter::is_row_value(int32_t id) const {
+  for (const Stage& stage : k_.stages)
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.reductions})
+      if (std::find(list->begin(), list->end(), id) != list->end()) return true;
+  return instr(id).op == LoopOp::kLoad && operand(instr(id)).col_stride == 0;
 }
 
 void KernelEmitter::emit_row_pointers() {
@@ -62,7 +78,8 @@ void KernelEmitter::emit_row_barrier() { line(s_.threads_per_row > kWarp ? "__sy
 void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, const std::string& owns) {
   const auto emit_load = [&](int32_t id) {
     const Instr& i = instr(id);
-    const std::string value = from_memory(absl::StrCat("read(r", i.index, ")"), operand(i).dtype, i.type);
+    const std::string from = i.op == LoopOp::kPick ? picked(i) : absl::StrCat("r", i.index);
+    const std::string value = from_memory(absl::StrCat("read(", from, ")"), operand(i).dtype, i.type);
     line("const ", register_type(i.type), " v", id, " = ", live.empty() ? "" : absl::StrCat(live, " ? "), value,
          live.empty() ? "" : " : 0", ";");
   };
@@ -71,7 +88,7 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
   bool waited = !may_store_over_a_row_input();
   for (int32_t id : stage.row) {
     const Instr& i = instr(id);
-    if (i.op == LoopOp::kLoad) {
+    if (i.op == LoopOp::kLoad || i.op == LoopOp::kPick) {
       emit_load(id);
     } else if (i.op == LoopOp::kStore) {
       if (!waited) emit_row_barrier();
@@ -94,9 +111,9 @@ void KernelEmitter::emit_step(const Stage& stage) {
     const Instr& i = instr(id);
     const auto at = static_cast<size_t>(i.index);
     if (i.op == LoopOp::kStore) line(pack(i), " o", id, ";");
-    if (i.op != LoopOp::kLoad || operand(i).col_stride == 0) continue;
+    if (!is_loaded_in_steps(i)) continue;
     const std::string value = absl::StrCat("load<", s_.elements, ">(", address(i), ", exist)");
-    if (!kept_[at]) {
+    if (!kept_[at] || i.op == LoopOp::kPick) {
       line("const ", pack(i), " l", id, " = ", value, ";");
       continue;
     }
@@ -116,6 +133,13 @@ void KernelEmitter::emit_step(const Stage& stage) {
           line("const ", register_type(i.type), " v", id, " = ",
                from_memory(absl::StrCat("l", id, ".at[e]"), operand(i).dtype, i.type), ";");
           break;
+        case LoopOp::kPick: {
+          const std::string place = absl::StrCat(picked(i), " + (c + e) * ", col_stride(static_cast<size_t>(i.index)));
+          const std::string element = is_loaded_in_steps(i) ? absl::StrCat("l", id, ".at[e]")
+                                                            : absl::StrCat("read(", place, ")");
+          line("const ", register_type(i.type), " v", id, " = ", from_memory(element, operand(i).dtype, i.type), ";");
+          break;
+        }
         case LoopOp::kStore:
           line("o", id, ".at[e] = ", to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype), ";");
           break;

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/elementwise_body.h"
 
 namespace rondo::compile::cuda {
 namespace {
@@ -14,6 +15,8 @@ bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 
 // A number (an expression of type float, or double if `is_f64`) as a register of `type`.
 std::string make(const std::string& value, bool is_f64, DType type) {
+  if (is_integer(type))
+    return absl::StrCat(type == kI32 ? "to_int(" : type == kI64 ? "to_long(" : "low_byte(", value, ")");
   const std::string narrow = is_f64 ? absl::StrCat("static_cast<float>(", value, ")") : value;
   switch (type) {
     case kBool: return absl::StrCat(value, " != 0");
@@ -24,8 +27,14 @@ std::string make(const std::string& value, bool is_f64, DType type) {
   }
 }
 std::string convert(const std::string& value, DType from, DType type) {
+  if (is_integer(from)) {
+    if (type == kBool) return absl::StrCat("(", value, " != 0)");
+    if (is_integer(type) || type == kF64) return absl::StrCat("static_cast<", register_type(type), ">(", value, ")");
+    return make(absl::StrCat("static_cast<float>(", value, ")"), false, type);
+  }
   if (from != kBool) return make(value, from == kF64, type);
   if (type == kBool) return value;
+  if (is_integer(type)) return absl::StrCat("static_cast<", register_type(type), ">(", value, ")");
   return type == kF64 ? absl::StrCat("(", value, " ? 1.0 : 0.0)") : absl::StrCat("(", value, " ? 1.0f : 0.0f)");
 }
 
@@ -42,7 +51,10 @@ std::string memory_type(DType type) {
     default: return "unsigned char";
   }
 }
-std::string register_type(DType type) { return type == kF64 ? "double" : type == kBool ? "bool" : "float"; }
+std::string register_type(DType type) {
+  if (is_integer(type)) return memory_type(type);
+  return type == kF64 ? "double" : type == kBool ? "bool" : "float";
+}
 
 DType result_type(const Instr& i) {
   switch (i.op) {
@@ -56,6 +68,12 @@ DType result_type(const Instr& i) {
 std::string literal(double value, DType type) {
   char text[64];
   if (type == kBool) return value != 0 ? "true" : "false";
+  if (is_integer(type)) {
+    const int64_t integer = visit_dtype(
+        type, [&](auto tag) { return static_cast<int64_t>(ops::convert<typename decltype(tag)::type>(value)); });
+    // As bits: the smallest integer has no literal.
+    return absl::StrCat("static_cast<", register_type(type), ">(", static_cast<uint64_t>(integer), "ull)");
+  }
   if (type == kF64) {
     if (!std::isfinite(value)) {
       std::snprintf(text, sizeof(text), "bits_as_double(0x%llxull)",
@@ -83,15 +101,13 @@ std::string from_memory(const std::string& element, DType memory, DType type) {
     case kBF16:
     case kF16: return make(absl::StrCat("to_float(", element, ")"), false, type);
     case kBool: return convert(absl::StrCat("(", element, " != 0)"), kBool, type);
-    default:
-      // An integer goes to an f64 register at once and to the others by way of f32.
-      if (type == kF64) return absl::StrCat("static_cast<double>(", element, ")");
-      return make(absl::StrCat("static_cast<float>(", element, ")"), false, type);
+    default: return convert(element, memory, type);
   }
 }
 
 std::string to_memory(const std::string& value, DType type, DType memory) {
   const auto real = [&](DType to) { return convert(value, type, to); };
+  if (is_integer(memory) && is_integer(type)) return convert(value, type, memory);
   switch (memory) {
     case kU8:
       if (type == kF32) return absl::StrCat("to_byte(", value, ")");
@@ -103,7 +119,30 @@ std::string to_memory(const std::string& value, DType type, DType memory) {
   }
 }
 
+namespace {
+
+// Unsigned arithmetic wraps around.
+std::string integer_arithmetic(const Instr& i) {
+  const auto wide = [](int32_t id) { return absl::StrCat("static_cast<unsigned long long>(v", id, ")"); };
+  const auto wrapped = [&](const std::string& value) {
+    return absl::StrCat("static_cast<", register_type(i.type), ">(", value, ")");
+  };
+  const std::string minus = wrapped(absl::StrCat("0ull - ", wide(i.a)));
+  switch (i.op) {
+    case LoopOp::kAdd: return wrapped(absl::StrCat(wide(i.a), " + ", wide(i.b)));
+    case LoopOp::kSub: return wrapped(absl::StrCat(wide(i.a), " - ", wide(i.b)));
+    case LoopOp::kMul: return wrapped(absl::StrCat(wide(i.a), " * ", wide(i.b)));
+    case LoopOp::kNeg: return minus;
+    case LoopOp::kAbs:
+      return i.type == kU8 ? absl::StrCat("v", i.a) : absl::StrCat("v", i.a, " < 0 ? ", minus, " : v", i.a);
+    default: throw_internal("an operation that integers do not have");
+  }
+}
+
+}  // namespace
+
 std::string arithmetic(const LoopKernel& kernel, const Instr& i) {
+  if (is_integer(i.type) && i.op >= LoopOp::kAdd && i.op <= LoopOp::kMantissa) return integer_arithmetic(i);
   const auto v = [](int32_t id) { return absl::StrCat("v", id); };
   const auto binary = [&](const char* op) { return absl::StrCat(v(i.a), " ", op, " ", v(i.b)); };
   const auto call = [&](const char* function) { return absl::StrCat(function, "(", v(i.a), ")"); };

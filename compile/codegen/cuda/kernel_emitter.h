@@ -84,6 +84,15 @@ class KernelEmitter {
   std::string row_offset(size_t index) const;
   // "r3 + c" and, of an operand whose columns are not neighbours, ", stride".
   std::string address(const Instr& i) const;
+  // Of kPick: "r3 + pick_at(v5, 100) * 64".
+  std::string picked(const Instr& i) const;
+  // True if all threads of a row know the value before its first column.
+  bool is_row_value(int32_t id) const;
+  // What a step loads for all of its columns at once.
+  bool is_loaded_in_steps(const Instr& i) const {
+    if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
+    return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));
+  }
   std::string col_stride(size_t index) const { return extent(extent_of_[index], k_.operands[index].col_stride); }
   std::string pack(const Instr& i) const {
     return absl::StrCat("Pack<", memory_type(operand(i).dtype), ", ", s_.elements, ">");

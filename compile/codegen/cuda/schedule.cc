@@ -71,7 +71,7 @@ int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
     }
     int64_t offset = cols * std::abs(operand.col_stride);
     for (const OperandAxis& axis : operand.axes)
-      offset += (std::min(axis.size, kernel.rows) - 1) * std::abs(axis.stride);
+      if (!is_picked(axis)) offset += (std::min(axis.size, kernel.rows) - 1) * std::abs(axis.stride);
     largest = std::max(largest, offset);
   }
   return largest;
@@ -88,7 +88,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   for (const Stage& stage : kernel.stages)
     for (int32_t id : stage.column) {
       const Instr& i = kernel.instrs[static_cast<size_t>(id)];
-      if (i.op != LoopOp::kLoad && i.op != LoopOp::kStore) continue;
+      if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick && i.op != LoopOp::kStore) continue;
       moves[static_cast<size_t>(i.index)] = kernel.operands[static_cast<size_t>(i.index)].col_stride != 0;
     }
   return moves;
@@ -140,6 +140,9 @@ bool is_transposed(const Operand& operand) {
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
   std::vector<bool> through = moves_with_the_column(kernel);
+  // Neighbouring rows need not be neighbours in a table.
+  if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return is_picked(o); }))
+    through.assign(through.size(), false);
   int64_t left = kSharedBytes;
   for (size_t i = 0; i < through.size(); ++i) {
     const Operand& operand = kernel.operands[i];

@@ -1,0 +1,21 @@
+// Lookups in parts: a check of the indices, and an elementwise op that reads (kPick of indexing.cc), which a compiler
+// fuses.
+#pragma once
+
+#include "rondo/runtime/op.h"
+
+namespace rondo::ops {
+
+// The op whose indices are checked. kCheckIndices has it as an attribute.
+enum class Lookup : int64_t { kEmbedding, kIndexSelect, kGather };
+// For messages.
+struct LookupName {
+  const char* op;
+  bool at_position;  // the message tells the position
+};
+LookupName lookup_in(int64_t lookup);
+
+// Fails, as the op does, unless all indices (i64) lie in [0, size).
+void check_indices(const Tensor& index, int64_t size, Lookup lookup);
+
+}  // namespace rondo::ops

@@ -1,0 +1,183 @@
+// Integers, masks and gathers in compiled blocks: how many kernels and library calls they take, and that wrong code of
+// them, planted by rules, is seen.
+#include <functional>
+
+#include "rondo/compile/codegen/lower.h"
+#include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo {
+namespace {
+
+using compile::LoopKernel;
+
+struct Block : nn::Module<Block> {
+  std::function<Tensor(const Tensor&, const Tensor&)> fn;
+  explicit Block(std::function<Tensor(const Tensor&, const Tensor&)> fn) : fn(std::move(fn)) {}
+  Tensor forward(const Tensor& x, const Tensor& index) { return fn(x, index); }
+};
+
+class IndexBlocks : public test::BlockTest {
+ protected:
+  struct Counts {
+    int kernels, library_calls;
+  };
+  // The block's results in exact mode are eager's bits.
+  static Counts check(const std::function<Tensor(const Tensor&, const Tensor&)>& fn, const Tensor& x,
+                      const Tensor& index) {
+    Block eager(fn), compiled(fn);
+    const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+    const NoGrad off;
+    const Tensor expected = eager(x, index);
+    EXPECT_TRUE(test::same_bits(compiled(x, index), expected));
+    const compile::RegionReport report = regions.report()[0];
+    EXPECT_EQ(report.eager_runs, 0);
+    EXPECT_EQ(report.graph_breaks, 0);
+    return {report.kernels, report.library_calls};
+  }
+};
+
+Tensor integers(const Dims& sizes, DType dtype = kI64) {
+  manual_seed(3);
+  return Tensor::randint(-2'000'000'000, 2'000'000'000, sizes).to(dtype);
+}
+
+// Hashes wrap around, masks count, floats become integers: one kernel, no library call.
+TEST_F(IndexBlocks, IntegersAndMasksAreOneKernel) {
+  const Tensor x = Tensor::randn({33, 70}) * 1e12;
+  for (const DType dtype : {kI64, kI32, kU8}) {
+    const Counts counts = check(
+        [](const Tensor& x, const Tensor& i) {
+          const Tensor hash = ops::maximum(i * 1103515245 + 12345, -i);
+          const Tensor mask = ops::less(hash, i).to(kU8) + ops::isfinite(i).to(kU8);
+          return ops::where(ops::equal(mask, 2), x.to(i.dtype()), ops::abs(hash)).to(kF32) * 0.5 + mask.to(kF32);
+        },
+        x, integers({33, 70}, dtype));
+    EXPECT_EQ(counts.kernels, 1) << name_of(dtype);
+    EXPECT_EQ(counts.library_calls, 0) << name_of(dtype);
+  }
+}
+
+// A lookup joins what reads it; the check of its indices is a library call.
+TEST_F(IndexBlocks, LookupsFuseWithTheirNeighbours) {
+  manual_seed(4);
+  const Tensor x = Tensor::randn({50, 24}), index = Tensor::randint(0, 24, {8, 9});
+  const auto one_kernel = [&](const std::function<Tensor(const Tensor&, const Tensor&)>& fn) {
+    const Counts counts = check(fn, x, index);
+    EXPECT_EQ(counts.kernels, 1);
+    EXPECT_EQ(counts.library_calls, 1);
+  };
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::gelu(ops::embedding(x, i) * 2.0 + 1.0); });
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::index_select(x, 1, i.flatten()) * 2.0 - 1.0; });
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::tanh(ops::gather(x, 0, i)) + 1.0; });
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::tanh(ops::gather(x, 1, i)) + 1.0; });
+  // Sums of what was looked up: of embeddings, over a row.
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::sum(ops::embedding(x, i), -1); });
+  // One check for two lookups of one index, and one kernel.
+  one_kernel([](const Tensor& x, const Tensor& i) { return ops::embedding(x, i) * ops::embedding(x * 1.0, i); });
+}
+
+// A table that the block computes is a kernel of its own.
+TEST_F(IndexBlocks, ATableIsCompleteBeforeItIsRead) {
+  const Tensor x = Tensor::randn({24, 24}), index = Tensor::randint(0, 24, {24, 24});
+  const Counts counts = check(
+      [](const Tensor& x, const Tensor& i) { return ops::gather(ops::exp(x), 0, i) + ops::exp(x); }, x, index);
+  EXPECT_EQ(counts.kernels, 2);
+  EXPECT_EQ(counts.library_calls, 1);
+}
+
+// Messages along edges, added up in their targets: a kernel, the sums and their sum with x, and the checks.
+TEST_F(IndexBlocks, MessagePassing) {
+  manual_seed(5);
+  const Tensor x = Tensor::randn({40, 16}), edges = Tensor::randint(0, 40, {2, 300});
+  const Counts counts = check(
+      [](const Tensor& x, const Tensor& edges) {
+        const Tensor messages = ops::relu(ops::index_select(x, 0, edges.select(0, 0)) * 0.5);
+        return ops::index_add(x, 0, edges.select(0, 1), messages);
+      },
+      x, edges);
+  EXPECT_EQ(counts.kernels, 2);
+  EXPECT_EQ(counts.library_calls, 2);  // the check, and the sums, which check their own
+}
+
+// A lookup of a size that changes is compiled for all sizes at the second one.
+TEST_F(IndexBlocks, ATableOfAnySize) {
+  Block eager([](const Tensor&x, const Tensor&i) { return ops::embedding(x, i) * 2.0; }), compiled(eager.fn);
+  const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+  const NoGrad off;
+  for (const int64_t rows : {20, 37, 51, 64, 5}) {
+    const Tensor x = Tensor::randn({rows, 33}), index = Tensor::randint(0, rows, {rows + 3});
+    EXPECT_TRUE(test::same_bits(compiled(x, index), eager(x, index)));
+  }
+  EXPECT_LE(regions.report()[0].compilations, 2);
+}
+
+// ---- Planted
+
+void use_floats(LoopKernel& kernel) {  // products of integers no longer wrap around
+  for (compile::Stage& stage : kernel.stages)
+    for (size_t at = 0; at < stage.column.size(); ++at) {
+      const auto id = stage.column[at];
+      const compile::Instr product = kernel.instrs[static_cast<size_t>(id)];
+      if (product.op != LoopOp::kMul || !compile::is_integer(product.type)) continue;
+      const auto add = [&](compile::Instr instr) {
+        kernel.instrs.push_back(instr);
+        const auto made = static_cast<int32_t>(kernel.instrs.size()) - 1;
+        stage.column.insert(stage.column.begin() + static_cast<int64_t>(at++), made);
+        return made;
+      };
+      const int32_t a = add({.op = LoopOp::kCast, .type = kF64, .a = product.a}),
+                    b = add({.op = LoopOp::kCast, .type = kF64, .a = product.b}),
+                    real = add({.op = LoopOp::kMul, .type = kF64, .a = a, .b = b});
+      kernel.instrs[static_cast<size_t>(id)] = {.op = LoopOp::kCast, .type = product.type, .a = real};
+    }
+}
+void take_magnitudes_as_negatives(LoopKernel& kernel) {
+  for (compile::Instr& i : kernel.instrs)
+    if (i.op == LoopOp::kAbs && compile::is_integer(i.type)) i.op = LoopOp::kNeg;
+}
+void compare_the_other_way(LoopKernel& kernel) {
+  for (compile::Instr& i : kernel.instrs)
+    if (i.op == LoopOp::kLt && compile::is_integer(kernel.instrs[static_cast<size_t>(i.a)].type)) i.op = LoopOp::kLe;
+}
+void lose_the_last_row(LoopKernel& kernel) {
+  for (compile::Operand& operand : kernel.operands)
+    if (is_picked(operand) && operand.axes[0].size > 1) --operand.axes[0].size;
+}
+void step_too_far(LoopKernel& kernel) {
+  for (compile::Operand& operand : kernel.operands)
+    if (is_picked(operand) && operand.axes[0].size > 2) {
+      --operand.axes[0].size;
+      ++operand.axes[0].stride;
+    }
+}
+
+TEST_F(IndexBlocks, PlantedBugsAreSeen) {
+  manual_seed(6);
+  const Tensor x = Tensor::randn({6, 40}), index = Tensor::randint(0, 6, {30}), numbers = integers({6, 40});
+  const auto arithmetic = [](const Tensor&, const Tensor& i) {
+    return ops::where(ops::less(i, i * i * 7), ops::abs(i) - 1, ops::less(i, i.clone()).to(kI64));
+  };
+  const auto lookup = [](const Tensor& x, const Tensor& i) { return ops::embedding(x, i) * 2.0; };
+  const auto differs = [&](void (*bug)(LoopKernel&), const std::function<Tensor(const Tensor&, const Tensor&)>& fn,
+                           const Tensor& i) {
+    Block eager(fn), compiled(fn);
+    const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+    const NoGrad off;
+    compile::miscompile_for_tests = bug;
+    const Tensor found = compiled(x, i);
+    compile::miscompile_for_tests = nullptr;
+    EXPECT_EQ(regions.report()[0].eager_runs, 0);
+    return !static_cast<bool>(test::same_bits(found, eager(x, i)));
+  };
+  EXPECT_FALSE(differs(nullptr, arithmetic, numbers));
+  EXPECT_FALSE(differs(nullptr, lookup, index));
+  EXPECT_TRUE(differs(&use_floats, arithmetic, numbers));
+  EXPECT_TRUE(differs(&take_magnitudes_as_negatives, arithmetic, numbers));
+  EXPECT_TRUE(differs(&compare_the_other_way, arithmetic, numbers));
+  EXPECT_TRUE(differs(&lose_the_last_row, lookup, index));
+  EXPECT_TRUE(differs(&step_too_far, lookup, index));
+}
+
+}  // namespace
+}  // namespace rondo

@@ -1,0 +1,109 @@
+// Integers as numbers and as places: arithmetic that wraps around, conversions, masks, gathers and scatters.
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/fuzz/steps.h"
+
+namespace rondo::fuzz {
+namespace {
+
+using Tensors = std::vector<Tensor>;
+
+bool is_integer(const Tensor& t) { return !is_floating(t.dtype()) && t.dtype() != kBool; }
+
+bool pick_integer(Draft& draft, Step& step) {
+  step.in = {draft.value(&is_integer)};
+  return step.in[0] != kNone;
+}
+// Two of one dtype, of any size: sums and products wrap around.
+bool pick_integers(Draft& draft, Step& step) {
+  if (!pick_integer(draft, step)) return false;
+  const Tensor first = draft.tensor(step.in[0]);
+  step.in.push_back(draft.value([&](const Tensor& t) {
+    Dims ignored;
+    return t.dtype() == first.dtype() && broadcast_shapes(first.sizes(), t.sizes(), ignored);
+  }));
+  return step.in[1] != kNone;
+}
+bool pick_mask_and_integer(Draft& draft, Step& step) {
+  if (!pick_integer(draft, step)) return false;
+  const Dims sizes = draft.tensor(step.in[0]).sizes();
+  step.in.push_back(draft.value([&](const Tensor& t) {
+    Dims ignored;
+    return t.dtype() == kBool && broadcast_shapes(sizes, t.sizes(), ignored);
+  }));
+  return step.in[1] != kNone;
+}
+
+// A tensor, and a dimension of it that has the same size at every batch size. ints: {dim}
+bool pick_table(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() > 0 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Dims coded = draft.coded(draft.tensor(step.in[0]).sizes());
+  step.ints = {static_cast<int64_t>(draft.random.below(static_cast<uint64_t>(coded.rank())))};
+  return coded[static_cast<int>(step.ints[0])] > 0;
+}
+Dims table_sizes(Draft& draft, const Step& step) { return draft.coded(draft.tensor(step.in[0]).sizes()); }
+int dim_of(const Step& step) { return static_cast<int>(step.ints[0]); }
+
+bool pick_list(Draft& draft, Step& step) {
+  if (!pick_table(draft, step)) return false;
+  step.in.push_back(draft.indices({draft.random.between(1, 7)}, table_sizes(draft, step)[dim_of(step)]));
+  return true;
+}
+// An index for each element of the result, which is as large as the table in the other dimensions.
+bool pick_places(Draft& draft, Step& step) {
+  if (!pick_table(draft, step)) return false;
+  Dims sizes = table_sizes(draft, step);
+  const int64_t bound = sizes[dim_of(step)];
+  sizes[dim_of(step)] = draft.random.between(1, 5);
+  step.in.push_back(draft.indices(sizes, bound));
+  return true;
+}
+// Values of the table's sizes go to places of `ints[1]` along the dimension: one index for each, or for each slice.
+bool pick_targets(Draft& draft, Step& step, bool slices) {
+  if (!pick_table(draft, step)) return false;
+  const Dims sizes = table_sizes(draft, step);
+  step.ints.push_back(draft.random.between(1, 6));
+  step.in.push_back(draft.indices(slices ? Dims{sizes[dim_of(step)]} : sizes, step.ints[1]));
+  return true;
+}
+
+Tensor scattered(Scene& s, const Tensor& index) {
+  Dims sizes = s.in[0].sizes();
+  sizes[static_cast<int>(s.n(0))] = s.n(1);
+  const Tensor zeros = Tensor::zeros(sizes, {s.in[0].dtype()});
+  return index.rank() == 1 && s.in[0].rank() > 1 ? ops::index_add(zeros, s.n(0), index, s.in[0])
+                                                 : ops::scatter_add(zeros, s.n(0), index, s.in[0]);
+}
+
+const StepKind kKinds[] = {
+    {"integer_square", 4, &pick_integer, [](Scene& s) { return Tensors{s.in[0] * s.in[0] * 1000003 - 7}; }},
+    {"integer_range", 2, &pick_integers,
+     [](Scene& s) { return Tensors{ops::maximum(s.in[0], -s.in[1]) - ops::minimum(s.in[0], ops::abs(s.in[1]))}; }},
+    {"integer_sign", 1, &pick_integer, [](Scene& s) { return Tensors{ops::sign(s.in[0]) + s.in[0]}; }},
+    {"integer_where", 3, &pick_mask_and_integer,
+     [](Scene& s) { return Tensors{ops::where(s.in[1], s.in[0], s.in[0] * -3)}; }},
+    {"integer_mask", 3, &pick_integers,
+     [](Scene& s) { return Tensors{ops::equal(s.in[0], s.in[1]).to(kU8) + ops::less(s.in[1], s.in[0]).to(kU8)}; }},
+    {"to_i64", 2, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },
+     [](Scene& s) { return Tensors{(s.in[0] * 3).to(kI64)}; }},
+    {"to_i32", 1, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },
+     [](Scene& s) { return Tensors{(s.in[0] * 1e9).to(kI32)}; }},
+    {"to_u8", 1, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },
+     [](Scene& s) { return Tensors{(s.in[0] * 200).to(kU8)}; }},
+    {"narrow_integer", 1, &pick_integer,
+     [](Scene& s) {
+       return Tensors{s.in[0].to(kU8), s.in[0].to(kI32)};
+     }},
+    {"index_select", 5, &pick_list, [](Scene& s) { return Tensors{ops::index_select(s.in[0], s.n(0), s.in[1])}; }},
+    {"gather", 5, &pick_places, [](Scene& s) { return Tensors{ops::gather(s.in[0], s.n(0), s.in[1])}; }},
+    {"scatter_add", 4, [](Draft& d, Step& s) { return pick_targets(d, s, false); },
+     [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
+    {"scatter_add_slices", 4, [](Draft& d, Step& s) { return pick_targets(d, s, true); },
+     [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
+};
+
+}  // namespace
+
+std::span<const StepKind> index_steps() { return kKinds; }
+
+}  // namespace rondo::fuzz
