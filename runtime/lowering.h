@@ -19,6 +19,11 @@ enum class LoopOp : uint8_t {
   kScalar,  // run-time scalar Instr::index, rounded to the instruction's type
   kLoad,    // operand Instr::index at the current row and column
   kPick,    // the same where a, an i64, is the index of the operand's picked axis; out of range: index 0
+  // Random numbers of the stream and the element that operand Instr::index describes (Operand::is_random)
+  kRandomKeep,    // kBool: dropout with probability a keeps the element (DropoutRule of random_state.h); with a = 1, no
+                  // element. a: f64, a run-time scalar or constant. A counter's four words go to four neighbours.
+  kRandomFirst,   // f32, uniform_from_bits() of random.h: the first word of the element's own counter
+  kRandomSecond,  // and its second word
   // Arithmetic on f32 or f64
   kAdd,
   kSub,
@@ -77,6 +82,10 @@ class LoopBuilder {
   // Traits::picks: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
   // Builders of ops that pick nothing need not have it: throws InternalError.
   virtual LoopValue pick(int table, int index);
+  // A random number of the current element of output 0. Input `state`: Note [Random state] in random_state.h, with this
+  // increment. op: kRandomKeep, with float attribute `p`; kRandomFirst or kRandomSecond. Builders of ops that draw
+  // nothing need not have it: throws InternalError.
+  virtual LoopValue random(LoopOp op, int state, int64_t increment, int p = -1);
 };
 
 }  // namespace rondo

@@ -2,6 +2,9 @@
 
 #include <utility>
 
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/lowering.h"
+
 namespace rondo {
 namespace {
 thread_local SharedRandomState* innermost_shared = nullptr;
@@ -23,5 +26,7 @@ RandomState next_random_state(Generator& source, Device device) {
   innermost_shared->streams_.push_back({&source, seed, offset, state()});
   return {innermost_shared->streams_.back().state, 0};
 }
+
+LoopValue LoopBuilder::random(LoopOp, int, int64_t, int) { throw_internal("random numbers where no op draws any"); }
 
 }  // namespace rondo

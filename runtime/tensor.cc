@@ -11,9 +11,11 @@
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
+#include "rondo/runtime/ops/random_draw.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/per_thread.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo {
@@ -66,15 +68,19 @@ void intrusive_release(TensorImpl* impl) noexcept {
 // ---- Making one
 
 namespace {
-// Memory for a factory's result; errors name the factory.
-Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
+// Errors name the factory.
+void require_sizes(const char* factory, const Dims& sizes, DType dtype, std::source_location where) {
   for (int64_t d : sizes)
     if (d < 0) throw_op_error(factory, "negative size in " + rondo::to_string(sizes), where);
   constexpr int64_t kMaxBytes = int64_t{1} << 60;
   const int64_t numel = checked_numel(sizes);
-  if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(options.dtype)))
+  if (numel < 0 || numel > kMaxBytes / static_cast<int64_t>(size_of(dtype)))
     throw_op_error(factory, rondo::to_string(sizes) + " is more than memory can hold", where);
-  const size_t bytes = static_cast<size_t>(numel) * size_of(options.dtype);
+}
+// Memory for a factory's result.
+Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::source_location where) {
+  require_sizes(factory, sizes, options.dtype, where);
+  const size_t bytes = static_cast<size_t>(sizes.numel()) * size_of(options.dtype);
   const memory::Cause cause("", "empty", {});
   return Tensor::over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
@@ -199,24 +205,26 @@ void require_floating(const char* op, DType dtype, std::source_location where) {
                    where);
 }
 
-// The numbers of one tensor: philox.h. `low` and `span` belong to integers.
+// Unlike the other factories', a random tensor is the result of an op, so that regions record it.
+RandomState random_state(const char* factory, const Dims& sizes, TensorOptions options, Generator* generator,
+                         std::source_location where) {
+  require_sizes(factory, sizes, options.dtype, where);
+  return next_random_state(generator != nullptr ? *generator : default_generator(), options.device);
+}
 Tensor drawn(const char* factory, ops::Distribution distribution, const Dims& sizes, TensorOptions options,
-             Generator* generator, std::source_location where, int64_t low = 0, int64_t span = 0) {
-  Tensor result = made(factory, sizes, options, where);
-  Generator& source = generator ? *generator : default_generator();
-  const auto seed = static_cast<int64_t>(source.seed()), offset = static_cast<int64_t>(source.next_offset());
-  run_kernel(
-      {ops::kDraw, {}, {&result, 1}, {.ints = {static_cast<int64_t>(distribution), seed, offset, low, span}}, {}});
-  return result;
+             Generator* generator, std::source_location where) {
+  require_floating(factory, options.dtype, where);
+  const RandomState random = random_state(factory, sizes, options, generator, where);
+  Attrs attrs{.ints = {static_cast<int64_t>(distribution), random.increment, static_cast<int64_t>(options.dtype)}};
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  return call(ops::kDraw, {{random.state, where}}, std::move(attrs));
 }
 }  // namespace
 
 Tensor Tensor::randn(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
-  require_floating("Tensor::randn", options.dtype, where);
   return drawn("Tensor::randn", ops::Distribution::kNormal, sizes, options, generator, where);
 }
 Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generator, std::source_location where) {
-  require_floating("Tensor::rand", options.dtype, where);
   return drawn("Tensor::rand", ops::Distribution::kUniform, sizes, options, generator, where);
 }
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator,
@@ -230,7 +238,10 @@ Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptio
   }
   // Unsigned, because the span may exceed an int64_t.
   const auto span = static_cast<int64_t>(static_cast<uint64_t>(high) - static_cast<uint64_t>(low));
-  return drawn(kName, ops::Distribution::kInteger, sizes, options, generator, where, low, span);
+  const RandomState random = random_state(kName, sizes, options, generator, where);
+  Attrs attrs{.ints = {random.increment, static_cast<int64_t>(options.dtype), low, span}};
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  return call(ops::kDrawIntegers, {{random.state, where}}, std::move(attrs));
 }
 
 // ---- Host access

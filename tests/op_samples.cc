@@ -7,6 +7,8 @@
 #include <random>
 
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/random_draw.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_device/test_device.h"
 
@@ -350,11 +352,14 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   if (large) {
     for (int64_t mask : {1, 2, 3}) add({300, 401}, mask);
     add({5000, 17}, 1);
+    for (int64_t mask : {1, 2, 5, 6}) add({40, 90, 77}, mask);
     return samples;
   }
   for (int64_t mask : {0, 1, 2, 3}) add({7, 5}, mask);
   for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
   add({2, 3, 4, 5}, 0b0101);
+  // Several runs of reduced dimensions, and one in the middle.
+  for (int64_t mask : {0b0010, 0b0110, 0b1010, 0b1101}) add({3, 37, 2, 18}, mask);
   add({2, 70}, 2);
   add({70, 2}, 1);
   add({150, 3}, 1);
@@ -440,19 +445,27 @@ template <int kOperands> Samples rows(bool large) {
 // Also rows without elements.
 template <int kOperands> Samples softmax_rows(bool large) {
   Samples samples = rows<kOperands>(large);
-  if (!large) samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  const auto along = [&](const Dims& sizes, int64_t dim) {
+    std::vector<Tensor> inputs;
+    for (int i = 0; i < kOperands; ++i) inputs.push_back(real(sizes));
+    samples.push_back({to_string(sizes) + " along " + std::to_string(dim), inputs, ints({dim})});
+  };
+  if (large) return along({30, 21, 150}, 1), samples;
+  samples.push_back({"no columns", std::vector<Tensor>(kOperands, real({3, 0}))});
+  for (int64_t dim : {0, 1, 2}) along({3, 37, 18}, dim);
+  along({70, 5}, 0);
+  along({9, 1}, 0);
+  along({2, 6, 1}, 1);
+  along({2, 0, 3}, 1);
   return samples;
 }
-Samples softmax_grad_samples(bool large) {
+template <auto kSoftmax> Samples softmax_grads(bool large) {
   Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::softmax(s.inputs[1]);
+  for (OpSample& s : samples) s.inputs[1] = kSoftmax(s.inputs[1], s.attrs.ints.empty() ? -1 : s.attrs.ints[0]);
   return samples;
 }
-Samples log_softmax_grad_samples(bool large) {
-  Samples samples = softmax_rows<2>(large);
-  for (OpSample& s : samples) s.inputs[1] = ops::log_softmax(s.inputs[1]);
-  return samples;
-}
+Samples softmax_grad_samples(bool large) { return softmax_grads<&ops::softmax>(large); }
+Samples log_softmax_grad_samples(bool large) { return softmax_grads<&ops::log_softmax>(large); }
 Samples layer_norm_samples(bool large) {
   Samples samples = rows<1>(large);
   for (OpSample& s : samples) {
@@ -645,11 +658,31 @@ Samples dropout_samples(bool large) {
   Samples samples = unary<plain>(large);
   for (OpSample& s : samples) {
     s.inputs.push_back(Tensor::from<int64_t>({42, 7}, {2}));
-    s.attrs.ints = {3};
-    s.attrs.floats = {0.4};
+    s.attrs = ops::dropout_attrs(0.4, 3);
   }
   if (!large)
-    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, {.ints = {0}, .floats = {0.0}}});
+    samples.push_back({"p = 0", {real({5, 3}), Tensor::from<int64_t>({1, 0}, {2})}, ops::dropout_attrs(0.0, 0)});
+  return samples;
+}
+// The dtype of the numbers is an integer, so the sweep's dtypes change nothing.
+Samples draw_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const ops::Distribution distribution : {ops::Distribution::kUniform, ops::Distribution::kNormal})
+    for (const DType dtype : {kF32, kBF16, kF64})
+      for (const Dims& sizes :
+           large ? std::vector<Dims>{{300, 1000}} : std::vector<Dims>{{3, 5}, {16}, {}, {0, 2}, {7, 1}}) {
+        Attrs attrs{.ints = {static_cast<int64_t>(distribution), 3, static_cast<int64_t>(dtype)}};
+        attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+        samples.push_back({to_string(sizes), {state}, attrs});
+      }
+  return samples;
+}
+Samples draw_integers_samples(bool large) {
+  const Tensor state = Tensor::from<int64_t>({42, 7}, {2});
+  Samples samples;
+  for (const DType dtype : {kI64, kI32, kU8})
+    samples.push_back({"integers", {state}, {.ints = {3, static_cast<int64_t>(dtype), 5, 100, 7, large ? 30000 : 9}}});
   return samples;
 }
 
@@ -829,9 +862,22 @@ constexpr OpSpec kSpecs[] = {
     {.name = "cat", .make = &cat_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tril", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
     {.name = "triu", .make = &triangle_samples, .takes_integers = true, .takes_bool = true, .decomposes_exactly = true},
-    {.name = "sum", .make = &reduction<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "max", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
-    {.name = "min", .make = &reduction<plain, false>, .takes_integers = true, .takes_bool = true},
+    {.name = "sum",
+     .make = &reduction<plain, true>,
+     .tolerance = 32,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "max",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
+    {.name = "min",
+     .make = &reduction<plain, false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
     {.name = "var", .make = &variance_samples, .tolerance = 32},
@@ -885,6 +931,12 @@ constexpr OpSpec kSpecs[] = {
     {.name = "topk", .make = &topk_samples, .takes_integers = true},
     {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},
     {.name = "dropout", .make = &dropout_samples},
+    {.name = "draw", .make = &draw_samples, .takes_integers = true, .takes_bool = true, .differentiable_outputs = 0},
+    {.name = "draw_integers",
+     .make = &draw_integers_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0},
 };
 
 }  // namespace

@@ -8,7 +8,10 @@
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/random.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::compile {
 namespace {
@@ -76,8 +79,7 @@ class Interpreter {
   using Lanes = std::vector<Register>;
 
   // `picked`: the index of the operand's picked axis, if it has one.
-  char* address(int operand_index, int64_t row, int64_t column, int64_t picked = 0) const {
-    const Operand& operand = k_.operands[operand_index];
+  int64_t offset(const Operand& operand, int64_t row, int64_t column, int64_t picked = 0) const {
     int64_t offset = column * operand.col_stride;
     if (operand.is_partial) offset += begin_ / k_.chunk_rows * k_.cols;
     else
@@ -85,7 +87,28 @@ class Interpreter {
         if (!is_picked(axis)) offset += row / axis.divisor % axis.size * axis.stride;
         else if (picked >= 0 && picked < axis.size) offset += picked * axis.stride;
       }
-    return static_cast<char*>(operands_[operand_index]) + offset * static_cast<int64_t>(size_of(operand.dtype));
+    return offset;
+  }
+  char* address(int operand_index, int64_t row, int64_t column, int64_t picked = 0) const {
+    const Operand& operand = k_.operands[operand_index];
+    return static_cast<char*>(operands_[operand_index]) +
+           offset(operand, row, column, picked) * static_cast<int64_t>(size_of(operand.dtype));
+  }
+
+  Register random(const Instr& i, int64_t row, int64_t column) const {
+    const Operand& operand = k_.operands[i.index];
+    uint64_t state[2];
+    std::memcpy(state, operands_[i.index], sizeof(state));
+    const auto element = static_cast<uint64_t>(offset(operand, row, column));
+    const uint64_t stream = state[1] + static_cast<uint64_t>(operand.increment);
+    Register out;
+    if (i.op == LoopOp::kRandomKeep) {
+      const double p = registers_[i.a].f64;
+      out.truth = p < 1 && philox(state[0], element / 4, stream)[element % 4] >= DropoutRule(p).threshold;
+    } else {
+      out.f32 = uniform_from_bits(philox(state[0], element, stream)[i.op == LoopOp::kRandomFirst ? 0 : 1]);
+    }
+    return out;
   }
 
   void run_row(int64_t row, int64_t first, int64_t last) {
@@ -145,6 +168,9 @@ class Interpreter {
       case LoopOp::kScalar: out = make(i.type, scalars_[i.index]); return;
       case LoopOp::kLoad: out = load(i, address(i.index, row, column)); return;
       case LoopOp::kPick: out = load(i, address(i.index, row, column, registers_[i.a].integer)); return;
+      case LoopOp::kRandomKeep:
+      case LoopOp::kRandomFirst:
+      case LoopOp::kRandomSecond: out = random(i, row, column); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
       case LoopOp::kAnd: out.truth = registers_[i.a].truth && registers_[i.b].truth; return;
@@ -270,7 +296,9 @@ void interpret(const LoopKernel& kernel, void* const* operands, const double* sc
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
-  if (begin < end) Interpreter(kernel, operands, scalars, begin, order).run(end);
+  // Note [Column order]
+  const RowOrder along_rows{.lanes = 1, .block = column_chunk_rows(kernel.cols), .distances = {}};
+  if (begin < end) Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
 }
 
 }  // namespace rondo::compile

@@ -49,7 +49,14 @@ struct Operand {
   // A partial result of kColumnSum: a dense [n_chunks, cols] array of the compute type; a call for rows [begin, end)
   // writes row begin / chunk_rows of it.
   bool is_partial = false;
+  // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
+  // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
+  bool is_random = false;
+  int64_t increment = 0;
 };
+inline bool is_random(LoopOp op) {
+  return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
+}
 
 inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
 inline bool is_picked(const Operand& operand) { return !operand.axes.empty() && is_picked(operand.axes[0]); }
@@ -97,6 +104,11 @@ struct LoopKernel {
   std::string name;  // a valid identifier, unique in its module
   int64_t rows = 1;
   int64_t cols = 1;
+  // Above 1: `inner` rows, from a multiple of it on, are neighbours in memory, and the columns of a row lie apart: the
+  // space is (rows / inner, cols, inner). Vectors and threads go along the rows, and reductions over the columns add up
+  // in column order (ops/reduction_order.h: the columns of a row are what that note calls rows). Such a kernel has no
+  // column sums.
+  int64_t inner = 1;
   // True: rows == 1 and a call covers columns [begin, end); begin is a multiple of kSplitGrain, and end is one too
   // unless it is cols. Such a kernel has one stage and no reductions.
   // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
@@ -122,6 +134,7 @@ inline std::vector<int64_t> extents(const LoopKernel& kernel) {
     list.push_back(operand.col_stride);
     for (const OperandAxis& axis : operand.axes) list.insert(list.end(), {axis.divisor, axis.size, axis.stride});
   }
+  if (kernel.inner > 1) list.push_back(kernel.inner);
   return list;
 }
 // The part of an operand that belongs to one row of an item, in kernels that run on the items of a table.
@@ -149,6 +162,17 @@ inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
   return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;
 }
 
+// How an axis goes along the rows of one outer index, in kernels with inner above 1. Code depends on it.
+enum class AlongInner : uint8_t {
+  kNot,     // it has one index for all of them
+  kAll,     // index 0 for the first of them, and the next for the next
+  kInPart,  // it wraps around among them, or stays for some
+};
+inline AlongInner along_inner(const OperandAxis& axis, int64_t inner) {
+  if (axis.divisor >= inner && axis.divisor % inner == 0) return AlongInner::kNot;
+  return axis.divisor == 1 && axis.size % inner == 0 ? AlongInner::kAll : AlongInner::kInPart;
+}
+
 // How many steps of kLanes columns a row takes, the last perhaps in part, if that follows from the range; else 0.
 inline int64_t steps_known(const ExtentRange& cols) {
   constexpr int64_t kMaxSteps = 4;  // beyond, a loop costs no more
@@ -160,6 +184,7 @@ inline int64_t steps_known(const ExtentRange& cols) {
 // kernels with equal code are one kernel.
 inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const ExtentRange& known) {
   ExtentRange useful;
+  if (position == 0 && kernel.inner > 1) return useful;
   if (position == 0) {  // cols
     for (int64_t step : {kMaxStep, int64_t{kLanes}}) {
       if (known.multiple_of % step == 0 && useful.multiple_of == 1) useful.multiple_of = step;
@@ -172,6 +197,11 @@ inline ExtentRange useful_range(const LoopKernel& kernel, size_t position, const
   size_t at = 2;
   for (const Operand& operand : kernel.operands) {
     if (position == at && known.min >= 0 && known.max <= kNarrowStride) useful.max = kNarrowStride;
+    // Rows of whole counters, and of whole steps.
+    for (size_t axis = 0; axis < operand.axes.size() && operand.is_random; ++axis)
+      for (int64_t step : {kMaxStep, int64_t{4}})
+        if (position == at + 3 * axis + 3 && known.multiple_of % step == 0 && useful.multiple_of == 1)
+          useful.multiple_of = step;
     at += 1 + 3 * operand.axes.size();
   }
   return useful;

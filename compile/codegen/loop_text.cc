@@ -10,6 +10,9 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kScalar: return {"scalar", 0};
     case LoopOp::kLoad: return {"load", 0};
     case LoopOp::kPick: return {"pick", 1};
+    case LoopOp::kRandomKeep: return {"random_keep", 1};
+    case LoopOp::kRandomFirst: return {"random_first", 0};
+    case LoopOp::kRandomSecond: return {"random_second", 0};
     case LoopOp::kAdd: return {"add", 2};
     case LoopOp::kSub: return {"sub", 2};
     case LoopOp::kMul: return {"mul", 2};
@@ -89,7 +92,8 @@ std::string to_string(const LoopKernel& kernel) {
   if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
   if (kernel.n_scalars > 0) absl::StrAppend(&text, " scalars=", kernel.n_scalars);
-  text += kernel.per_item ? " per_item\n" : "\n";
+  if (kernel.per_item) text += " per_item";
+  text += "\n";
   for (size_t n = 0; n < kernel.operands.size(); ++n) {
     const Operand& operand = kernel.operands[n];
     const std::string col_stride = extent.next(operand.col_stride);
@@ -100,8 +104,11 @@ std::string to_string(const LoopKernel& kernel) {
       absl::StrAppend(&text, " *", extent.next(axis.stride), "}");
     }
     absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "",
-                    operand.is_partial ? " partial" : "", "\n");
+                    operand.is_partial ? " partial" : "");
+    if (operand.is_random) absl::StrAppend(&text, " random+", operand.increment);
+    text += "\n";
   }
+  if (kernel.inner > 1) absl::StrAppend(&text, "  inner=", extent.next(kernel.inner), "\n");
   for (const Stage& stage : kernel.stages) {
     absl::StrAppend(&text, "  stage\n");
     for (int32_t id : stage.row) text += line_of(kernel, "row", id);
@@ -126,11 +133,14 @@ std::string code_text(const LoopKernel& kernel) {
   for (size_t n = 0; n < same.operands.size(); ++n) {
     forget(same.operands[n].col_stride);
     for (size_t a = 0; a < same.operands[n].axes.size(); ++a) {
-      if (wraps(kernel, kernel.operands[n].axes[a])) absl::StrAppend(&wrapping, " @", n, ".", a);
+      const OperandAxis& own = kernel.operands[n].axes[a];
+      if (wraps(kernel, own)) absl::StrAppend(&wrapping, " @", n, ".", a);
+      if (kernel.inner > 1) absl::StrAppend(&wrapping, ":", static_cast<int>(along_inner(own, kernel.inner)));
       OperandAxis& axis = same.operands[n].axes[a];
       for (int64_t* extent : {&axis.divisor, &axis.size, &axis.stride}) forget(*extent);
     }
   }
+  if (same.inner > 1) forget(same.inner);
   return absl::StrCat(to_string(same), "  wraps", wrapping, "\n");
 }
 
@@ -154,6 +164,11 @@ class KernelParser {
     kernel_.per_item = in_.accept("per_item");
     in_.end_line();
     while (in_.accept("@")) operand();
+    if (in_.accept("inner=")) {
+      kernel_.inner = extent(marks_.size());
+      if (kernel_.inner < 2) in_.fail("inner below 2");
+      in_.end_line();
+    }
     while (in_.accept("stage")) stage();
     for (bool mark : marks_)
       if (mark) kernel_.varying = marks_;
@@ -210,6 +225,8 @@ class KernelParser {
     operand.col_stride = extent(first);
     operand.is_output = in_.accept("output");
     operand.is_partial = in_.accept("partial");
+    operand.is_random = in_.accept("random+");
+    if (operand.is_random) operand.increment = in_.integer();
     in_.end_line();
     kernel_.operands.push_back(std::move(operand));
   }

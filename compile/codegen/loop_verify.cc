@@ -62,7 +62,10 @@ class Verifier {
     if (k_.rows < 1 || k_.cols < 1) return "empty iteration space";
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
     if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
+    if (k_.inner < 1 || k_.rows % k_.inner != 0) return "rows are no multiple of inner";
     for (const Operand& operand : k_.operands) {
+      if (k_.inner > 1 && (operand.is_partial || k_.split_columns || k_.chunk_rows > 0 || k_.per_item))
+        return "a kernel along inner rows with column sums, split columns or items";
       for (size_t a = 0; a < operand.axes.size(); ++a)
         if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < 1)
           return "an operand axis with divisor or size below 1";
@@ -70,6 +73,8 @@ class Verifier {
       if (operand.is_partial && (operand.dtype != compute_dtype(operand.dtype) || !is_floating(operand.dtype) ||
                                  operand.col_stride != 1 || k_.chunk_rows < 1 || k_.split_columns))
         return "a partial operand must be dense f32 or f64, in a kernel with chunk_rows";
+      if (operand.is_random && (operand.dtype != kI64 || operand.is_output || operand.is_partial))
+        return "a random state is i64, and read only";
     }
     return "";
   }
@@ -111,6 +116,12 @@ class Verifier {
     if (i.op == LoopOp::kSelect)
       return type(i.a) == kBool && type(i.b) == result && type(i.c) == result ? "" : "types of the choices differ";
     if (i.op == LoopOp::kPick) return type(i.a) == kI64 ? "" : "an index must be i64";
+    if (i.op == LoopOp::kRandomKeep) {
+      const LoopOp source = k_.instrs[static_cast<size_t>(i.a)].op;
+      const bool of_run = source == LoopOp::kScalar || source == LoopOp::kConst;
+      return result == kBool && type(i.a) == kF64 && of_run ? "" : "needs a probability, an f64 of the run";
+    }
+    if (is_random(i.op)) return i.type == kF32 ? "" : "random numbers are f32";
     const bool any_type = info(i.op).n_args == 0 || i.op == LoopOp::kCast || i.op == LoopOp::kStore;
     if (any_type) return "";
     for (int32_t id : {i.a, i.b, i.c})
@@ -121,13 +132,14 @@ class Verifier {
 
   std::string check_index(const Instr& i, Place place) {
     if (i.op == LoopOp::kScalar) return i.index >= 0 && i.index < k_.n_scalars ? "" : "no such scalar";
-    const bool loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
-    if (!loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
+    const bool random = is_random(i.op), loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
+    if (!random && !loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
     if (i.index < 0 || i.index >= std::ssize(k_.operands)) return "no such operand";
     const Operand& operand = k_.operands[i.index];
     if (operand.is_partial != (i.op == LoopOp::kColumnSum)) return "only column_sum touches a partial operand";
     if (is_picked(operand) != (i.op == LoopOp::kPick)) return "an operand has a picked axis if pick reads it";
-    if (loads) return "";
+    if (operand.is_random != random) return "random states are read by random numbers, which read nothing else";
+    if (random || loads) return "";
     const DType source = k_.instrs[i.a].type;
     if (i.op == LoopOp::kColumnSum) {
       if (place != Place::kColumn) return "outside of a column list";

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/transform/spaces.h"
 
 namespace rondo::compile {
 namespace {
@@ -16,16 +17,16 @@ struct Placement {
   int32_t level = 0;
 };
 
-// Addresses of a value read over `domain` (cols = its last dimension).
-Operand address(const Value& value, const Dims& domain) {
+// Addresses of a value read over `domain`, whose dimensions `columns` are the columns.
+Operand address(const Value& value, const Dims& domain, DimRange columns) {
   const Dims strides = broadcast_strides(value.sizes, value.strides, domain);
   Operand operand;
   operand.dtype = value.dtype;
-  operand.col_stride = domain.back() == 1 ? 0 : strides.back();
+  operand.col_stride = merged_stride(domain, strides, columns).value();
   int64_t divisor = 1;
   std::vector<OperandAxis> inner_first;
-  for (int d = domain.rank() - 2; d >= 0; --d) {
-    if (domain[d] == 1) continue;
+  for (int d = domain.rank() - 1; d >= 0; --d) {
+    if (domain[d] == 1 || columns.contains(d)) continue;
     if (!inner_first.empty() && inner_first.back().stride * inner_first.back().size == strides[d]) {
       inner_first.back().size *= domain[d];
     } else {
@@ -48,8 +49,8 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t n : unit_.nodes) {
       index_ = n;
       node_ = &graph_.node(n);
-      domain_ = node_->op->kind == OpKind::kReduction ? graph_.value(node_->inputs[0]).sizes
-                                                      : graph_.value(node_->outputs[0]).sizes;
+      domain_ = domain_of(graph_, *node_);
+      columns_ = columns_of(unit_, domain_).value();
       compute_ = compute_type();
       column_sum_.reset();
       node_->op->lower(*this);
@@ -95,7 +96,7 @@ class UnitLowering final : public LoopBuilder {
     const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
     seen.sizes = domain_;
     seen.strides[dim] = 0;
-    Operand operand = address(seen, domain_);
+    Operand operand = address(seen, domain_, columns_);
     operand.axes.insert(operand.axes.begin(), axis);
     const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
     const Placement place = placement(where.id);
@@ -106,12 +107,18 @@ class UnitLowering final : public LoopBuilder {
   bool has_input(int i) const override {
     return static_cast<size_t>(i) < node_->inputs.size() && node_->inputs[static_cast<size_t>(i)] != kNoValue;
   }
-  LoopValue scalar(int i) override {
-    const auto index = static_cast<int32_t>(result_.scalars.size());
-    result_.scalars.push_back({.node = index_, .position = i});
-    return append({.op = LoopOp::kScalar, .type = compute_, .index = index}, {});
-  }
+  LoopValue scalar(int i) override { return scalar_of(i, compute_); }
   int64_t integer(int i) const override { return node_->attrs.ints[static_cast<size_t>(i)]; }
+  LoopValue random(LoopOp op, int state, int64_t increment, int p) override {
+    const int32_t a = p < 0 ? -1 : scalar_of(p, kF64).id;
+    Operand numbers = address({.sizes = domain_, .strides = contiguous_strides(domain_)}, domain_, columns_);
+    numbers.dtype = kI64;
+    numbers.is_random = true;
+    numbers.increment = increment;
+    const int32_t operand = add_operand(numbers, node_->inputs[static_cast<size_t>(state)]);
+    return append({.op = op, .type = op == LoopOp::kRandomKeep ? kBool : kF32, .a = a, .index = operand},
+                  {.row = numbers.col_stride == 0, .level = 0});
+  }
   LoopValue constant(double value, DType type) override {
     return append({.op = LoopOp::kConst, .type = type, .value = value}, {});
   }
@@ -125,7 +132,7 @@ class UnitLowering final : public LoopBuilder {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, place);
   }
   LoopValue reduce(LoopOp op, LoopValue v) override {
-    if (node_->attrs.ints[0] == int64_t{1} << (domain_.rank() - 1))
+    if (!sums_rows(unit_, domain_, node_->attrs.ints[0]))
       return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
     Operand partial;
     partial.dtype = v.type;
@@ -161,6 +168,12 @@ class UnitLowering final : public LoopBuilder {
  private:
   using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
 
+  LoopValue scalar_of(int i, DType type) {
+    const auto index = static_cast<int32_t>(result_.scalars.size());
+    result_.scalars.push_back({.node = index_, .position = i});
+    return append({.op = LoopOp::kScalar, .type = type, .index = index}, {});
+  }
+
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
   // Equal instructions are one.
@@ -182,7 +195,8 @@ class UnitLowering final : public LoopBuilder {
     for (size_t i = 0; i < result_.operands.size(); ++i) {
       const Operand& other = result_.kernel.operands[i];
       if (value == kNoValue || result_.operands[i] != value || other.is_output != operand.is_output ||
-          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size())
+          other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size() ||
+          other.is_random != operand.is_random || other.increment != operand.increment)
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)
@@ -198,7 +212,7 @@ class UnitLowering final : public LoopBuilder {
   LoopValue load(ValueId id) {
     // The same bytes under another shape are one operand.
     const ValueId same = same_elements(graph_, id);
-    const Operand operand = address(graph_.value(id), domain_);
+    const Operand operand = address(graph_.value(id), domain_, columns_);
     const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
     return append({.op = LoopOp::kLoad, .type = held, .index = add_operand(operand, same)},
                   {.row = operand.col_stride == 0, .level = 0});
@@ -206,15 +220,18 @@ class UnitLowering final : public LoopBuilder {
 
   void store(ValueId id, LoopValue v) {
     const Value& value = graph_.value(id);
-    Dims domain = value.sizes;
     const bool per_row = unit_.cols > 1 && value.sizes.numel() == unit_.rows;
-    if (per_row && (domain.empty() || domain.back() != 1)) domain.push_back(1);
+    const int64_t outer = unit_.rows / unit_.inner;
     Operand operand;
     operand.dtype = value.dtype;
     operand.is_output = true;
-    operand.col_stride = per_row ? 0 : 1;
-    const int64_t step = per_row ? 1 : unit_.cols;
-    if (unit_.rows > 1) operand.axes = {{1, unit_.rows, step}};
+    operand.col_stride = per_row ? 0 : unit_.inner;
+    if (per_row || unit_.inner == 1) {
+      if (unit_.rows > 1) operand.axes = {{1, unit_.rows, per_row ? 1 : unit_.cols}};
+    } else {
+      if (outer > 1) operand.axes = {{unit_.inner, outer, unit_.cols * unit_.inner}};
+      operand.axes.push_back({1, unit_.inner, 1});
+    }
     Placement place = placement(v.id);
     place.row = per_row;
     sinks_.push_back(
@@ -227,6 +244,7 @@ class UnitLowering final : public LoopBuilder {
     LoopKernel& kernel = result_.kernel;
     kernel.rows = unit_.rows;
     kernel.cols = unit_.cols;
+    kernel.inner = unit_.inner;
     kernel.n_scalars = static_cast<int32_t>(result_.scalars.size());
     std::vector<int32_t> live_reductions;
     int32_t last_level = 0;
@@ -307,6 +325,7 @@ class UnitLowering final : public LoopBuilder {
   int32_t index_ = -1;  // of node_
   const GraphNode* node_ = nullptr;
   Dims domain_;
+  DimRange columns_;  // of domain_
   DType compute_ = kF32;
   std::optional<int32_t> column_sum_;  // partial operand of the node being lowered
 
@@ -331,7 +350,8 @@ void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
   std::string text = to_string(graph);
-  absl::StrAppend(&text, "unit ", unit.fused ? "fused " : "", "rows=", unit.rows, " cols=", unit.cols, " nodes");
+  absl::StrAppend(&text, "unit ", unit.fused ? "fused " : "", "rows=", unit.rows, " cols=", unit.cols,
+                  " inner=", unit.inner, " nodes");
   for (int32_t node : unit.nodes) absl::StrAppend(&text, " ", node);
   text += "\nneeded";
   for (size_t id = 0; id < needed.size(); ++id)

@@ -45,6 +45,8 @@ Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const>
       unit.rows = in.integer();
       in.expect("cols=");
       unit.cols = in.integer();
+      in.expect("inner=");
+      unit.inner = in.integer();
       in.expect("nodes");
       unit.nodes = parse_list(in, r.graph->nodes.size());
     }

@@ -28,12 +28,15 @@ Structure structure_of(const LoopKernel& kernel, const Target& target) {
   const auto add = [&](auto value) { s.push_back(static_cast<uint64_t>(value)); };
   add(kernel.per_item << 1 | kernel.split_columns);
   add(kernel.rows == 1);
+  add(kernel.inner > 1);
   for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
   for (const Operand& operand : kernel.operands) {
     add(operand.dtype);
-    add(operand.is_output << 1 | operand.is_partial);
+    add(operand.is_random << 2 | operand.is_output << 1 | operand.is_partial);
+    add(operand.increment);
     add(operand.axes.size());
-    for (const OperandAxis& axis : operand.axes) add(wraps(kernel, axis));
+    for (const OperandAxis& axis : operand.axes)
+      add(wraps(kernel, axis) | static_cast<uint64_t>(along_inner(axis, kernel.inner)) << 1);
   }
   for (const Instr& i : kernel.instrs) {
     add(static_cast<uint64_t>(i.op) << 8 | static_cast<uint64_t>(i.type));

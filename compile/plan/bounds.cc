@@ -42,6 +42,7 @@ Wide partial_bytes(const LoopKernel& kernel, DType dtype) {
 // loop_ir.h, Operand: all rows and columns.
 Reach reach_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_partial) return {0, partial_bytes(kernel, operand.dtype)};
+  if (operand.is_random) return {0, 2 * static_cast<int64_t>(size_of(operand.dtype))};
   const Wide size = static_cast<int64_t>(size_of(operand.dtype));
   Reach reach;
   for (const OperandAxis& axis : operand.axes)
@@ -130,7 +131,7 @@ class Finder {
     const LoopKernel& kernel = plan_.kernel_of(launch).kernel;
     std::vector<bool> used(kernel.operands.size(), false);
     for (const Instr& instr : kernel.instrs)
-      if (instr.op == LoopOp::kLoad || instr.op == LoopOp::kPick || instr.op == LoopOp::kStore ||
+      if (is_random(instr.op) || instr.op == LoopOp::kLoad || instr.op == LoopOp::kPick || instr.op == LoopOp::kStore ||
           instr.op == LoopOp::kColumnSum)
         used[static_cast<size_t>(instr.index)] = true;
     for (size_t i = 0; i < used.size(); ++i)

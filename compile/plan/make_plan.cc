@@ -117,6 +117,8 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   Plan plan;
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
+  if (!options.exact && enabled(CompilerStage::kRelax))
+    if (std::optional<Graph> merged = merge_products(plan.graph)) plan.graph = *std::move(merged);
   // Where a launch costs more than what it widens.
   if (!options.exact && target.capabilities.gathers_sums && enabled(CompilerStage::kRelax))
     if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);

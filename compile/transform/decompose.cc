@@ -4,6 +4,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::compile {
 
@@ -18,14 +19,18 @@ bool is_empty(const Graph& graph, const GraphNode& node) {
   return false;
 }
 
+// Kernels reduce one run of dimensions: Note [Runs] of ops/reduction_order.h.
+bool has_runs(const Graph& graph, const GraphNode& node) {
+  return node.op->kind == OpKind::kReduction &&
+         !ops::last_run(graph.value(node.inputs[0]).sizes, node.attrs.ints[0]).is_all;
+}
+
 bool has_parts(const Graph& graph, const GraphNode& node) {
-  return node.op->decompose != nullptr && node.op->fuse_parts && node.op->lower == nullptr &&
+  return node.op->decompose != nullptr && node.op->fuse_parts && (node.op->lower == nullptr || has_runs(graph, node)) &&
          node.op->kind != OpKind::kContraction && !is_empty(graph, node);
 }
 
-}  // namespace
-
-std::optional<Graph> decompose(const Graph& graph) {
+std::optional<Graph> decompose_once(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
                    [&](const GraphNode& node) { return has_parts(graph, node); }))
     return std::nullopt;
@@ -58,6 +63,16 @@ std::optional<Graph> decompose(const Graph& graph) {
   invariant(trace.graph.inputs.size() == graph.inputs.size(), "a decomposition brought in a tensor of its own");
   // What users asked of gradients stays with the inputs.
   return std::move(trace.graph);
+}
+
+}  // namespace
+
+std::optional<Graph> decompose(const Graph& graph) {
+  std::optional<Graph> parts = decompose_once(graph);
+  // A part may have parts: the reductions of a variance have runs.
+  if (parts)
+    while (std::optional<Graph> smaller = decompose_once(*parts)) parts = std::move(smaller);
+  return parts;
 }
 
 }  // namespace rondo::compile

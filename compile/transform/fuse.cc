@@ -1,8 +1,8 @@
 // Fusion: pointwise chains and reductions with their producers and consumers, greedily by bytes saved.
 //
-// Every fusible node has an iteration space of rows x cols, cols being the size of the last dimension; two units may
-// become one kernel if their spaces agree, no path through a third unit would close a cycle, and neither needs a result
-// of the other that exists only when all rows are done (a column sum).
+// Every fusible node has an iteration space (Note [Spaces] of spaces.h). Two units may become one kernel if their
+// spaces agree, no path through a third unit would close a cycle, and neither needs a result of the other that exists
+// only when all rows are done (a column sum).
 //
 // Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
 //   program, and never fuses across two windows. A kernel has at most Capabilities::most_ops nodes, because the time to
@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/spaces.h"
 
 namespace rondo::compile {
 
@@ -40,42 +41,6 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
 namespace {
 
 constexpr size_t kWindow = 1024;
-
-// Kernels compute with integers, and do not reduce them.
-bool lowerable_dtype(OpKind kind, DType t) { return kind == OpKind::kElementwise || is_floating(t) || t == kBool; }
-
-struct Space {
-  bool fusible = false;
-  bool column_sum = false;  // reduces the rows
-  int64_t rows = 0, cols = 0;
-};
-
-Space space_of(const Graph& graph, const GraphNode& node) {
-  const OpDef& op = *node.op;
-  Space space;
-  if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
-  for (ValueId id : node.inputs)
-    if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
-  for (ValueId id : node.outputs)
-    if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
-  const Dims& sizes = op.kind == OpKind::kReduction ? graph.value(node.inputs[0]).sizes
-                                                    : graph.value(node.outputs[0]).sizes;
-  if (sizes.empty() || sizes.numel() == 0) return space;
-  space.cols = sizes.back();
-  space.rows = sizes.numel() / space.cols;
-  if (op.kind == OpKind::kReduction) {
-    // Rows are reduced along the last dimension, or columns summed along all the others; anything else is a library
-    // call.
-    const int64_t mask = node.attrs.ints[0], all = (int64_t{1} << sizes.rank()) - 1,
-                  last = int64_t{1} << (sizes.rank() - 1);
-    const Value& input = graph.value(node.inputs[0]);
-    if (op.traits.additive && mask == all - last && sizes.rank() > 1 && is_contiguous(input.sizes, input.strides))
-      space.column_sum = true;
-    else if (mask != last || space.rows == 1) return space;
-  }
-  space.fusible = true;
-  return space;
-}
 
 // The needs of units for each other, directly or not; kept up to date while units merge.
 class Reachability {
@@ -197,6 +162,7 @@ class Fuser {
     std::vector<ValueId> column_results;  // complete only after the last row
     std::vector<ValueId> touched;         // read or written, sorted
     bool reduces_rows = false;
+    bool takes_any = false;  // pointwise nodes of one domain: they take any space that fits
   };
   // Two units that share values. The best comes first; of equals, the one that was recorded first.
   struct Pair {
@@ -228,17 +194,19 @@ class Fuser {
         units_.emplace_back().unit = std::move(unit);
         continue;
       }
-      const Space space = space_of(graph_, node);
+      const NodeSpace space = space_of(graph_, node);
       unit_of_[i] = static_cast<int>(units_.size());
       Candidate& c = units_.emplace_back();
+      c.unit = space.unit;
       c.unit.nodes = {static_cast<int32_t>(i)};
-      c.unit.fused = space.fusible;
-      c.unit.rows = space.rows;
-      c.unit.cols = space.cols;
-      if (space.column_sum) c.column_results = {node.outputs[0]};
-      c.reduces_rows = node.op->kind == OpKind::kReduction && !space.column_sum;
-      if (!space.fusible) continue;
-      for (ValueId id : node.inputs) c.touched.push_back(same_elements(graph_, id));
+      if (!c.unit.fused) continue;
+      c.takes_any = space.takes_any;
+      if (space.sums_rows) c.column_results = {node.outputs[0]};
+      c.reduces_rows = node.op->kind == OpKind::kReduction && !space.sums_rows;
+      // Kernels do not become one to share a random state.
+      for (size_t k = 0; k < node.inputs.size(); ++k)
+        if (static_cast<int32_t>(k) != node.op->traits.random_state)
+          c.touched.push_back(same_elements(graph_, node.inputs[k]));
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
@@ -268,23 +236,6 @@ class Fuser {
     return reach;
   }
 
-  // True if the consumer reads `id` at the very element it is computing (or its row's), given that both units share
-  // this space.
-  bool reads_in_place(int64_t rows, int64_t cols, const GraphNode& consumer, ValueId id) const {
-    const Value& value = graph_.value(same_elements(graph_, id));
-    if (same_elements(graph_, id) != value.root) return false;  // a permuted or partial view
-    const int64_t n = value.sizes.numel();
-    if (n == rows * cols) {
-      // The element order must be the space's own.
-      const Value& seen = graph_.value(id);
-      const Dims& sizes = consumer.op->kind == OpKind::kReduction ? seen.sizes
-                                                                  : graph_.value(consumer.outputs[0]).sizes;
-      return seen.sizes == sizes;
-    }
-    // One per row.
-    return n == rows && !graph_.value(id).sizes.empty() && graph_.value(id).sizes.back() == 1;
-  }
-
   // Each value that is touched may be an operand.
   bool too_many_operands(const Candidate& a, const Candidate& b) const {
     if (a.touched.size() + b.touched.size() <= most_operands_) return false;
@@ -293,27 +244,35 @@ class Fuser {
     return both.size() > most_operands_;
   }
 
-  static bool spaces_agree(const Candidate& a, const Candidate& b) {
-    if (a.unit.rows != b.unit.rows) return false;
-    if (a.unit.cols == b.unit.cols) return true;
-    // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column, which
-    // would become sums over all of the other's.
-    const Candidate& narrow = a.unit.cols == 1 ? a : b;
-    return narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows;
+  // The space of both units together; nullptr: there is none.
+  const Unit* common_space(const Candidate& a, const Candidate& b) const {
+    if (a.unit.rows == b.unit.rows && a.unit.inner == b.unit.inner) {
+      if (a.unit.cols == b.unit.cols) return &a.unit;
+      // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column,
+      // which would become sums over all of the other's.
+      const Candidate &narrow = a.unit.cols == 1 ? a : b, &wide = a.unit.cols == 1 ? b : a;
+      if (narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows) return &wide.unit;
+    }
+    if (a.takes_any == b.takes_any) return nullptr;
+    const Candidate &pointwise = a.takes_any ? a : b, &fixed = a.takes_any ? b : a;
+    const int64_t n = pointwise.unit.rows * pointwise.unit.cols;
+    if (n != fixed.unit.rows * fixed.unit.cols && n != fixed.unit.rows) return nullptr;
+    for (int32_t node : pointwise.unit.nodes)
+      if (!fits(graph_, graph_.node(node), fixed.unit)) return nullptr;
+    return &fixed.unit;
   }
 
   bool may_merge(size_t first, size_t second) const {
     const Candidate &a = units_[first], &b = units_[second];
-    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > most_ops_ ||
-        !spaces_agree(a, b) || too_many_operands(a, b))
-      return false;
-    return consumes_in_place(first, second) && consumes_in_place(second, first);
+    if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > most_ops_) return false;
+    const Unit* space = common_space(a, b);
+    if (space == nullptr || too_many_operands(a, b)) return false;
+    return consumes_in_place(*space, first, second) && consumes_in_place(*space, second, first);
   }
 
   // Everything that unit `second` reads of unit `first` is there, row by row, when it is needed.
-  bool consumes_in_place(size_t first, size_t second) const {
+  bool consumes_in_place(const Unit& space, size_t first, size_t second) const {
     const Candidate &producer = units_[first], &consumer = units_[second];
-    const int64_t rows = producer.unit.rows, cols = std::max(producer.unit.cols, consumer.unit.cols);
     for (int32_t n : consumer.unit.nodes) {
       const GraphNode& node = graph_.node(n);
       for (ValueId id : node.inputs) {
@@ -321,7 +280,7 @@ class Fuser {
         const int32_t maker = graph_.value(root).producer;
         if (maker < 0 || unit_of_[maker] != static_cast<int>(first)) continue;
         if (std::count(producer.column_results.begin(), producer.column_results.end(), root)) return false;
-        if (!reads_in_place(rows, cols, node, id) || is_table(node, id)) return false;
+        if (!reads_in_place(graph_, space, node, id) || is_table(node, id)) return false;
       }
     }
     return true;
@@ -332,7 +291,7 @@ class Fuser {
   // code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     int64_t bytes = 0;
-    const int64_t elements = a.unit.rows * std::max(a.unit.cols, b.unit.cols);
+    const int64_t elements = std::max(a.unit.rows * a.unit.cols, b.unit.rows * b.unit.cols);
     for (size_t i = 0, j = 0; i < a.touched.size() && j < b.touched.size();) {
       if (a.touched[i] != b.touched[j]) {
         ++(a.touched[i] < b.touched[j] ? i : j);
@@ -351,7 +310,8 @@ class Fuser {
     for (ValueId id : units_[unit].touched)
       for (int32_t at = last_touch_[id]; at != kNone; at = touches_[static_cast<size_t>(at)].before)
         if (const size_t other = touches_[static_cast<size_t>(at)].unit;
-            other >= first && other != unit && units_[other].alive && spaces_agree(units_[unit], units_[other]))
+            other >= first && other != unit && units_[other].alive &&
+            common_space(units_[unit], units_[other]) != nullptr)
           others_.push_back(other);
     std::sort(others_.begin(), others_.end());
     others_.erase(std::unique(others_.begin(), others_.end()), others_.end());
@@ -371,9 +331,14 @@ class Fuser {
 
   void merge(size_t into, size_t from) {
     Candidate &a = units_[into], &b = units_[from];
+    const Unit space = *common_space(a, b);
+    // Values of one row, once they are there, are those of this space.
+    a.takes_any = a.takes_any && b.takes_any && a.unit.cols == b.unit.cols;
+    a.unit.rows = space.rows;
+    a.unit.cols = space.cols;
+    a.unit.inner = space.inner;
     a.unit.nodes.insert(a.unit.nodes.end(), b.unit.nodes.begin(), b.unit.nodes.end());
     std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
-    a.unit.cols = std::max(a.unit.cols, b.unit.cols);
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
     a.reduces_rows = a.reduces_rows || b.reduces_rows;
     for (int32_t n : b.unit.nodes) unit_of_[n] = static_cast<int>(into);
@@ -445,7 +410,8 @@ std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues, cons
 std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   std::string text;
   for (const Unit& unit : units) {
-    if (unit.fused) absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, "\n");
+    if (unit.fused)
+      absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, unit.inner > 1 ? " along rows" : "", "\n");
     else text += "library call\n";
     for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.node(n)), "\n");
   }

@@ -12,7 +12,8 @@
 
 namespace rondo::compile {
 
-// The passes of the pipeline, and widen_reductions (plan/make_plan.cc runs it in default mode). Each returns nullopt if
+// The passes of the pipeline, and widen_reductions and merge_products (plan/make_plan.cc runs them in
+// default mode). Each returns nullopt if
 // there is nothing to change.
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
@@ -27,6 +28,8 @@ std::optional<Graph> join_chains(const Graph& graph);
 // A reduction of 16-bit numbers whose result is widened reduces the widened numbers: there is nothing to widen behind
 // it. Not exact: sums are no longer rounded to 16 bits.
 std::optional<Graph> widen_reductions(const Graph& graph);
+// Many small products with one operand in common, or that add up, become one. Not exact.
+std::optional<Graph> merge_products(const Graph& graph);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 std::optional<Graph> assemble_in_place(const Graph& graph);
 
@@ -43,9 +46,10 @@ struct Unit {
   std::vector<int32_t> nodes;  // in graph order
   bool fused = false;          // a loop kernel; else a single library call and its epilogues
   // Fused: the iteration space. A value of the unit has one element per (row, col), per row, or (an ordered sum over
-  // the rows) per col.
+  // the rows) per col. The space is (rows / inner, cols, inner) in the order of memory: Note [Spaces] of fuse.cc.
   int64_t rows = 0;
   int64_t cols = 0;
+  int64_t inner = 1;
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});

@@ -1,13 +1,10 @@
 // Kernels that make a tensor's first values.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
-#include <numbers>
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/random.h"
 
 namespace rondo::cpu {
 namespace {
@@ -58,34 +55,6 @@ void arange_kernel(const KernelContext& context) {
   const auto first = static_cast<uint64_t>(attrs.ints[0]), step = static_cast<uint64_t>(attrs.ints[1]);
   // Unsigned: i * step alone may leave the range that the sum is in.
   fill_dense(context.out(), [=](int64_t i) { return static_cast<int64_t>(first + static_cast<uint64_t>(i) * step); });
-}
-
-// Each element has a counter of its own, so any split over threads gives the same numbers.
-void draw_kernel(const KernelContext& context) {
-  const Attrs& attrs = context.attrs;
-  const auto seed = static_cast<uint64_t>(attrs.ints[1]), offset = static_cast<uint64_t>(attrs.ints[2]);
-  const auto bits_of = [=](int64_t i) { return philox(seed, static_cast<uint64_t>(i), offset); };
-  switch (static_cast<ops::Distribution>(attrs.ints[0])) {
-    case ops::Distribution::kUniform:
-      return fill_dense(context.out(), [=](int64_t i) { return uniform_from_bits(bits_of(i)[0]); });
-    case ops::Distribution::kNormal:  // Box-Muller on two of the four words
-      return fill_dense(context.out(), [=](int64_t i) {
-        const auto bits = bits_of(i);
-        const double radius = std::sqrt(-2.0 * std::log(static_cast<double>(uniform_from_bits(bits[0]))));
-        return radius * std::cos(2.0 * std::numbers::pi * static_cast<double>(uniform_from_bits(bits[1])));
-      });
-    case ops::Distribution::kInteger: {
-      const int64_t low = attrs.ints[3];
-      const auto span = static_cast<uint64_t>(attrs.ints[4]);
-      return fill_dense(context.out(), [=](int64_t i) {
-        const auto bits = bits_of(i);
-        __extension__ typedef unsigned __int128 Wide;
-        const uint64_t word = static_cast<uint64_t>(bits[0]) << 32 | bits[1];
-        return static_cast<int64_t>(static_cast<uint64_t>(low) +
-                                    static_cast<uint64_t>((static_cast<Wide>(word) * span) >> 64));
-      });
-    }
-  }
 }
 
 }  // namespace rondo::cpu

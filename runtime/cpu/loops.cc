@@ -6,6 +6,42 @@
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
+namespace {
+
+constexpr int64_t kTile = 64;  // rows and columns
+
+// from: rows are neighbours, columns are `step` elements apart -> to: dense [rows, columns]. In squares, whose lines
+// all fit the first cache, however far apart they are.
+template <class Word> void transpose_tile(const Word* from, int64_t step, Word* to, int64_t rows, int64_t columns) {
+  constexpr int64_t kSquare = 16;
+  int64_t c = 0;
+  for (; c + kSquare <= columns; c += kSquare) {
+    int64_t r = 0;
+    for (; r + kSquare <= rows; r += kSquare) {
+      Word square[kSquare][kSquare];
+      for (int64_t j = 0; j < kSquare; ++j)
+        for (int64_t i = 0; i < kSquare; ++i) square[j][i] = from[(c + j) * step + r + i];
+      for (int64_t i = 0; i < kSquare; ++i)
+        for (int64_t j = 0; j < kSquare; ++j) to[(r + i) * columns + c + j] = square[j][i];
+    }
+    for (int64_t j = c; j < c + kSquare; ++j)
+      for (int64_t i = r; i < rows; ++i) to[i * columns + j] = from[j * step + i];
+  }
+  for (; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) to[r * columns + c] = from[c * step + r];
+}
+void transpose_tile(const std::byte* from, int64_t step, std::byte* to, int64_t rows, int64_t columns, int64_t width) {
+  const auto as = [&]<class Word>(Word) {
+    transpose_tile(reinterpret_cast<const Word*>(from), step, reinterpret_cast<Word*>(to), rows, columns);
+  };
+  if (width == 8) as(uint64_t{});
+  else if (width == 4) as(uint32_t{});
+  else if (width == 2) as(uint16_t{});
+  else as(uint8_t{});
+}
+
+}  // namespace
+
 template <int N> void for_each_run(const KernelContext& context, ops::ElementwiseRunFn run, const double* scalars) {
   Tensor& result = context.out();
   ops::ElementwiseRun whole;
@@ -60,21 +96,42 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   const int64_t rows = space.sizes[last - 1];  // one step apart
   whole.out_step = space.strides[0][last - 1] * width[0];
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
-  parallel_for(all_rows, std::max<int64_t>(1, kElementwiseGrain / n), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end;) {
-      std::array<int64_t, N + 1> offsets{};
-      int64_t rest = row;
-      for (int d = last - 1; d >= 0; --d) {
-        const int64_t index = rest % space.sizes[d];
-        rest /= space.sizes[d];
-        for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
-      }
-      ops::ElementwiseRun part = part_at(offsets, n);
-      part.rows = std::min(end - row, rows - row % rows);
-      run(part, scalars);
-      row += part.rows;
-    }
-  });
+  // An operand whose rows are neighbours in memory, and whose columns lie apart, is read in tiles, which are laid out
+  // as the result is.
+  bool transposed = false;
+  const auto is_transposed = [&](int k) {
+    return std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1;
+  };
+  for (int k = 1; k <= N; ++k) transposed = transposed || is_transposed(k);
+  const int64_t tile = transposed ? kTile : n, tile_rows = transposed ? kTile : rows;
+  parallel_for(all_rows, std::max<int64_t>(transposed ? kTile : 1, kElementwiseGrain / n),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end;) {
+                   std::array<int64_t, N + 1> offsets{};
+                   int64_t rest = row;
+                   for (int d = last - 1; d >= 0; --d) {
+                     const int64_t index = rest % space.sizes[d];
+                     rest /= space.sizes[d];
+                     for (int k = 0; k <= N; ++k) offsets[k] += index * space.strides[k][d];
+                   }
+                   const int64_t together = std::min({end - row, rows - row % rows, tile_rows});
+                   for (int64_t column = 0; column < n; column += tile) {
+                     ops::ElementwiseRun part = part_at(offsets, std::min(tile, n - column));
+                     part.rows = together;
+                     alignas(64) std::byte tiles[std::max(N, 1)][kTile * kTile * 8];
+                     for (int k = 0; transposed && k < N; ++k) {
+                       if (!is_transposed(k + 1)) continue;
+                       transpose_tile(part.in[k], part.strides[k], tiles[k], part.rows, part.n, width[k + 1]);
+                       part.in[k] = tiles[k];
+                       part.strides[k] = 1;
+                       part.steps[k] = part.n * width[k + 1];
+                     }
+                     run(part, scalars);
+                     for (int k = 0; k <= N; ++k) offsets[k] += tile * space.strides[k][last];
+                   }
+                   row += together;
+                 }
+               });
 }
 
 template void for_each_run<0>(const KernelContext&, ops::ElementwiseRunFn, const double*);

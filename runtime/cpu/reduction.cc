@@ -1,6 +1,8 @@
+#include <array>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -55,9 +57,38 @@ template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out
                                             [&](int64_t i) { return partial[static_cast<size_t>(i)]; }, combine));
 }
 
+// x [cols] -> one element, in row order: threads take blocks of it.
+template <class Op, class C, class T> C reduce_long_row(const T* x, int64_t cols) {
+  const int64_t blocks = (cols + kRowBlock - 1) / kRowBlock;
+  const auto combine = [](C a, C b) { return Op::template combine<C>(a, b); };
+  std::vector<std::array<C, kLanes>> lanes(static_cast<size_t>(blocks));
+  parallel_for(blocks, kElementwiseGrain / kRowBlock, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      C part[kLanes];
+      std::fill_n(part, kLanes, Op::template identity<C>());
+      const T* block = x + k * kRowBlock;
+      const int64_t n = std::min(kRowBlock, cols - k * kRowBlock);
+      int64_t i = 0;
+      for (; i + kLanes <= n; i += kLanes)
+        for (int l = 0; l < kLanes; ++l) part[l] = combine(part[l], static_cast<C>(block[i + l]));
+      for (int l = 0; i < n; ++i, ++l) part[l] = combine(part[l], static_cast<C>(block[i]));
+      std::copy_n(part, kLanes, lanes[static_cast<size_t>(k)].begin());
+    }
+  });
+  C totals[kLanes];
+  std::fill_n(totals, kLanes, Op::template identity<C>());
+  for (const std::array<C, kLanes>& part : lanes)
+    for (int l = 0; l < kLanes; ++l) totals[l] = combine(totals[l], part[static_cast<size_t>(l)]);
+  return combine_lanes(totals, combine);
+}
+
 // x [rows, cols] -> out [rows]
 template <class Op, class C, class T, class Out>
 void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
+  if (rows == 1 && cols > kElementwiseGrain) {
+    *out = static_cast<Out>(reduce_long_row<Op, C>(x, cols));
+    return;
+  }
   parallel_for(rows, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(cols, 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t r = begin; r < end; ++r) {
@@ -69,7 +100,10 @@ void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
                });
 }
 
-// x [rows, cols] -> out [cols]: Note [Column order].
+// From so many columns on, blocks of them are enough work for all threads.
+constexpr int64_t kManyColumns = 1 << 12;
+
+// x [rows, cols] -> out [cols]: Note [Column order], a chunk of rows after the other.
 template <class Op, class C, class T, class Out>
 void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;
@@ -88,29 +122,64 @@ void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   for (int64_t c = 0; c < cols; ++c) out[c] = static_cast<Out>(partial[c]);
 }
 
+// x [outer, rows, cols] -> out [outer, cols]: Note [Column order], a block of columns after the other.
+template <class Op, class C, class T, class Out>
+void reduce_blocks_of_columns(const T* x, Out* out, int64_t outer, int64_t rows, int64_t cols) {
+  const int64_t blocks = (cols + kColumnBlock - 1) / kColumnBlock;
+  parallel_for(outer * blocks, std::max<int64_t>(1, kElementwiseGrain / std::max<int64_t>(rows * kColumnBlock, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t block = begin; block < end; ++block) {
+                   const int64_t o = block / blocks, first = block % blocks * kColumnBlock,
+                                 width = std::min(kColumnBlock, cols - first);
+                   const T* from = x + o * rows * cols + first;
+                   C totals[kColumnBlock];
+                   reduce_columns<C>(
+                       rows, width, Op::template identity<C>(),
+                       [=](int64_t r, int64_t c) { return static_cast<C>(from[r * cols + c]); },
+                       [](C a, C b) { return Op::template combine<C>(a, b); }, totals);
+                   for (int64_t c = 0; c < width; ++c) out[o * cols + first + c] = static_cast<Out>(totals[c]);
+                 }
+               });
+}
+
+// x, dense, of `sizes` -> out: Note [Runs].
+template <class Op, class C, class T, class Out>
+void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
+  const ops::ReducedRun run = ops::last_run(sizes, mask);
+  const auto reduce_run = [&](auto* to) {
+    if (!run.by_columns) reduce_columns_of_rows<Op, C>(x, to, run.outer, run.reduced);
+    else if (run.outer == 1 && run.inner < kManyColumns) reduce_rows_of_columns<Op, C>(x, to, run.reduced, run.inner);
+    else reduce_blocks_of_columns<Op, C>(x, to, run.outer, run.reduced, run.inner);
+  };
+  if (run.is_all) return reduce_run(out);
+  std::vector<C> accumulators(static_cast<size_t>(run.outer * run.inner));
+  reduce_run(accumulators.data());
+  reduce_runs<Op, C>(static_cast<const C*>(accumulators.data()), out, ops::kept_sizes(sizes, run.mask),
+                     mask & ~run.mask);
+}
+
 template <class Op> void reduce(const KernelContext& context) {
   NoGrad off;
   RecorderScope run(nullptr);
   const int64_t mask = context.attrs.ints[0];
-  const ops::ReducedMatrix matrix = ops::reduced_matrix(context.in(0), mask);
-  const int64_t kept = context.out().numel();
-  const bool full = is_full_reduction(mask, context.attrs.ints[1] != 0, context.in(0).rank());
+  const Tensor x = context.in(0).contiguous();
+  if (context.out().numel() == 0) return;
+  const bool full = is_full_reduction(mask, context.attrs.ints[1] != 0, x.rank());
   const auto reduce_as = [&]<class C, class T, class Out>(C, T, Out) {
-    const T* in = reinterpret_cast<const T*>(matrix.x.impl()->data());
+    const T* in = reinterpret_cast<const T*>(x.impl()->data());
     Out* out = reinterpret_cast<Out*>(context.out().impl()->data());
-    if (full) reduce_all<Op, C>(in, out, matrix.reduced);
-    else if (matrix.reduces_rows) reduce_rows_of_columns<Op, C>(in, out, matrix.reduced, kept);
-    else reduce_columns_of_rows<Op, C>(in, out, kept, matrix.reduced);
+    if (full) reduce_all<Op, C>(in, out, x.numel());
+    else reduce_runs<Op, C>(in, out, x.sizes(), mask);
   };
-  visit_dtype(matrix.x.dtype(), [&](auto tag) {
+  visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     if constexpr (std::is_same_v<Op, Sum> && std::is_integral_v<T>) {
       reduce_as(int64_t{}, T{}, int64_t{});
     } else if constexpr (std::is_same_v<T, bool>) {
       reduce_as(uint8_t{}, uint8_t{}, uint8_t{});  // true is 1
-    } else if constexpr (std::is_same_v<Op, Sum> && !std::is_same_v<T, ComputeType<T>>) {
-      if (context.out().dtype() == kF32) reduce_as(float{}, T{}, float{});
-      else reduce_as(float{}, T{}, T{});
+    } else if constexpr (std::is_same_v<Op, Sum>) {
+      visit_floating(context.out().dtype(),
+                     [&](auto out) { reduce_as(ComputeType<T>{}, T{}, typename decltype(out)::type{}); });
     } else {
       reduce_as(ComputeType<T>{}, T{}, T{});
     }

@@ -505,7 +505,7 @@ std::optional<AttentionTile> tile_of(const AttentionCall& call) {
 const Source& attention_source() {
   static const auto* const text = new std::string(
       absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kPhilox, kDropoutText,
+                   scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kDropoutText,
                    kDroppedWeights, kBlockReduce, kAttentionArguments, kAttentionText));
   static const Source source{"attention", *text};
   return source;

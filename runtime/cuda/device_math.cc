@@ -91,6 +91,80 @@ RONDO_DEVICE double mantissa_of(double a) {
   return bits_as_double((bits_of(a) & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
 }
 
+// ---- Random numbers: Philox of runtime/random.h, word for word.
+struct RondoWords { unsigned word[4]; };
+RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, unsigned long long high) {
+  unsigned c0 = static_cast<unsigned>(low), c1 = static_cast<unsigned>(low >> 32);
+  unsigned c2 = static_cast<unsigned>(high), c3 = static_cast<unsigned>(high >> 32);
+  unsigned k0 = static_cast<unsigned>(key), k1 = static_cast<unsigned>(key >> 32);
+#pragma unroll 5  // all ten would spill in the backward of attention
+  for (int round = 0; round < 10; ++round) {
+    const unsigned long long p0 = 0xD2511F53ull * c0, p1 = 0xCD9E8D57ull * c2;
+    const unsigned n0 = static_cast<unsigned>(p1 >> 32) ^ c1 ^ k0, n2 = static_cast<unsigned>(p0 >> 32) ^ c3 ^ k1;
+    c1 = static_cast<unsigned>(p1);
+    c3 = static_cast<unsigned>(p0);
+    c0 = n0;
+    c2 = n2;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  return {{c0, c1, c2, c3}};
+}
+// uniform_from_bits() of random.h.
+RONDO_DEVICE float uniform_of(unsigned bits) {
+  const float middle = (static_cast<float>(bits >> 8) + 0.5f) * 5.9604644775390625e-08f;  // 2^-24
+  return middle < 1.0f ? middle : 0.999999940395355224609375f;
+}
+// DropoutRule of random_state.h; a p of 1 keeps nothing.
+RONDO_DEVICE bool keeps(unsigned word, double p) {
+  const double exact = p * 4294967296.0;
+  return p < 1.0 && word >= static_cast<unsigned>(4294967295.0 < exact ? 4294967295.0 : exact);
+}
+// The words of elements from `first` on, where four neighbours share a counter.
+template <int kElements> struct RondoDraw { unsigned at[kElements]; };
+template <int kElements>
+RONDO_DEVICE RondoDraw<kElements> draw_neighbours(unsigned long long seed, unsigned long long offset,
+                                                  unsigned long long first) {
+  constexpr int kCounters = (kElements + 3) / 4;
+  unsigned all[4 * kCounters + 4] = {};
+  const unsigned skip = static_cast<unsigned>(first & 3ull);
+#pragma unroll
+  for (int i = 0; i <= kCounters; ++i) {
+    if (i == kCounters && skip + kElements <= 4 * kCounters) break;
+    const RondoWords words = philox(seed, first / 4 + i, offset);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) all[4 * i + k] = words.word[k];
+  }
+  RondoDraw<kElements> draw;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e)
+    draw.at[e] = skip == 0 ? all[e] : skip == 1 ? all[e + 1] : skip == 2 ? all[e + 2] : all[e + 3];
+  return draw;
+}
+// The same for elements that are `step` apart.
+template <int kElements>
+RONDO_DEVICE RondoDraw<kElements> draw_apart(unsigned long long seed, unsigned long long offset,
+                                             unsigned long long first, unsigned long long step) {
+  RondoDraw<kElements> draw;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) draw.at[e] = draw_neighbours<1>(seed, offset, first + e * step).at[0];
+  return draw;
+}
+// Words 0 and 1 of the elements' own counters.
+template <int kElements> struct RondoOwnDraw { unsigned at[2][kElements]; };
+template <int kElements>
+RONDO_DEVICE RondoOwnDraw<kElements> draw_own(unsigned long long seed, unsigned long long offset,
+                                              unsigned long long first, unsigned long long step) {
+  RondoOwnDraw<kElements> draw;
+#pragma unroll
+  for (int e = 0; e < kElements; ++e) {
+    const RondoWords words = philox(seed, first + e * step, offset);
+    draw.at[0][e] = words.word[0];
+    draw.at[1][e] = words.word[1];
+  }
+  return draw;
+}
+
 // ---- Memory. Kernels reach it through these functions only.
 // Tests on the host check and count each access.
 #ifndef RONDO_LOADED

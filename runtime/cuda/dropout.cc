@@ -1,7 +1,5 @@
 // Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
-#include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/layout.h"
-#include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -10,7 +8,7 @@
 namespace rondo::cuda {
 namespace {
 
-constexpr const char* kDropout = R"cuda(
+constexpr Source kDropout = {"dropout", R"cuda(
 // A counter gives four words, which go to four neighbours. drops_all: p is 1.
 extern "C" __global__ void rondo_dropout(T* out, const T* x, const unsigned long long* state, long long n,
                                          unsigned long long increment, unsigned threshold, double factor,
@@ -33,13 +31,7 @@ extern "C" __global__ void rondo_dropout(T* out, const T* x, const unsigned long
     store(out + i, to, exist);
   }
 }
-)cuda";
-
-const Source& dropout_source() {
-  static const auto* const text = new std::string(absl::StrCat(kPhilox, kDropout));
-  static const Source source{"dropout", *text};
-  return source;
-}
+)cuda"};
 
 }  // namespace
 
@@ -50,9 +42,9 @@ void dropout_kernel(const KernelContext& context) {
   const double p = context.attrs.floats[0];
   const DropoutRule rule(p);
   const int device = out.device().index;
-  launch_threads(device, kernel_of(device, dropout_source(), "rondo_dropout", {{"T", type_name(out.dtype())}}),
-                 (n + 3) / 4, address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0],
-                 rule.threshold, rule.factor, static_cast<uint32_t>(p == 1));
+  launch_threads(device, kernel_of(device, kDropout, "rondo_dropout", {{"T", type_name(out.dtype())}}), (n + 3) / 4,
+                 address_of(out), address_of(x), address_of(state), n, context.attrs.ints[0], rule.threshold,
+                 rule.factor, static_cast<uint32_t>(p == 1));
 }
 
 }  // namespace rondo::cuda

@@ -312,7 +312,7 @@ Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source
 }
 std::string text_of_kernels(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
-                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kWarpProduct, kPhilox,
+                      scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kWarpProduct,
                       kDropoutText, kDroppedWeights, kTileArguments, kAttentionTiles, kernels);
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }

@@ -77,7 +77,7 @@ Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int
   const int64_t keys = k.sizes()[2];
   const Tensor ones = Tensor::ones({q.sizes()[0], q.sizes()[1], q.sizes()[2], (keys + 3) / 4 * 4},
                                    {q.dtype(), q.device()});
-  return slice(call(kDropout, {ones, state}, {.ints = {increment}, .floats = {p}}), -1, {0, keys});
+  return slice(call(kDropout, {ones, state}, dropout_attrs(p, increment)), -1, {0, keys});
 }
 
 // `logits` (a maximum or a logsumexp) with 0 in place of -inf.

@@ -7,7 +7,6 @@ namespace rondo::ops {
 
 constexpr OpDef kArange = {
     .name = "arange", .kind = OpKind::kOpaque, .on = {{&cpu::arange_kernel}, {&cuda::arange_kernel}}};
-constexpr OpDef kDraw = {.name = "draw", .kind = OpKind::kOpaque, .on = {{&cpu::draw_kernel}, {&cuda::draw_kernel}}};
 
 Attrs fill_attrs(Scalar value) {
   return is_exact_attribute(value) ? Attrs{.floats = {value.real()}} : Attrs{.ints = {value.integer()}};

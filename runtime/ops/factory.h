@@ -9,11 +9,6 @@ namespace rondo::ops {
 // Element i is first + i * step. ints: {first, step} for integers, else floats: {first, step}.
 extern const OpDef kArange;
 
-enum class Distribution : int64_t { kUniform, kNormal, kInteger };
-// Element i is a function of (seed, offset, i) alone: random.h. ints: {distribution, seed, offset, low, span}; the last
-// two belong to kInteger, whose numbers are low ... low + span - 1, with span as a uint64_t.
-extern const OpDef kDraw;
-
 // The attributes of kFill for this value.
 Attrs fill_attrs(Scalar value);
 

@@ -19,6 +19,7 @@ void window_copy_kernel(const KernelContext& context);  // a window of input 0 -
 void fill_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
 void draw_kernel(const KernelContext& context);
+void draw_integers_kernel(const KernelContext& context);
 
 // reduction.cc, in the order of ops/reduction_order.h
 void sum_kernel(const KernelContext& context);
@@ -33,6 +34,8 @@ void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -
 void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias
 void rms_norm_kernel(const KernelContext& context);         // x, weight -> y, rstd
 void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, rstd -> dx, dweight
+
+// softmax.cc: ints {dim}; none: the last one
 void softmax_kernel(const KernelContext& context);
 void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
 void log_softmax_kernel(const KernelContext& context);

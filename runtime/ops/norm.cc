@@ -1,7 +1,9 @@
-// Normalisation and softmax over the last dimension. Statistics are kept in the compute dtype (f32 for 16-bit inputs).
+// Normalisation over the last dimension, softmax over any. Statistics are kept in the compute dtype (f32 for 16-bit
+// inputs).
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -166,8 +168,16 @@ constexpr OpDef kRMSNormGrad = {
     .decompose = &decompose_norm_grad<false>,
 };
 
-// The largest element of each row. Of rows without elements: 0, which nothing reads.
-static Tensor top_of_rows(const Tensor& x) { return x.size(-1) == 0 ? sum(x, {-1}, true) : max(x, {-1}, true); }
+// ---- Softmax: ints {dim}; none: the last one
+
+namespace {
+
+// The largest element of each line. Of lines without elements: 0, which nothing reads.
+Tensor top_of_lines(const Tensor& x, int64_t dim) {
+  return x.size(dim) == 0 ? sum(x, {dim}, true) : max(x, {dim}, true);
+}
+
+}  // namespace
 
 constexpr OpDef kSoftmaxGrad = {
     .name = "softmax_grad",
@@ -175,9 +185,9 @@ constexpr OpDef kSoftmaxGrad = {
     .infer = &same_as_input,
     .on = {{&cpu::softmax_grad_kernel}},
     .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
-          out[0] = ((g - sum(g * y, {-1}, true)) * y).to(in[0].dtype());
+          out[0] = ((g - sum(g * y, {softmax_dim(y.sizes(), attrs)}, true)) * y).to(in[0].dtype());
         },
 };
 constexpr OpDef kSoftmax = {
@@ -188,14 +198,15 @@ constexpr OpDef kSoftmax = {
     .infer = &same_as_input,
     .on = {{&cpu::softmax_kernel}},
     .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
-          const Tensor e = exp(x - top_of_rows(x));
-          out[0] = (e * (1.0 / sum(e, {-1}, true))).to(in[0].dtype());
+          const int64_t dim = softmax_dim(x.sizes(), attrs);
+          const Tensor e = exp(x - top_of_lines(x, dim));
+          out[0] = (e * (1.0 / sum(e, {dim}, true))).to(in[0].dtype());
         },
     .grad =
         [](const GradContext& g) {
-          g.set(0, call(kSoftmaxGrad, {g.grad_out(), g.output(0)}));
+          g.set(0, call(kSoftmaxGrad, {g.grad_out(), g.output(0)}, g.attrs()));
         },
 };
 
@@ -205,9 +216,9 @@ constexpr OpDef kLogSoftmaxGrad = {
     .infer = &same_as_input,
     .on = {{&cpu::log_softmax_grad_kernel}},
     .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
-          out[0] = (g - exp(y) * sum(g, {-1}, true)).to(in[0].dtype());
+          out[0] = (g - exp(y) * sum(g, {softmax_dim(y.sizes(), attrs)}, true)).to(in[0].dtype());
         },
 };
 constexpr OpDef kLogSoftmax = {
@@ -218,14 +229,15 @@ constexpr OpDef kLogSoftmax = {
     .infer = &same_as_input,
     .on = {{&cpu::log_softmax_kernel}},
     .decompose =
-        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
-          const Tensor top = top_of_rows(x);
-          out[0] = (x - top - log(sum(exp(x - top), {-1}, true))).to(in[0].dtype());
+          const int64_t dim = softmax_dim(x.sizes(), attrs);
+          const Tensor top = top_of_lines(x, dim);
+          out[0] = (x - top - log(sum(exp(x - top), {dim}, true))).to(in[0].dtype());
         },
     .grad =
         [](const GradContext& g) {
-          g.set(0, call(kLogSoftmaxGrad, {g.grad_out(), g.output(0)}));
+          g.set(0, call(kLogSoftmaxGrad, {g.grad_out(), g.output(0)}, g.attrs()));
         },
 };
 
@@ -242,14 +254,13 @@ Tensor rms_norm(TensorArg x, TensorArg weight, double eps) {
 
 namespace {
 
-// The rows of `op` run along `dim`.
+// The lines of `op` run along `dim`.
 Tensor along(const OpDef& op, TensorArg x, int64_t dim) {
   require_defined(op.name, x);
   const int rank = x.tensor.rank(), d = normalize_dim(op.name, dim, x.tensor.sizes(), x.where);
-  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a row of one
+  if (rank == 0) return reshape(call(op, {{reshape(x, {1}), x.where}}), {});  // a line of one
   if (d + 1 == rank) return call(op, {x});
-  const Tensor rows = transpose(x, d, -1);
-  return transpose(call(op, {{rows, x.where}}), d, -1);
+  return call(op, {x}, {.ints = {d}});
 }
 
 }  // namespace

@@ -269,6 +269,8 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 // one offset of the generator (null: default_generator()). What happens to an element depends on (seed, offset, its
 // index) only.
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
+// random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
+Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 
 }  // namespace rondo::ops
 #pragma GCC visibility pop

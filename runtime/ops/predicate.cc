@@ -63,8 +63,9 @@ LoopValue count_of(bool truth, LoopBuilder& b) {
   if (!truth) x = b.emit(LoopOp::kNot, kBool, x);
   return b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kCast, kF32, x));
 }
-// The same in parts.
-Tensor count(const Tensor& truth, const Attrs& attrs) { return call(kSum, {truth.to(kF32)}, attrs); }
+// The same in parts: of the elements that are true.
+Tensor truths(const Tensor& x) { return x.to(kBool).to(kF32); }
+Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones}, attrs); }
 
 }  // namespace
 
@@ -75,7 +76,7 @@ constexpr OpDef kAnyTrue = {
     .infer = &infer_bool,
     .on = {{&cpu::any_kernel}, {&cuda::any_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
-                    std::span<Tensor> out) { out[0] = not_equal(count(not_equal(in[0], 0), attrs), 0.0); },
+                    std::span<Tensor> out) { out[0] = count(truths(in[0]), attrs).to(kBool); },
     .lower = [](LoopBuilder& b) { b.output(0, count_of(true, b)); },
 };
 constexpr OpDef kAllTrue = {
@@ -84,7 +85,7 @@ constexpr OpDef kAllTrue = {
     .infer = &infer_bool,
     .on = {{&cpu::all_kernel}, {&cuda::all_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
-                    std::span<Tensor> out) { out[0] = equal(count(equal(in[0], 0), attrs), 0.0); },
+                    std::span<Tensor> out) { out[0] = (1.0 - truths(count(1.0 - truths(in[0]), attrs))).to(kBool); },
     .lower =
         [](LoopBuilder& b) {
           const LoopValue zeros = count_of(false, b);

@@ -11,13 +11,21 @@
 
 namespace rondo::ops {
 
-void reduction_infer(InferContext& c) {
-  Dims sizes;
-  for (int i = 0; i < c.sizes(0).rank(); ++i) {
-    if ((c.integer(0) >> i & 1) == 0) sizes.push_back(c.sizes(0)[i]);
-    else if (c.integer(1)) sizes.push_back(1);
+namespace {
+
+Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim) {
+  Dims kept;
+  for (int i = 0; i < sizes.rank(); ++i) {
+    if ((mask >> i & 1) == 0) kept.push_back(sizes[i]);
+    else if (keepdim) kept.push_back(1);
   }
-  c.output(0, c.dtype(0), sizes);
+  return kept;
+}
+
+}  // namespace
+
+void reduction_infer(InferContext& c) {
+  c.output(0, c.dtype(0), reduced_sizes(c.sizes(0), c.integer(0), c.integer(1) != 0));
 }
 
 Dims kept_sizes(const Dims& sizes, int64_t mask) {
@@ -50,6 +58,29 @@ int64_t reduced_numel(const Dims& sizes, int64_t mask) {
   return n;
 }
 
+ReducedRun last_run(const Dims& sizes, int64_t mask) {
+  ReducedRun run;
+  int d = sizes.rank() - 1;
+  const auto reduces = [&](int i) { return (mask >> i & 1) != 0; };
+  bool keeps_behind = false;
+  for (; d >= 0 && (!reduces(d) || sizes[d] == 1); --d) {
+    run.inner *= sizes[d];
+    keeps_behind = keeps_behind || !reduces(d);
+  }
+  for (; d >= 0 && (reduces(d) || sizes[d] == 1); --d) {
+    run.reduced *= sizes[d];
+    if (reduces(d)) run.mask |= int64_t{1} << d;
+  }
+  for (; d >= 0; --d) {
+    run.outer *= sizes[d];
+    run.is_all = run.is_all && (!reduces(d) || sizes[d] == 1);
+  }
+  // Nothing is reduced but dimensions of size 1: rows of one element.
+  if (run.mask == 0) std::swap(run.outer, run.inner);
+  else run.by_columns = run.inner > 1 || (run.outer == 1 && keeps_behind);
+  return run;
+}
+
 ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask) {
   const int rank = x.rank();
   int first = rank, last = -1;
@@ -71,6 +102,37 @@ ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask) {
   return {x.permute(order).contiguous(), false, reduced};
 }
 
+namespace {
+
+// Note [Runs]: a call of `op` for each run. `types`: the dtypes of accumulators and of the result, of an op whose
+// attributes name a dtype.
+struct SumTypes {
+  DType accumulator, result;
+};
+Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::optional<SumTypes> types) {
+  int64_t mask = attrs.ints[0];
+  const Dims sizes = x.sizes();
+  for (;;) {
+    const ReducedRun run = last_run(x.sizes(), mask);
+    if (run.is_all) break;
+    Attrs one{.ints = {run.mask, 1}};
+    if (types) one.ints.push_back(static_cast<int64_t>(types->accumulator));
+    x = call(op, {x}, one);
+    mask &= ~run.mask;
+  }
+  Attrs last{.ints = {mask, mask == attrs.ints[0] ? attrs.ints[1] : 1}};
+  if (types) last.ints.push_back(static_cast<int64_t>(types->result));
+  return reshape(call(op, {x}, last), reduced_sizes(sizes, attrs.ints[0], attrs.ints[1] != 0));
+}
+// What a sum adds up in: floats in their compute dtype, integers and bools in i64.
+DType sum_accumulator(DType dtype) { return is_floating(dtype) ? compute_dtype(dtype) : kI64; }
+DType sum_dtype(DType dtype, const Attrs& attrs) {
+  if (attrs.ints.size() > 2) return static_cast<DType>(attrs.ints[2]);
+  return is_floating(dtype) ? dtype : kI64;
+}
+
+}  // namespace
+
 // ints: {mask, keepdim} or {mask, keepdim, dtype of the result}. Without a dtype, floats keep theirs, and integers and
 // bools add up in i64.
 constexpr OpDef kSum = {
@@ -80,10 +142,14 @@ constexpr OpDef kSum = {
     .infer =
         [](InferContext& c) {
           reduction_infer(c);
-          const DType own = is_floating(c.dtype(0)) ? c.dtype(0) : kI64;
-          c.output(0, c.attrs().ints.size() > 2 ? static_cast<DType>(c.integer(2)) : own, Dims(c.outputs()[0].sizes));
+          c.output(0, sum_dtype(c.dtype(0), c.attrs()), Dims(c.outputs()[0].sizes));
         },
     .on = {{&cpu::sum_kernel}, {&cuda::sum_kernel}},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
+          const DType dtype = in[0].dtype();
+          out[0] = reduce_by_runs(kSum, in[0], attrs, SumTypes{sum_accumulator(dtype), sum_dtype(dtype, attrs)});
+        },
     .grad =
         [](const GradContext& g) {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
@@ -123,6 +189,8 @@ constexpr OpDef kMax = {
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
     .on = {{&cpu::max_kernel}, {&cuda::max_kernel}},
+    .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
+                    std::span<Tensor> out) { out[0] = reduce_by_runs(kMax, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, as_number(b))); },
 };
@@ -134,6 +202,8 @@ constexpr OpDef kMin = {
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
     .on = {{&cpu::min_kernel}, {&cuda::min_kernel}},
+    .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
+                    std::span<Tensor> out) { out[0] = reduce_by_runs(kMin, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -as_number(b))); },
 };

@@ -18,6 +18,20 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
+// The last run of reduced dimensions: Note [Runs] of ops/reduction_order.h.
+struct ReducedRun {
+  int64_t mask = 0;  // its dimensions
+  int64_t outer = 1, reduced = 1, inner = 1;
+  bool by_columns = false;  // in column order, else in row order
+  bool is_all = true;       // no other dimension is reduced
+};
+ReducedRun last_run(const Dims& sizes, int64_t mask);
+
+// The dimension of a softmax of `sizes`: ints {dim}; none: the last one.
+inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {
+  return attrs.ints.empty() ? sizes.rank() - 1 : static_cast<int>(attrs.ints[0]);
+}
+
 // A kernel's operand as a dense matrix: [reduced, kept] if the reduced dimensions are the first ones, else
 // [kept, reduced], for which they are brought to the end. Runs ops: the kernel has a NoGrad and no recorder.
 struct ReducedMatrix {

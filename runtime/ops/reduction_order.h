@@ -7,6 +7,11 @@
 //   totals, which start there, too, and begin anew; at the end the totals meet in the tree.
 // Note [Column order]. A reduction over the rows splits them into chunks of column_chunk_rows(rows); in each chunk rows
 //   are added in order onto 0; the chunks' partial sums are then added in order onto the first.
+// Note [Runs]. Neighbouring dimensions that are all reduced, or all kept, are one run; dimensions of size 1 belong to
+//   any. The last reduced run (ops/reduction_def.h, last_run()) splits a tensor into (outer, reduced, inner). If inner
+//   is 1, each row of (outer, reduced) is reduced in row order. Otherwise each of the `outer` matrices of (reduced,
+//   inner) is reduced in column order, as is a matrix of one column, (reduced, 1). The other reduced runs follow in the
+//   same way, from the last to the first; the results between two runs are accumulators.
 // Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 that
 //   grows by 8 million small ones is off by a part in 300.
 // Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into
@@ -30,7 +35,10 @@ constexpr bool is_full_reduction(int64_t mask, bool keepdim, int rank) {
   return !keepdim && rank > 0 && mask == (int64_t{1} << rank) - 1;
 }
 
-constexpr int64_t column_chunk_rows(int64_t rows) { return std::clamp<int64_t>((rows + 63) / 64, 16, 1 << 12); }
+inline constexpr int64_t kLeastChunk = 16, kMostChunk = 1 << 12;
+constexpr int64_t column_chunk_rows(int64_t rows) {
+  return std::clamp<int64_t>((rows + 63) / 64, kLeastChunk, kMostChunk);
+}
 
 // The tree of Note [Row order].
 template <class T, class Combine> inline T combine_lanes(T (&lanes)[kLanes], Combine combine) {

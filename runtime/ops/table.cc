@@ -11,7 +11,8 @@ using namespace ops;
 constexpr const OpList* kFamilies[] = {
     &kElementwiseOps, &kComparisonOps,    &kCastOps,       &kMathOps,   &kActivationOps, &kViewOps,      &kTriangleOps,
     &kReductionOps,   &kPredicateOps,     &kStatisticsOps, &kMatmulOps, &kNormOps,       &kAttentionOps, &kEmbeddingOps,
-    &kLossOps,        &kPointwiseLossOps, &kIndexingOps,   &kRotaryOps, &kDropoutOps,    &kWindowOps};
+    &kLossOps,        &kPointwiseLossOps, &kIndexingOps,   &kRotaryOps, &kDropoutOps,    &kRandomOps,
+    &kWindowOps};
 
 }  // namespace
 

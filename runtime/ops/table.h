@@ -14,7 +14,7 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kCastOps, kMathOps, kActivationOps, kViewOps, kTriangleOps,
     kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps, kLossOps,
-    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kWindowOps;
+    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -47,7 +47,10 @@ extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTo
 extern const OpDef kRotary;
 // dropout.cc
 extern const OpDef kDropout;
-// For infer functions: fails unless input `state` is a random state (Note [Random state]) and p is a probability.
+// ints: {increment}; floats: {p, the factor of what is kept}.
+Attrs dropout_attrs(SymFloat p, int64_t increment);
+// For infer functions: fails unless input `state` is a random state (Note [Random state]); and p is a probability.
+void check_random_state(InferContext& c, int state);
 void check_dropout(InferContext& c, int state, SymFloat p);
 // Throws Error unless p is a probability. Call it before next_random_state(): a wrong call then draws nothing.
 void require_probability(const char* op, double p, std::source_location where);

@@ -7,6 +7,7 @@
 // backward passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes
 // the updates during backward, whose time they are part of. --inference: a step is the forward pass alone, without
 // gradients.
+// --dropout=P: of the embeddings, the attention weights, and the results of attention and MLP.
 // --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward
 // computes again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the
 // JSON. --device=cuda: there is no floor, a step's time is that of N steps from one wait for the device to the next,
@@ -113,6 +114,7 @@ class Trainer {
                 .n_layer = o.integer("n_layer", 4),
                 .n_head = o.integer("n_head", 4),
                 .n_embd = o.integer("n_embd", 128),
+                .dropout = std::stod(o.text("dropout", "0")),
                 .whole_logits = o.integer("whole_logits", nn::kWholeLogits)},
         device_(parse_device(o.text("device", "cpu"))),
         batch_(o.integer("batch_size", 12)),

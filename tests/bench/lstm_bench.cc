@@ -93,7 +93,8 @@ struct Contender {
         targets(Tensor::randint(0, kVocabulary, {options.integer("B", 32), T})) {
     if (mode == "layer") regions = std::make_unique<compile::Regions>(compile::compile_regions(model));
     if (mode == "cell")
-      for (Layer& layer : model.layers) regions = std::make_unique<compile::Regions>(compile::compile_module(layer.cell));
+      for (Layer& layer : model.layers)
+        regions = std::make_unique<compile::Regions>(compile::compile_module(layer.cell));
     first_ms = step();
     step();
   }

@@ -9,6 +9,24 @@ TEST(Emit, EveryOp) {
     for (int64_t cols : kWidths) expect_equal_bits(every_op(type, 9, cols), {.scalars = {0.3, 1.00390625}});
 }
 
+// Rows that begin within a counter's four words, at a counter, at a whole vector of them; and numbers in other orders.
+TEST(Emit, RandomNumbers) {
+  for (int64_t cols : kWidths)
+    for (double p : {0.2, 0.0, 1.0}) expect_equal_bits(random_numbers(9, cols, cols, 1), {.scalars = {p}});
+  for (int64_t cols : {20, 64, 96, 384}) expect_equal_bits(random_numbers(5, cols, cols, 1), {.scalars = {0.3}});
+  expect_equal_bits(random_numbers(9, 37, 1, 9), {.scalars = {0.6}});       // transposed
+  expect_equal_bits(random_numbers(9, 40, 2 * 40, 2), {.scalars = {0.6}});  // every other one
+  for (int64_t n : {1, 16, 33, 64, 1000}) expect_equal_bits(random_columns(n, 7), {.scalars = {0.5}});
+  expect_equal_bits(random_columns(256, -1), {.scalars = {0.5}, .calls = {{64, 256}, {0, 64}}});
+}
+
+// Counters beyond 32 bits, and a vector of counters across that border.
+TEST(Emit, RandomNumbersBeyond32BitCounters) {
+  constexpr int64_t kBorder = int64_t{1} << 34;  // four numbers a counter
+  for (int64_t row_stride : {kBorder, kBorder - 8, kBorder - 4, kBorder - 1, kBorder / 4 - 3})
+    expect_equal_bits(random_numbers(3, 100, row_stride, 1), {.scalars = {0.25}});
+}
+
 TEST(Emit, StoresAndLoadsOfEveryType) {
   for (DType from : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {
     for (int64_t cols : {int64_t{16}, int64_t{37}}) {

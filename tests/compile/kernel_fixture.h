@@ -42,6 +42,22 @@ class KernelBuilder : public LoopBuilder {
     return static_cast<int32_t>(kernel.operands.size() - 1);
   }
 
+  // The state of a stream; element (row, col) has the number row * row_stride + col * col_stride.
+  int32_t stream(int64_t increment, int64_t row_stride, int64_t col_stride) {
+    Operand state;
+    state.dtype = kI64;
+    state.col_stride = col_stride;
+    state.is_random = true;
+    state.increment = increment;
+    if (row_stride != 0) state.axes = {{1, kernel.rows, row_stride}};
+    kernel.operands.push_back(std::move(state));
+    return static_cast<int32_t>(kernel.operands.size() - 1);
+  }
+  // `p`: of kRandomKeep.
+  LoopValue random_number(LoopOp op, int32_t stream, LoopValue p = {}) {
+    return add({op, op == LoopOp::kRandomKeep ? kBool : kF32, p.id, -1, -1, stream, 0}, list());
+  }
+
   KernelBuilder& stage(int s) { return stage_ = s, row_ = false, *this; }
   KernelBuilder& in_row() { return row_ = true, *this; }
   KernelBuilder& in_column() { return row_ = false, *this; }
@@ -142,6 +158,7 @@ inline std::string first_difference(DType type, const Buffer& expected, const Bu
 }
 
 inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
+  if (operand.is_random) return 2;
   if (operand.is_partial) return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows * kernel.cols;
   int64_t last = (kernel.cols - 1) * operand.col_stride;
   for (const OperandAxis& axis : operand.axes)
@@ -320,6 +337,44 @@ inline LoopKernel picks(DType type, int64_t rows, int64_t cols) {
   const LoopValue at = b.in_column().load(of_element, kI64);
   for (LoopValue v : {pick(whole, row), pick(first, at), pick(element, at), pick(element, row), one})
     b.store(b.dense(type, true), v);
+  return b.kernel;
+}
+
+// Dropout's masks in two sweeps of a row, uniform numbers, and a number for each row. Rows of the streams are
+// row_stride numbers apart, columns col_stride.
+inline LoopKernel random_numbers(int64_t rows, int64_t cols, int64_t row_stride, int64_t col_stride) {
+  KernelBuilder b("random_numbers", rows, cols, 2);
+  const int32_t x = b.dense(kF32), y = b.dense(kF32, true), mask = b.dense(kBool, true), total = b.per_row(kF32, true);
+  const int32_t first = b.dense(kF32, true), second = b.dense(kF32, true), of_row = b.per_row(kF32, true);
+  const int32_t dropped = b.stream(3, row_stride, col_stride), drawn = b.stream(-2, row_stride, col_stride);
+  const int32_t rows_stream = b.stream(int64_t{1} << 40, 1, 0);
+  const LoopValue p = b.in_row().scalar(0, kF64);
+  b.store(of_row, b.random_number(LoopOp::kRandomSecond, rows_stream));
+  const auto masked = [&] {
+    const LoopValue kept = b.random_number(LoopOp::kRandomKeep, dropped, p);
+    return std::pair(kept, b.emit(LoopOp::kSelect, kF32, kept, b.load(x, kF32), b.constant(0, kF32)));
+  };
+  b.in_column();
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, masked().second);
+  b.stage(1).in_row().store(total, sum);
+  b.store(b.per_row(kBool, true), b.random_number(LoopOp::kRandomKeep, rows_stream, p));
+  b.in_column();
+  const auto [kept, value] = masked();
+  b.store(mask, kept);
+  b.store(y, b.emit(LoopOp::kMul, kF32, value, sum));
+  b.store(first, b.random_number(LoopOp::kRandomFirst, drawn));
+  b.store(second, b.random_number(LoopOp::kRandomSecond, drawn));
+  return b.kernel;
+}
+// Columns that several calls share: the numbers of a tensor in order.
+inline LoopKernel random_columns(int64_t n, int64_t increment) {
+  KernelBuilder b("random_columns", 1, n);
+  b.kernel.split_columns = true;
+  const int32_t y = b.dense(kBool, true), z = b.dense(kF32, true);
+  const int32_t stream = b.stream(increment, 0, 1);
+  const LoopValue p = b.in_row().scalar(0, kF64);
+  b.in_column().store(y, b.random_number(LoopOp::kRandomKeep, stream, p));
+  b.store(z, b.random_number(LoopOp::kRandomFirst, b.stream(increment, 0, 1)));
   return b.kernel;
 }
 

@@ -133,7 +133,8 @@ TEST_F(LoopsOverTime, OtherParts) {
     Tensor h = x.select(1, 0);
     const int64_t T = x.size(1);
     for (int64_t t = T - 2; t >= 0; --t)
-      h = cell(b, x.select(1, t), h) + ops::sum(y.slice(1, {t, t + 2}), {1}) * x.slice(1, {T - 1 - t, T - t}).select(1, 0);
+      h = cell(b, x.select(1, t), h) +
+          ops::sum(y.slice(1, {t, t + 2}), {1}) * x.slice(1, {T - 1 - t, T - t}).select(1, 0);
     return Tensors{h};
   };
   expect_as_eager(body, [](Block& b) { return steps(b, 90); });

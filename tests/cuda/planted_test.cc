@@ -99,7 +99,7 @@ TEST(PlantedKernels, WhatMeetsInOnePlace) {
 }
 TEST(PlantedKernels, Arithmetic) {
   expect_other_numbers({ops::kSum, {reals({3, 50})}, {.ints = {2, 0}}}, "width = 8;", "width = 4;");
-  expect_other_numbers({ops::kDropout, {reals({100}), integers(2, 50)}, {.ints = {0}, .floats = {0.5}}},
+  expect_other_numbers({ops::kDropout, {reals({100}), integers(2, 50)}, ops::dropout_attrs(0.5, 0)},
                        "static_cast<unsigned long long>(group)", "static_cast<unsigned long long>(group + 1)");
   expect_other_numbers({ops::kRotary, {reals({3, 4}), reals({3, 2}), reals({3, 2})}, {.ints = {1}}}, "* sign", "");
   expect_other_numbers({ops::kCast, {test::uniform({50}, -4e9, 4e9, 3)}, {.ints = {static_cast<int64_t>(kI32)}}},

@@ -15,6 +15,19 @@ TEST(CudaEmit, EveryOp) {
   batch.check();
 }
 
+TEST(CudaEmit, RandomNumbers) {
+  Batch batch;
+  for (int64_t cols : kColumns)
+    for (double p : {0.2, 1.0}) batch.add_both(random_numbers(9, cols, cols, 1), {.scalars = {p}});
+  for (int64_t cols : {8, 64, 1024}) batch.add_both(random_numbers(5, cols, cols, 1), {.scalars = {0.3}});
+  batch.add_both(random_numbers(9, 37, 1, 9), {.scalars = {0.6}});
+  for (int64_t n : {1, 6, 33, 1000}) batch.add_both(random_columns(n, 7), {.scalars = {0.5}});
+  constexpr int64_t kBorder = int64_t{1} << 34;  // where counters leave 32 bits
+  for (int64_t row_stride : {kBorder, kBorder - 4, kBorder - 1})
+    batch.add_both(random_numbers(3, 20, row_stride, 1), {.scalars = {0.25}});
+  batch.check();
+}
+
 TEST(CudaEmit, StoresAndLoadsOfEveryType) {
   Batch batch;
   for (DType from : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool}) {

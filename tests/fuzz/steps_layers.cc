@@ -140,6 +140,11 @@ const StepKind kKinds[] = {
     {"mean", 5, &pick_reduction, [](Scene& s) { return Tensors{ops::mean(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"max", 3, &pick_reduction, [](Scene& s) { return Tensors{ops::max(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"min", 2, &pick_reduction, [](Scene& s) { return Tensors{ops::min(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"var", 1, &pick_reduction, [](Scene& s) { return Tensors{ops::var(s.in[0], dims_of(s.step), 0.0, s.n(0) != 0)}; }},
+    {"any", 1, &pick_reduction,
+     [](Scene& s) { return Tensors{ops::any(ops::greater(s.in[0], 0.5), dims_of(s.step), s.n(0) != 0)}; }},
+    {"all", 1, &pick_reduction,
+     [](Scene& s) { return Tensors{ops::all(ops::less(s.in[0], 0.5), dims_of(s.step), s.n(0) != 0)}; }},
     {"softmax", 5, &pick_softmax, [](Scene& s) { return Tensors{ops::softmax(s.in[0], s.n(0))}; }},
     {"log_softmax", 3, &pick_softmax, [](Scene& s) { return Tensors{ops::log_softmax(s.in[0], s.n(0))}; }},
     {"layer_norm", 6, [](Draft& d, Step& s) { return pick_norm(d, s, 2); },
@@ -188,6 +193,15 @@ const StepKind kKinds[] = {
      [](Scene& s) { return Tensors{s.training ? ops::dropout(s.in[0], s.step.scalar) : s.in[0]}; }, kScalar},
     {"dropout_generator", 2, &pick_dropout,
      [](Scene& s) { return Tensors{ops::dropout(s.in[0], s.step.scalar, &s.generator)}; }, kScalar},
+    {"noise", 2, &pick_dropout,
+     [](Scene& s) {
+       const TensorOptions like{s.in[0].dtype(), s.in[0].device()};
+       return Tensors{s.in[0] * Tensor::randn(s.in[0].sizes(), like) +
+                      Tensor::rand(s.in[0].sizes(), like, &s.generator)};
+     },
+     kScalar},
+    {"bernoulli", 1, &pick_dropout,
+     [](Scene& s) { return Tensors{s.in[0] * ops::bernoulli(s.in[0] * 0.0 + s.step.scalar)}; }, kScalar},
 };
 
 }  // namespace

@@ -1,12 +1,14 @@
 #include "rondo/compile/codegen/cpu/emit_llvm.h"
 
 #include <llvm/IR/Intrinsics.h>
-#include <llvm/IR/Module.h>
 
 #include <array>
 
+#include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
+#include "rondo/compile/codegen/cpu/emit_llvm_random.h"
 #include "rondo/compile/codegen/cpu/emit_llvm_values.h"
 #include "rondo/compile/codegen/cpu/levels.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -40,6 +42,7 @@ class KernelEmitter : ValueEmitter {
   Value* row_value(const Instr& i) {
     if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
     if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
+    if (is_random(i.op)) return random_.scalar(i, scalar(i.a));
     return arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
   }
   void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
@@ -110,6 +113,7 @@ class KernelEmitter : ValueEmitter {
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
   std::vector<Value*> bases_, row_ptrs_;  // by operand
   std::vector<Value*> pick_ptrs_;         // by instruction: kPick at column level whose index is one for the row
+  RandomEmitter random_{b_, kernel_};
 };
 
 llvm::Function* KernelEmitter::emit() {
@@ -148,6 +152,7 @@ llvm::Function* KernelEmitter::emit() {
     bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
   row_ptrs_ = bases_;
+  random_.begin_call(bases_);
   emit_kernel_level();
   zero_partials();
 
@@ -220,7 +225,8 @@ void KernelEmitter::emit_row(Value* row) {
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
     if (operand.is_partial || !moves_with_row(operand)) continue;
-    row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
+    if (operand.is_random) random_.begin_row(i, row_offset(i, row));
+    else row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
   }
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
@@ -334,9 +340,10 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
 // to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  int work = 0;  // in registers
+  constexpr int kRandomWork = 24;  // two steps fill its vectors
+  int work = 0;                    // in registers
   for (int32_t id : stage.column)
-    if (levels_[id] == Level::kColumn) work += instr(id).type == kF64 ? 2 : 1;
+    if (levels_[id] == Level::kColumn) work += is_random(instr(id).op) ? kRandomWork : instr(id).type == kF64 ? 2 : 1;
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
@@ -345,6 +352,12 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
   for (int32_t id : stage.column) {
     if (levels_[id] != Level::kColumn) continue;
     const Instr& i = instr(id);
+    if (is_random(i.op)) {
+      llvm::SmallVector<Value*, kMaxCopies> lanes(static_cast<size_t>(copies));
+      random_.steps(id, scalar(i.a), column, strides_[static_cast<size_t>(i.index)].col_stride, lanes);
+      for (int copy = 0; copy < copies; ++copy) vectors_[copy][id] = lanes[static_cast<size_t>(copy)];
+      continue;
+    }
     for (int copy = 0; copy < copies; ++copy) {
       Value*& result = vectors_[copy][id];
       Value *a = vector(i.a, copy), *at = column_of(column, copy);
@@ -592,7 +605,8 @@ bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
 }  // namespace
 
 llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
-  return KernelEmitter(kernel, module).emit();
+  if (kernel.inner > 1) return emit_llvm_rows(kernel, module);
+  return goes_in_tiles(kernel) ? emit_llvm_tiles(kernel, module) : KernelEmitter(kernel, module).emit();
 }
 
 }  // namespace rondo::compile

@@ -29,6 +29,7 @@ std::string KernelEmitter::run() && {
     else line("const Index block = static_cast<Index>(blockIdx.x);");
     if (!table_) line("const Index cols = ", extent(0, k_.cols), ";");
     emit_scalars();
+    emit_streams();
     switch (s_.shape) {
       case Shape::kElements: elements(); break;
       case Shape::kRows: rows(); break;

@@ -90,6 +90,8 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
     const Instr& i = instr(id);
     if (i.op == LoopOp::kLoad || i.op == LoopOp::kPick) {
       emit_load(id);
+    } else if (is_random(i.op)) {
+      emit_one_random(id, /*row=*/true);
     } else if (i.op == LoopOp::kStore) {
       if (!waited) emit_row_barrier();
       waited = true;
@@ -99,6 +101,9 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       line("const ", register_type(result_type(i)), " v", id, " = ", arithmetic(k_, i), ";");
     }
   }
+  // Behind the probabilities of masks, which are row instructions.
+  for (int32_t id : stage.column)
+    if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
 }
 
 void KernelEmitter::emit_column_instr(int32_t id) {
@@ -121,6 +126,7 @@ void KernelEmitter::emit_step(const Stage& stage) {
     line("const ", pack(i), " l", id, " = kept", at, "[k];");
     kept_now_[at] = true;
   }
+  emit_draws(stage);
   {
     line("#pragma unroll");
     const Block each = block("for (int e = 0; e < ", s_.elements, "; ++e)");
@@ -150,6 +156,11 @@ void KernelEmitter::emit_step(const Stage& stage) {
           line(sum, " = ", sum, " + v", i.a, ";");
           break;
         }
+        case LoopOp::kRandomKeep:
+        case LoopOp::kRandomFirst:
+        case LoopOp::kRandomSecond:
+          if (operand(i).col_stride != 0) emit_drawn(id);
+          break;
         default: emit_column_instr(id);
       }
     }
@@ -172,6 +183,7 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
     line(register_type(i.type), " a", id, "[", s_.elements, "] = {", absl::StrJoin(values, ", "), "};");
   }
   if (stage.column.empty() && stage.reductions.empty()) return;
+  if (k_.inner > 1 && !stage.reductions.empty()) return emit_sweep_in_chunks(stage);
   if (s_.steps > 0) {
     line("#pragma unroll");
     const Block steps = block("for (int k = 0; k < ", s_.steps, "; ++k)");
@@ -184,6 +196,43 @@ void KernelEmitter::emit_sweep(const Stage& stage) {
     emit_exist("");
     emit_step(stage);
   }
+}
+
+// Note [Column order] of ops/reduction_order.h, for the row of one thread.
+void KernelEmitter::emit_sweep_in_chunks(const Stage& stage) {
+  const std::string varying_chunk = absl::StrCat("cols > ", 64 * kMostChunk, " ? ", kMostChunk, " : cols > ",
+                                                 64 * kLeastChunk, " ? (cols + 63) / 64 : ", kLeastChunk);
+  const auto end_chunk = [&] {
+    for (int32_t id : stage.reductions) {
+      if (instr(id).op != LoopOp::kReduceSum) continue;
+      line("total", id, " = total", id, " + a", id, "[0];");
+      line("a", id, "[0] = 0;");
+    }
+  };
+  for (int32_t id : stage.reductions)
+    if (instr(id).op == LoopOp::kReduceSum) line(register_type(instr(id).type), " total", id, " = 0;");
+  if (s_.steps > 0) {
+    line("#pragma unroll");
+    const Block steps = block("for (int k = 0; k < ", s_.steps, "; ++k)");
+    line("const Index c = k;");
+    emit_exist("!live || c >= cols");
+    emit_step(stage);
+    const Block ends = block("if ((k + 1) % ", column_chunk_rows(k_.cols), " == 0 || k + 1 == ", s_.steps, ")");
+    end_chunk();
+  } else {
+    const Block scope = block("");
+    line("const Index chunk = ", varies(0) ? varying_chunk : absl::StrCat(column_chunk_rows(k_.cols)), ";");
+    const Block chunks = block("for (Index first = 0; live && first < cols; first += chunk)");
+    line("const Index last = cols - first < chunk ? cols : first + chunk;");
+    {
+      const Block steps = block("for (Index c = first; c < last; ++c)");
+      emit_exist("");
+      emit_step(stage);
+    }
+    end_chunk();
+  }
+  for (int32_t id : stage.reductions)
+    if (instr(id).op == LoopOp::kReduceSum) line("a", id, "[0] = total", id, ";");
 }
 
 void KernelEmitter::emit_reductions(const Stage& stage) {

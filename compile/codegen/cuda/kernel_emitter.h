@@ -71,7 +71,14 @@ class KernelEmitter {
   // The body of one step: the columns c .. c + exist - 1.
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
+  // ---- Random numbers
+  void emit_streams();
+  std::string stream_at(const Instr& i, bool row) const;
+  void emit_one_random(int32_t id, bool row);
+  void emit_draws(const Stage& stage);  // of a step
+  void emit_drawn(int32_t id);          // of its column e
   void emit_sweep(const Stage& stage);
+  void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
 
   const Instr& instr(int32_t id) const { return k_.instrs[static_cast<size_t>(id)]; }
@@ -114,7 +121,7 @@ class KernelEmitter {
 template <class Use> void KernelEmitter::emit_row_pointers(Use use) {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     const Operand& o = k_.operands[i];
-    if (o.is_partial || !use(i)) continue;
+    if (o.is_partial || o.is_random || !use(i)) continue;
     const std::string offset = row_offset(i);
     line(o.is_output ? "" : "const ", memory_type(o.dtype), "* const r", i, " = p", i, offset.empty() ? "" : " + ",
          offset, ";");

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/flatten.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile::cuda {
@@ -42,6 +43,7 @@ constexpr int64_t kSmallestTiled = 8;
 
 bool needs_rows(const LoopKernel& kernel) {
   if (kernel.split_columns) return false;
+  if (kernel.inner > 1) return true;
   if (kernel.stages.size() > 1) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
@@ -96,7 +98,7 @@ std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
 
 // Note [Width of accesses].
 int32_t elements_of_thread(const LoopKernel& kernel) {
-  if (kernel.cols == 1) return 1;
+  if (kernel.cols == 1 || kernel.inner > 1) return 1;
   if (reduces_rows(kernel)) return 4;
   const std::vector<bool> moves = moves_with_the_column(kernel);
   size_t widest = 2;
@@ -130,12 +132,6 @@ void keep(const LoopKernel& kernel, int64_t steps, Schedule& s) {
 void split(LoopKernel& kernel) {
   if (column_sums(kernel) > 0) kernel.chunk_rows = rows_of_chunk(kernel.rows);
   else flatten(kernel);
-}
-
-bool is_transposed(const Operand& operand) {
-  if (operand.is_partial || operand.col_stride == 0 || operand.col_stride == 1) return false;
-  return std::any_of(operand.axes.begin(), operand.axes.end(),
-                     [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
 }
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
@@ -182,7 +178,7 @@ Schedule schedule(const LoopKernel& kernel) {
   if (sums > 0) s.chunk_rows = kernel.chunk_rows;
   if (needs_rows(kernel)) {
     s.shape = Schedule::Shape::kRows;
-    s.threads_per_row = threads_of_row(kernel.cols, s.elements);
+    s.threads_per_row = kernel.inner > 1 ? 1 : threads_of_row(kernel.cols, s.elements);
     s.threads = s.threads_per_row > kWarp ? s.threads_per_row : sums > 0 ? 128 : 256;
     keep(kernel, divide_up(kernel.cols, int64_t{s.threads_per_row} * s.elements), s);
   } else if (sums > 0) {

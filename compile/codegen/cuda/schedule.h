@@ -5,6 +5,8 @@
 // Note [Row order on CUDA]. A row belongs to `threads_per_row` threads, which take `elements` neighbouring columns at a
 //   time: lane c % (threads_per_row * elements) of the row combines the columns c, in increasing c, onto the identity.
 //   The lanes then meet in trees: those of one thread, the threads of each warp, the warps (lane i takes lane i + k).
+//   A row of a kernel along rows (LoopKernel::inner above 1) belongs to one thread, neighbouring rows to neighbouring
+//   threads. It adds up in Note [Column order] of ops/reduction_order.h.
 // Note [Column order on CUDA]. The rows are split into chunks of `chunk_rows`. In each chunk, rows are added in order
 //   onto 0. A second launch combines the chunks' partial sums: group g of kCombineGroups adds the chunks g, g +
 //   kCombineGroups, ... in order onto 0; then the groups are added in order onto the first.
@@ -86,8 +88,6 @@ Grid combine_grid(int64_t cols, int32_t n_sums);
 // Partial sums of each column sum: a dense [chunks, cols] array.
 int64_t chunks(const LoopKernel& kernel, const Schedule& schedule);
 
-// True if neighbouring rows of the operand are neighbours in memory, and columns are not.
-bool is_transposed(const Operand& operand);
 // For each operand of a kernel with Shape::kTiles: true if it goes through a tile in shared memory.
 std::vector<bool> tiled(const LoopKernel& kernel);
 // By operand: a column list reads it in more than one stage.

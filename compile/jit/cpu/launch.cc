@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/jit/cpu/rows_on_device.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"
@@ -26,7 +27,11 @@ void run(const KernelCall& call) {
     return;
   }
   if (kernel.chunk_rows == 0) {
-    parallel_for(kernel.rows, std::max<int64_t>(1, call.grain / kernel.cols), run);
+    // Whole vectors of rows, whole groups of tiles.
+    int64_t least = kernel.inner > 1 ? kSplitGrain : 1;
+    if (kernel.rows > kRowsTogether && kernel.rows * kernel.cols > call.grain && goes_in_tiles(kernel))
+      least = kRowsTogether;
+    parallel_for(kernel.rows, std::max<int64_t>(least, call.grain / kernel.cols), run);
     return;
   }
   parallel_for(chunks(kernel), std::max<int64_t>(1, call.grain / (kernel.cols * kernel.chunk_rows)),

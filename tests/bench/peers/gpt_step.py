@@ -35,6 +35,8 @@ def parse_args():
     p.add_argument("--compile_mode", choices=["default", "reduce-overhead", "max-autotune"], default="default")
     p.add_argument("--inference", action="store_true", help="a step is the forward pass alone, under no_grad")
     p.add_argument("--warm_cache", action="store_true", help="use the user's compile cache, not an empty one")
+    p.add_argument("--dropout", type=float, default=0.0,
+                   help="of the embeddings, the attention weights, and the results of attention and MLP")
     p.add_argument("--optimizer", choices=["fused", "foreach", "for-loop"], default="fused")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--warmup", type=int, default=3)
@@ -63,13 +65,14 @@ class Attention(nn.Module):
         self.n_head = n_head
         self.c_attn = nn.Linear(c, 3 * c)
         self.c_proj = nn.Linear(c, c)
+        self.drop = nn.Dropout(ARGS.dropout)
 
     def forward(self, x):  # (B, T, C)
         b, t, c = x.shape
         heads = self.c_attn(x).view(b, t, 3, self.n_head, c // self.n_head)
         q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, H, T, D)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.c_proj(y.transpose(1, 2).reshape(b, t, c))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=ARGS.dropout if self.training else 0.0)
+        return self.drop(self.c_proj(y.transpose(1, 2).reshape(b, t, c)))
 
 
 class Mlp(nn.Module):
@@ -77,9 +80,10 @@ class Mlp(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(c, 4 * c)
         self.c_proj = nn.Linear(4 * c, c)
+        self.drop = nn.Dropout(ARGS.dropout)
 
     def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.drop(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")))
 
 
 class Block(nn.Module):
@@ -100,6 +104,7 @@ class Gpt2(nn.Module):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)  # also the output matrix (tied)
         self.wpe = nn.Embedding(block_size, n_embd)
+        self.drop = nn.Dropout(ARGS.dropout)
         self.h = nn.ModuleList(Block(n_embd, n_head) for _ in range(n_layer))
         self.ln_f = nn.LayerNorm(n_embd)
         for name, p in self.named_parameters():
@@ -110,7 +115,7 @@ class Gpt2(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, ids, targets=None):  # both (B, T); logits without targets
-        x = self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device))
+        x = self.drop(self.wte(ids) + self.wpe(torch.arange(ids.shape[1], device=ids.device)))
         for block in self.h:
             x = block(x)
         logits = F.linear(self.ln_f(x), self.wte.weight)  # (B, T, V)

@@ -1,0 +1,445 @@
+// Kernels along rows (LoopKernel::inner above 1).
+#include <llvm/IR/Intrinsics.h>
+
+#include <array>
+#include <bit>
+#include <map>
+#include <tuple>
+
+#include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
+#include "rondo/runtime/ops/reduction_order.h"
+
+namespace rondo::compile {
+namespace {
+
+using llvm::BasicBlock;
+using llvm::Type;
+using llvm::Value;
+
+// A step takes so many vectors of rows: neighbours in memory, so that each column is read in whole cache lines that
+// follow each other. Fewer where the code of a column is long.
+constexpr int kMostCopies = 4;
+constexpr int kLongCode = 48;  // instructions
+
+// Note [Kept values]. A column value that a later stage computes again waits in a buffer, if so many instructions make
+// it and all columns of a block fit: exponentials of a softmax are computed once.
+constexpr int kWorthKeeping = 8;
+constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
+
+// Columns of the next block of rows are fetched while this one is worked on, unless they would push this one out of the
+// second cache.
+constexpr int64_t kMostFetched = 1 << 18;  // bytes of a block
+constexpr int64_t kCacheLine = 64;
+
+// Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
+// is less than a vector) the addresses of each lane are computed.
+class RowsEmitter : BlockEmitter {
+ public:
+  using BlockEmitter::BlockEmitter;
+  llvm::Function* emit();
+
+ private:
+  enum class Level : uint8_t { kKernel, kRow, kColumn };
+  // How the addresses of an operand change from a row to the next in a block.
+  enum class Along : uint8_t { kSame, kNext, kStride, kAnyhow };
+  struct Memory {
+    Along along = Along::kSame;
+    Value* first = nullptr;                   // of the block's first row; kAnyhow: the operand's address
+    std::array<Value*, kMostCopies> lanes{};  // kStride, kAnyhow: offsets from `first`
+  };
+  struct Block {
+    int copies;
+    Value* mask;  // null: all lanes
+  };
+
+  void find_levels();
+  void find_kept();
+  std::vector<int32_t> numbers() const;
+  void find_fetches();
+  // The rows of a block, from `first` on.
+  void fetch(const Instr& i, Value* first, const Block& block, FetchTo to);
+  Value* number_of_vectors() { return number(kernel_.cols * copies()); }
+  // Where a kept value waits.
+  Value* kept_at(int32_t id, Value* column, int copy) {
+    Type* type = register_type(instr(id).type, kLanes);
+    Value* at = b_.CreateAdd(b_.CreateMul(column, number(copies())), number(copy));
+    return b_.CreateGEP(type, kept_[static_cast<size_t>(kept_as_[static_cast<size_t>(id)])], at);
+  }
+  Along along(size_t operand) const;
+  int copies() const;
+  // Rows that are left in the line of `row`, up to the call's end.
+  Value* rows_left(Value* row);
+  void point_at(Value* row, const Block& block);
+  void emit_block(Value* row, const Block& block);
+  void emit_stage(const Stage& stage, const Block& block);
+  void emit_instr(int32_t id, Value* column, const Block& block);
+  void emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums);
+  Value* load(const Instr& instr, Value* column, int copy, Value* mask);
+  void store(const Instr& instr, Value* column, int copy, Value* mask);
+  // Of the block's first row. `column` null: column 0.
+  Value* address(const Instr& i, Value* column);
+
+  Level& level(int32_t id) { return levels_[static_cast<size_t>(id)]; }
+  Value*& value(int32_t id, int copy) { return values_[static_cast<size_t>(copy)][static_cast<size_t>(id)]; }
+  Value* argument(int32_t id, int copy) { return id < 0 ? nullptr : value(id, copy); }
+  bool is_sum(int32_t id) const { return instr(id).op == LoopOp::kReduceSum; }
+  // Rows whose addresses follow from that of the first: those of one outer index, unless they are too few.
+  bool lines_are_inner() const { return !llvm::isa<llvm::ConstantInt>(inner_) || kernel_.inner >= kLanes; }
+  int64_t line() const { return lines_are_inner() ? kernel_.inner : kernel_.rows; }
+
+  std::vector<Memory> memory_;    // by operand
+  std::vector<bool> live_;        // by instruction: it is computed
+  std::vector<int32_t> kept_as_;  // by instruction: of kept_; -1: it is not kept
+  std::vector<bool> from_kept_;   // by instruction: it is read there
+  std::vector<Value*> kept_;      // buffers
+  std::vector<bool> fetches_;     // by instruction: it fetches its operand's next block
+  bool fetches_stores_ = false;
+  std::vector<Level> levels_;                            // by instruction
+  std::array<std::vector<Value*>, kMostCopies> values_;  // by instruction: one value for each row
+};
+
+void RowsEmitter::find_levels() {
+  levels_.assign(kernel_.instrs.size(), Level::kKernel);
+  for (const Stage& stage : kernel_.stages) {
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column})
+      for (int32_t id : *list) {
+        const Instr& i = instr(id);
+        const bool moves = (i.op == LoopOp::kLoad && operand(i).col_stride != 0) || i.op == LoopOp::kStore;
+        Level& own = level(id);
+        if (!is_constant(i)) own = Level::kRow;
+        if (moves && list == &stage.column) own = Level::kColumn;
+        for (int32_t arg : {i.a, i.b, i.c})
+          if (arg >= 0) own = std::max(own, level(arg));
+      }
+    for (int32_t id : stage.reductions) level(id) = Level::kRow;
+  }
+}
+
+// Equal column instructions of two stages have one number.
+std::vector<int32_t> RowsEmitter::numbers() const {
+  using Key = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;
+  std::map<Key, int32_t> first;
+  std::vector<int32_t> number(kernel_.instrs.size());
+  const auto of = [&](int32_t id) { return id < 0 ? id : number[static_cast<size_t>(id)]; };
+  for (const Stage& stage : kernel_.stages)
+    for (const std::vector<int32_t>* list : {&stage.row, &stage.column, &stage.reductions})
+      for (int32_t id : *list) {
+        const Instr& i = instr(id);
+        const Key key{i.op, i.type, of(i.a), of(i.b), of(i.c), i.index, std::bit_cast<uint64_t>(i.value)};
+        number[static_cast<size_t>(id)] = first.try_emplace(key, id).first->second;
+      }
+  return number;
+}
+
+// Note [Kept values]: finds which values are computed (live_), and which are kept for a later stage.
+void RowsEmitter::find_kept() {
+  const std::vector<int32_t> number = numbers();
+  std::vector<int> cost(kernel_.instrs.size(), 1);
+  std::map<int32_t, int32_t> made;  // by number: the instruction that computes it first
+  const int64_t bytes = kernel_.cols * copies() * kLanes * 4;
+  int64_t left = llvm::isa<llvm::ConstantInt>(cols_) ? kMostKept : 0;
+  // True if the value need not be computed.
+  const auto keeps = [&](int32_t id) {
+    const auto before = made.find(number[static_cast<size_t>(id)]);
+    const Instr& i = instr(id);
+    if (before == made.end() || i.type == kBool || i.type == kF64 || cost[static_cast<size_t>(id)] < kWorthKeeping)
+      return false;
+    int32_t& kept = kept_as_[static_cast<size_t>(before->second)];
+    if (kept < 0) {
+      if (bytes > left) return false;
+      left -= bytes;
+      kept = static_cast<int32_t>(kept_.size());
+      auto* buffer = b_.CreateAlloca(register_type(i.type, kLanes), number_of_vectors());
+      buffer->setAlignment(llvm::Align(64));
+      kept_.push_back(buffer);
+    }
+    kept_as_[static_cast<size_t>(id)] = kept;
+    from_kept_[static_cast<size_t>(id)] = true;
+    return true;
+  };
+  for (const Stage& stage : kernel_.stages) {
+    std::vector<int32_t> wanted;
+    const auto want = [&](int32_t id) {
+      if (id < 0 || live_[static_cast<size_t>(id)]) return;
+      live_[static_cast<size_t>(id)] = true;
+      wanted.push_back(id);
+    };
+    for (int32_t id : stage.column)
+      for (int32_t arg : {instr(id).a, instr(id).b, instr(id).c})
+        if (arg >= 0 && level(arg) == Level::kColumn)
+          cost[static_cast<size_t>(id)] = std::min(kWorthKeeping,
+                                                   cost[static_cast<size_t>(id)] + cost[static_cast<size_t>(arg)]);
+    for (int32_t id : stage.reductions) want(instr(id).a);
+    for (int32_t id : stage.column)
+      if (instr(id).op == LoopOp::kStore) want(id);
+    while (!wanted.empty()) {
+      const int32_t id = wanted.back();
+      wanted.pop_back();
+      if (level(id) != Level::kColumn || keeps(id)) continue;
+      for (int32_t arg : {instr(id).a, instr(id).b, instr(id).c}) want(arg);
+    }
+    for (int32_t id : stage.column)
+      if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)])
+        made.try_emplace(number[static_cast<size_t>(id)], id);
+  }
+}
+
+RowsEmitter::Along RowsEmitter::along(size_t index) const {
+  const OperandAxis* within = nullptr;
+  for (const OperandAxis& axis : kernel_.operands[index].axes) {
+    if (axis.stride == 0 || axis.size == 1 || along_inner(axis, line()) == AlongInner::kNot) continue;
+    if (within != nullptr || along_inner(axis, line()) == AlongInner::kInPart) return Along::kAnyhow;
+    within = &axis;
+  }
+  if (within == nullptr) return Along::kSame;
+  return within->stride == 1 ? Along::kNext : Along::kStride;
+}
+
+int RowsEmitter::copies() const {
+  int64_t work = 0;
+  for (const Stage& stage : kernel_.stages)
+    for (int32_t id : stage.column) work += instr(id).type == kF64 ? 2 : 1;
+  return work > kLongCode ? kMostCopies / 2 : kMostCopies;
+}
+
+llvm::Function* RowsEmitter::emit() {
+  begin_function();
+  BasicBlock *entry = b_.GetInsertBlock(), *header = block("rows"), *body = block("body"), *exit = block("exit");
+  find_levels();
+  live_.assign(kernel_.instrs.size(), false);
+  from_kept_ = fetches_ = live_;
+  kept_as_.assign(kernel_.instrs.size(), -1);
+  find_kept();
+  for (std::vector<Value*>& copy : values_) copy.assign(kernel_.instrs.size(), nullptr);
+  for (size_t i = 0; i < kernel_.operands.size(); ++i) memory_.push_back({.along = along(i)});
+  find_fetches();
+  for (size_t id = 0; id < kernel_.instrs.size(); ++id) {
+    if (!is_constant(kernel_.instrs[id])) continue;
+    Value* all = constant(kernel_.instrs[id]);
+    for (std::vector<Value*>& copy : values_) copy[id] = all;
+  }
+  b_.CreateBr(header);
+
+  b_.SetInsertPoint(header);
+  auto* row = b_.CreatePHI(b_.getInt64Ty(), 3, "r");
+  row->addIncoming(begin_, entry);
+  b_.CreateCondBr(b_.CreateICmpSLT(row, end_), body, exit);
+
+  b_.SetInsertPoint(body);
+  Value* left = rows_left(row);
+  const int wide = copies();
+  Value* taken = number(int64_t{wide} * kLanes);
+  BasicBlock *whole = block("whole"), *part = block("part");
+  b_.CreateCondBr(b_.CreateICmpSGE(left, taken), whole, part);
+  b_.SetInsertPoint(whole);
+  emit_block(row, {wide, nullptr});
+  row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
+  b_.CreateBr(header);
+  b_.SetInsertPoint(part);
+  Value* few = least(left, number(kLanes));
+  emit_block(row, {1, lanes_below(few)});
+  row->addIncoming(b_.CreateAdd(row, few, "", true, true), b_.GetInsertBlock());
+  b_.CreateBr(header);
+  b_.SetInsertPoint(exit);
+  b_.CreateRetVoid();
+  return function_;
+}
+
+Value* RowsEmitter::rows_left(Value* row) {
+  Value* left = b_.CreateSub(end_, row);
+  if (!lines_are_inner()) return left;
+  return least(left, b_.CreateSub(inner_, b_.CreateURem(row, inner_)));
+}
+
+// Sets where the block's rows lie.
+void RowsEmitter::point_at(Value* row, const Block& block) {
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    Memory& at = memory_[i];
+    at.first = operands_[i].base;
+    if (at.along != Along::kAnyhow)
+      at.first = b_.CreateGEP(memory_type(kernel_.operands[i].dtype), at.first, row_offset(i, row));
+    for (int copy = 0; copy < block.copies; ++copy) {
+      Value*& offsets = at.lanes[static_cast<size_t>(copy)];
+      Value* lanes = b_.CreateAdd(lane_numbers(), splat(number(int64_t{copy} * kLanes)));
+      if (at.along == Along::kAnyhow) offsets = row_offset(i, b_.CreateAdd(splat(row), lanes));
+      if (at.along != Along::kStride) continue;
+      for (size_t a = 0; a < operands_[i].axes.size(); ++a)
+        if (along_inner(kernel_.operands[i].axes[a], line()) == AlongInner::kAll)
+          offsets = b_.CreateMul(lanes, splat(operands_[i].axes[a].stride));
+    }
+  }
+}
+
+void RowsEmitter::emit_block(Value* row, const Block& block) {
+  point_at(row, block);
+  for (const Stage& stage : kernel_.stages) emit_stage(stage, block);
+}
+
+void RowsEmitter::emit_stage(const Stage& stage, const Block& block) {
+  for (const std::vector<int32_t>* list : {&stage.row, &stage.column})
+    for (int32_t id : *list)
+      if (level(id) == Level::kRow) emit_instr(id, nullptr, block);
+  bool has_columns = !stage.reductions.empty();
+  for (int32_t id : stage.column) has_columns |= level(id) == Level::kColumn;
+  if (!has_columns) return;
+
+  // By reduction and copy. A maximum is carried as in Note [NaN flags] of emit_llvm.cc: with a flag for each lane.
+  llvm::SmallVector<Value*, 16> sums;
+  for (int32_t id : stage.reductions) {
+    Type* type = register_type(instr(id).type, kLanes);
+    for (int copy = 0; copy < block.copies; ++copy) {
+      sums.push_back(is_sum(id) ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
+      sums.push_back(is_sum(id) ? real(type, 0.0) : llvm::Constant::getNullValue(register_type(kBool, kLanes)));
+    }
+  }
+  emit_columns(stage, block, sums);
+  Value** sum = sums.begin();
+  for (int32_t id : stage.reductions)
+    for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
+      Value* nan = is_sum(id) ? nullptr : llvm::ConstantFP::getNaN(sum[0]->getType());
+      value(id, copy) = is_sum(id) ? sum[1] : b_.CreateSelect(sum[1], nan, sum[0]);
+    }
+}
+
+// Note [Column order]: `sums` holds the sum of a chunk, and the total of the chunks before it.
+void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums) {
+  const auto each_column = [&](Value* column) {
+    for (int32_t id : stage.column)
+      if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)]) emit_instr(id, column, block);
+    // What the next stage stores.
+    if (&stage != &kernel_.stages.back() && block.mask == nullptr && fetches_stores_)
+      for (int32_t id : (&stage + 1)->column)
+        if (instr(id).op == LoopOp::kStore && memory_[static_cast<size_t>(instr(id).index)].along == Along::kNext)
+          fetch(instr(id), address(instr(id), column), block, FetchTo::kWrite);
+    Value** sum = sums.begin();
+    for (int32_t id : stage.reductions)
+      for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
+        Value* v = value(instr(id).a, copy);
+        if (is_sum(id)) {
+          sum[0] = b_.CreateFAdd(sum[0], v);
+          continue;
+        }
+        sum[1] = b_.CreateOr(sum[1], b_.CreateFCmpUNO(v, v));
+        sum[0] = b_.CreateSelect(b_.CreateFCmpOLT(v, sum[0]), sum[0], v);
+      }
+  };
+  const bool has_sums = std::any_of(stage.reductions.begin(), stage.reductions.end(),
+                                    [&](int32_t id) { return is_sum(id); });
+  if (!has_sums) return loop(number(0), cols_, number(1), sums, each_column);
+  // column_chunk_rows()
+  Value* chunk = b_.CreateUDiv(b_.CreateAdd(cols_, number(63)), number(64));
+  chunk = least(b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, chunk, number(kLeastChunk)), number(kMostChunk));
+  loop(number(0), cols_, chunk, sums, [&](Value* first) {
+    loop(first, least(cols_, b_.CreateAdd(first, chunk, "", true, true)), number(1), sums, each_column);
+    Value** sum = sums.begin();
+    for (int32_t id : stage.reductions)
+      for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
+        if (!is_sum(id)) continue;
+        sum[1] = b_.CreateFAdd(sum[1], sum[0]);
+        sum[0] = real(sum[0]->getType(), 0.0);
+      }
+  });
+}
+
+void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
+  const Instr& i = instr(id);
+  const auto at = static_cast<size_t>(id);
+  if (fetches_[at] && block.mask == nullptr) {
+    Value* next = b_.CreateGEP(memory_type(operand(i).dtype), address(i, column),
+                               number(int64_t{block.copies} * kLanes));
+    fetch(i, next, block, FetchTo::kRead);
+  }
+  for (int copy = 0; copy < block.copies; ++copy) {
+    if (from_kept_[at]) {
+      value(id, copy) = b_.CreateAlignedLoad(register_type(i.type, kLanes), kept_at(id, column, copy), llvm::Align(64));
+      continue;
+    }
+    switch (i.op) {
+      case LoopOp::kLoad: value(id, copy) = load(i, column, copy, block.mask); break;
+      case LoopOp::kStore: store(i, column, copy, block.mask); break;
+      default:
+        value(id, copy) = arithmetic(i, scalar_array_, argument(i.a, copy), argument(i.b, copy), argument(i.c, copy));
+    }
+    if (column != nullptr && kept_as_[at] >= 0)
+      b_.CreateAlignedStore(value(id, copy), kept_at(id, column, copy), llvm::Align(64));
+  }
+}
+
+// The next block of an operand is fetched by the second of the stages that read it, or by the only one; in kernels
+// whose blocks are small enough.
+void RowsEmitter::find_fetches() {
+  int64_t bytes = 0;
+  for (size_t i = 0; i < memory_.size(); ++i)
+    if (memory_[i].along == Along::kNext && kernel_.operands[i].col_stride != 0)
+      bytes += kernel_.cols * copies() * kLanes * static_cast<int64_t>(size_of(kernel_.operands[i].dtype));
+  if (bytes > kMostFetched) return;
+  fetches_stores_ = true;
+  std::vector<int32_t> last(memory_.size(), -1);
+  std::vector<int> reads(memory_.size());
+  for (const Stage& stage : kernel_.stages)
+    for (int32_t id : stage.column) {
+      const Instr& i = instr(id);
+      const auto at = static_cast<size_t>(i.index);
+      if (i.op != LoopOp::kLoad || level(id) != Level::kColumn || !live_[static_cast<size_t>(id)] ||
+          memory_[at].along != Along::kNext || ++reads[at] > 2)
+        continue;
+      if (last[at] >= 0) fetches_[static_cast<size_t>(last[at])] = false;
+      fetches_[static_cast<size_t>(last[at] = id)] = true;
+    }
+}
+
+// Columns lie a page or more apart, so the processor does not see what follows.
+void RowsEmitter::fetch(const Instr& i, Value* first, const Block& block, FetchTo to) {
+  Type* scalar = memory_type(operand(i).dtype);
+  const int64_t in_line = kCacheLine / static_cast<int64_t>(size_of(operand(i).dtype));
+  for (int64_t at = 0; at < int64_t{block.copies} * kLanes; at += in_line)
+    fetch_line(b_.CreateGEP(scalar, first, number(at)), to);
+}
+
+// ---- Memory
+
+Value* RowsEmitter::address(const Instr& i, Value* column) {
+  const auto at = static_cast<size_t>(i.index);
+  Value* first = memory_[at].first;
+  if (column == nullptr) return first;
+  return b_.CreateGEP(memory_type(operand(i).dtype), first,
+                      b_.CreateMul(column, operands_[at].col_stride, "", false, true));
+}
+
+Value* RowsEmitter::load(const Instr& i, Value* column, int copy, Value* mask) {
+  const Memory& at = memory_[static_cast<size_t>(i.index)];
+  const DType dtype = operand(i).dtype;
+  Type *scalar = memory_type(dtype), *type = widen(scalar, kLanes);
+  const llvm::Align align(size_of(dtype));
+  Value *ptr = address(i, column), *raw = nullptr;
+  switch (at.along) {
+    case Along::kSame: return splat(from_memory(b_.CreateAlignedLoad(scalar, ptr, align), dtype, i.type));
+    case Along::kNext:
+      raw = load_vector(dtype, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes), mask);
+      break;
+    default:
+      raw = b_.CreateMaskedGather(type, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]), align,
+                                  mask ? mask : all_lanes(), llvm::Constant::getNullValue(type));
+  }
+  return from_memory(raw, dtype, i.type);
+}
+
+void RowsEmitter::store(const Instr& i, Value* column, int copy, Value* mask) {
+  const Memory& at = memory_[static_cast<size_t>(i.index)];
+  const DType dtype = operand(i).dtype;
+  Type* scalar = memory_type(dtype);
+  Value *raw = to_memory(value(i.a, copy), dtype, /*already_rounded=*/false), *ptr = address(i, column);
+  if (at.along == Along::kNext)
+    return store_vector(dtype, raw, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes),
+                        mask);
+  b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]),
+                         llvm::Align(size_of(dtype)), mask ? mask : all_lanes());
+}
+
+}  // namespace
+
+llvm::Function* emit_llvm_rows(const LoopKernel& kernel, llvm::Module& module) {
+  return RowsEmitter(kernel, module).emit();
+}
+
+}  // namespace rondo::compile

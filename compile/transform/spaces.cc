@@ -1,0 +1,125 @@
+#include "rondo/compile/transform/spaces.h"
+
+#include "rondo/runtime/ops/reduction_def.h"
+
+namespace rondo::compile {
+namespace {
+
+// Kernels compute with integers, and do not reduce them.
+bool lowerable_dtype(OpKind kind, DType t) { return kind == OpKind::kElementwise || is_floating(t) || t == kBool; }
+
+// From so many neighbours on, a maximum over the first dimensions has enough rows for vectors and threads.
+constexpr int64_t kManyRows = 1 << 10;
+
+// The space of a reduction over one run: Note [Spaces].
+NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
+  NodeSpace space;
+  const Value& input = graph.value(node.inputs[0]);
+  const ops::ReducedRun run = ops::last_run(input.sizes, node.attrs.ints[0]);
+  if (!run.is_all) return space;
+  Unit& unit = space.unit;
+  if (run.by_columns && run.outer == 1 && node.op->traits.additive) {
+    space.sums_rows = true;
+    unit.rows = run.reduced;
+    unit.cols = run.inner;
+  } else {
+    unit.rows = run.outer * run.inner;
+    unit.cols = run.reduced;
+    unit.inner = run.inner;
+    if (unit.rows == 1 || (run.outer == 1 && run.inner > 1 && run.inner < kManyRows)) return space;
+  }
+  const std::optional<DimRange> columns = columns_of(unit, input.sizes);
+  unit.fused = columns && merged_stride(input.sizes, input.strides, *columns);
+  return space;
+}
+
+}  // namespace
+
+NodeSpace space_of(const Graph& graph, const GraphNode& node) {
+  const OpDef& op = *node.op;
+  NodeSpace space;
+  if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    const ValueId id = node.inputs[i];
+    if (static_cast<int32_t>(i) == op.traits.random_state) {
+      if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
+      continue;
+    }
+    if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
+  }
+  for (ValueId id : node.outputs)
+    if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
+  const Dims& sizes = domain_of(graph, node);
+  if (sizes.empty() || sizes.numel() == 0) return space;
+  if (op.kind == OpKind::kReduction) return reduction_space(graph, node);
+  space.takes_any = true;
+  space.unit.cols = sizes.back();
+  space.unit.rows = sizes.numel() / sizes.back();
+  space.unit.fused = true;
+  return space;
+}
+
+std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain) {
+  const int64_t n = domain.numel(), rank = domain.rank();
+  if (n != unit.rows * unit.cols) return n == unit.rows ? std::optional(DimRange{}) : std::nullopt;
+  int d = static_cast<int>(rank);
+  const auto take = [&](int64_t size) {
+    int64_t taken = 1;
+    while (taken < size && d > 0) taken *= domain[--d];
+    return taken == size;
+  };
+  DimRange columns;
+  if (!take(unit.inner)) return std::nullopt;
+  columns.end = d;
+  if (!take(unit.cols)) return std::nullopt;
+  columns.first = d;
+  return columns;
+}
+
+std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims) {
+  int64_t stride = 0, size = 1;
+  for (int d = dims.end - 1; d >= dims.first; --d) {
+    if (sizes[d] == 1) continue;
+    if (size > 1 && strides[d] != stride * size) return std::nullopt;
+    if (size == 1) stride = strides[d];
+    size *= sizes[d];
+  }
+  return stride;
+}
+
+bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
+  return unit.inner == 1 && ops::last_run(domain, mask).by_columns;
+}
+
+bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
+  const Dims& domain = domain_of(graph, node);
+  const std::optional<DimRange> columns = columns_of(unit, domain);
+  // Code for vectors along rows neither looks up nor draws numbers.
+  if (!columns || (unit.inner > 1 && (node.op->traits.picks || node.op->traits.random_state >= 0))) return false;
+  for (size_t i = 0; i < node.inputs.size(); ++i) {
+    if (static_cast<int32_t>(i) == node.op->traits.random_state || (node.op->traits.picks && i == 0)) continue;
+    const Value& value = graph.value(node.inputs[i]);
+    if (!merged_stride(domain, broadcast_strides(value.sizes, value.strides, domain), *columns)) return false;
+  }
+  return true;
+}
+
+bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id) {
+  const ValueId same = same_elements(graph, id);
+  const Value& value = graph.value(same);
+  if (same != value.root) return false;  // a permuted or partial view
+  const Dims &seen = graph.value(id).sizes, &domain = domain_of(graph, consumer);
+  const std::optional<DimRange> columns = columns_of(unit, domain);
+  if (!columns) return false;
+  // The element order must be the space's own.
+  const int64_t n = value.sizes.numel();
+  if (n == unit.rows * unit.cols) return seen == domain;
+  if (n != unit.rows) return false;
+  // One for each row.
+  const int lead = domain.rank() - seen.rank();
+  for (int d = 0; d < domain.rank(); ++d)
+    if ((d < lead ? 1 : seen[d - lead]) != (columns->contains(d) ? 1 : domain[d])) return false;
+  return true;
+}
+
+}  // namespace rondo::compile

@@ -1,0 +1,49 @@
+// Note [Spaces]. The iteration space of a kernel is (outer, cols, inner) in the order of the elements of a dense value;
+// a row is one pair of (outer, inner). Reductions fix the space:
+//   over the last run of dimensions    (outer, reduced, 1)
+//   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
+//   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns
+// A pointwise node takes any space that its dimensions can be grouped into. Its own is (all but the last dimension,
+// last dimension, 1).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/transform/passes.h"
+
+namespace rondo::compile {
+
+// Neighbouring dimensions [first, end).
+struct DimRange {
+  int first = 0, end = 0;
+  bool contains(int d) const { return d >= first && d < end; }
+};
+
+// The sizes that a node of a kernel works through: those of a reduction's operand, else those of the results.
+inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
+  return graph.value(node.op->kind == OpKind::kReduction ? node.inputs[0] : node.outputs[0]).sizes;
+}
+
+// A unit of one fusible node. Not fused: the node is a library call.
+struct NodeSpace {
+  Unit unit;               // without nodes
+  bool takes_any = false;  // pointwise
+  bool sums_rows = false;  // a sum over the rows
+};
+NodeSpace space_of(const Graph& graph, const GraphNode& node);
+
+// The dimensions of `domain` that are the columns of a unit's space; none of a domain with one element for each row.
+// nullopt: the domain is no part of the space.
+std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain);
+// The one stride of a group of dimensions in memory; 0 if it has one element. nullopt: there is none.
+std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims);
+// True if the reduction over `mask`, in this unit, is a sum over the rows.
+bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);
+// True if a pointwise node may be a part of a unit with this space.
+bool fits(const Graph& graph, const GraphNode& node, const Unit& unit);
+// True if a node of the unit reads `id`, which the unit computes, at the very element that it works on, or at its row.
+bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id);
+
+}  // namespace rondo::compile

@@ -1,0 +1,210 @@
+// Kernels along rows (LoopKernel::inner) and in tiles (codegen/tiles.h) against the interpreter; reductions over any
+// dimensions and transposed operands, compiled as eager, without a library call.
+#include <gtest/gtest.h>
+
+#include "rondo/compile/codegen/tiles.h"
+#include "rondo/compile/compile.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/compile/kernel_fixture.h"
+#include "rondo/tests/compiled_runs.h"
+
+namespace rondo::compile {
+namespace {
+
+class Layouts : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+    manual_seed(3);
+  }
+};
+using AlongRows = Layouts;
+using Tiles = Layouts;
+
+// A softmax over the columns of (outer, cols, inner), with a weight for each inner index, one for each column, an
+// operand in another order, and one that repeats within inner. Stores the sums, too.
+LoopKernel softmax_along_rows(DType type, int64_t outer, int64_t cols, int64_t inner) {
+  const DType compute = compute_dtype(type);
+  const int64_t rows = outer * inner;
+  KernelBuilder b("softmax_along_rows", rows, cols, 3);
+  b.kernel.inner = inner;
+  const std::vector<OperandAxis> dense{{inner, outer, cols * inner}, {1, inner, 1}};
+  const int32_t x = b.operand(type, dense, inner), y = b.operand(type, dense, inner, true);
+  const int32_t weight = b.operand(type, {{1, inner, 1}}, 0), by_column = b.operand(type, {}, 1);
+  const int32_t rows_first = b.operand(type, {{1, rows, cols}}, 1);
+  const int32_t sums = b.operand(compute, {{1, rows, 1}}, 0, true);
+  const auto logit = [&] {
+    LoopValue v = b.emit(LoopOp::kMul, compute, b.load(x, compute), b.load(by_column, compute));
+    v = b.emit(LoopOp::kAdd, compute, v, b.load(rows_first, compute));
+    if (inner % 3 == 0) v = b.emit(LoopOp::kAdd, compute, v, b.load(b.operand(type, {{1, inner / 3, 1}}, 0), compute));
+    return b.emit(LoopOp::kAdd, compute, v, b.load(weight, compute));
+  };
+  const LoopValue max = b.reduce(LoopOp::kReduceMax, logit());
+  b.stage(1);
+  const LoopValue e = scalar::exp(b.emit(LoopOp::kSub, compute, logit(), max));
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, e);
+  b.stage(2).in_row();
+  b.store(sums, sum);
+  b.in_column();
+  b.store(y, b.emit(LoopOp::kDiv, compute, scalar::exp(b.emit(LoopOp::kSub, compute, logit(), max)), sum));
+  return b.kernel;
+}
+
+TEST_F(AlongRows, InColumnOrder) {
+  for (DType type : {kF32, kF64, kBF16})
+    for (int64_t inner : {2, 3, 15, 16, 17, 64, 69, 130})
+      for (int64_t cols : {1, 5, 40, 1100}) {
+        if (type != kF32 && (cols == 1100 || inner == 64)) continue;
+        expect_equal_bits(softmax_along_rows(type, 3, cols, inner), {.samples = Samples::kWide});
+      }
+}
+
+TEST_F(AlongRows, InPartsAndInPlace) {
+  const LoopKernel kernel = softmax_along_rows(kF32, 2, 9, 75);
+  expect_equal_bits(kernel, {.in_place = {{1, 0}}});
+  expect_equal_bits(kernel, {.calls = {{0, 7}, {7, 74}, {74, 76}, {76, 150}}});
+}
+
+TEST_F(AlongRows, OtherCodeWhereRowsWrapElsewhere) {
+  const auto with_axis = [](int64_t size) {
+    LoopKernel kernel = softmax_along_rows(kF32, 2, 5, 64);
+    kernel.operands[2].axes = {{1, size, 1}};
+    kernel.varying.assign(extents(kernel).size(), true);
+    return code_text(kernel);
+  };
+  EXPECT_EQ(with_axis(64), with_axis(64));
+  EXPECT_NE(with_axis(64), with_axis(32));
+}
+
+TEST_F(AlongRows, RefusesColumnSums) {
+  LoopKernel kernel = softmax_along_rows(kF32, 2, 5, 4);
+  kernel.chunk_rows = 16;
+  EXPECT_NE(verify(kernel), "");
+  kernel = softmax_along_rows(kF32, 2, 5, 4);
+  kernel.inner = 3;
+  EXPECT_NE(verify(kernel), "");
+}
+
+// out, again = x^T * y + row + column, with a transposed result; x^T begins anew after `line` rows.
+LoopKernel transposed_sum(DType type, int64_t batches, int64_t line, int64_t cols) {
+  const DType compute = compute_dtype(type);
+  const int64_t rows = batches * line;
+  KernelBuilder b("transposed_sum", rows, cols);
+  std::vector<OperandAxis> axes{{line, batches, line * cols}, {1, line, 1}};
+  if (batches == 1) axes.erase(axes.begin());
+  const int32_t x = b.operand(type, axes, line), y = b.dense(type), row = b.per_row(kF32), column = b.per_column(type);
+  const int32_t stepped = b.operand(type, {{1, rows, 2 * cols}}, 2);
+  LoopValue v = b.emit(LoopOp::kMul, compute, b.load(x, compute), b.load(y, compute));
+  v = b.emit(LoopOp::kAdd, compute, v, b.load(row, compute));
+  v = b.emit(LoopOp::kSub, compute, v, b.load(stepped, compute));
+  v = b.emit(LoopOp::kAdd, compute, v, b.load(column, compute));
+  b.store(b.dense(type, true), v);
+  b.store(b.operand(type, axes, line, true), v);
+  b.store(b.dense(kBool, true), b.emit(LoopOp::kLt, kBool, v, b.load(x, compute)));
+  EXPECT_TRUE(goes_in_tiles(b.kernel) || line == 1 || cols == 1);
+  return b.kernel;
+}
+
+TEST_F(Tiles, Pointwise) {
+  for (DType type : {kF32, kF64, kBF16})
+    for (int64_t line : {2, 16, 37, 150})
+      for (int64_t cols : {2, 16, 33, 150}) {
+        expect_equal_bits(transposed_sum(type, 1, line, cols));
+        if (type == kF32) expect_equal_bits(transposed_sum(type, 3, line, cols));
+      }
+}
+
+TEST_F(Tiles, InPartsAndInPlace) {
+  const LoopKernel kernel = transposed_sum(kF32, 2, 35, 50);
+  expect_equal_bits(kernel, {.in_place = {{6, 0}}});
+  expect_equal_bits(kernel, {.in_place = {{5, 1}}, .calls = {{0, 3}, {3, 40}, {40, 41}, {41, 70}}});
+}
+
+using Results = std::vector<Tensor>;
+struct Program {
+  const char* name;
+  Results (*run)(const Tensor& x);  // (N, C, H, W)
+};
+const Program kPrograms[] = {
+    {"statistics per channel",
+     [](const Tensor& x) {
+       return Results{ops::mean(x * 0.5, {0, 2, 3}), ops::var(x, {0, 2, 3}, 1.0)};
+     }},
+    {"batch norm by hand",
+     [](const Tensor& x) {
+       const Tensor mean = ops::mean(x, {0, 2, 3}, true), d = x - mean;
+       return Results{d * ops::rsqrt(ops::mean(d * d, {0, 2, 3}, true) + 1e-5)};
+     }},
+    {"instance norm by hand",
+     [](const Tensor& x) {
+       const Tensor d = x - ops::mean(x, {2, 3}, true);
+       return Results{d * ops::rsqrt(ops::mean(d * d, {2, 3}, true) + 1e-5)};
+     }},
+    {"norm over channels",
+     [](const Tensor& x) {
+       const Tensor d = x - ops::mean(x, {1}, true);
+       return Results{ops::gelu(d * ops::rsqrt(ops::mean(d * d, {1}, true) + 1e-5))};
+     }},
+    {"softmax over channels", [](const Tensor& x) { return Results{ops::softmax(x * 2.0, 1) * x}; }},
+    {"log_softmax over height", [](const Tensor& x) { return Results{ops::log_softmax(x, 2) + 1.0}; }},
+    {"maximum and minimum in the middle",
+     [](const Tensor& x) {
+       return Results{ops::max(x, {1, 2}), ops::min(x * x, {2}), ops::any(ops::greater(x, 2.0), {1})};
+     }},
+    {"channels last",
+     [](const Tensor& x) {
+       return Results{ops::gelu(x.permute({0, 2, 3, 1})) + 1.0};
+     }},
+    {"a sum of both layouts",
+     [](const Tensor& x) {
+       const Tensor m = x.reshape({x.size(0) * x.size(1), -1});
+       return Results{ops::relu(m.t()) * 2.0, ops::sum(m.t() * 0.5, {1}), ops::sum(m.t() * 0.5, {0})};
+     }},
+};
+
+TEST_F(Layouts, EverySetOfDimensions) {
+  for (const Program& program : kPrograms) {
+    SCOPED_TRACE(program.name);
+    auto region = compile(program.run, {.exact = true, .recompile_limit = 100});
+    for (DType dtype : {kF32, kBF16})
+      for (const Dims& sizes : {Dims{3, 5, 4, 6}, Dims{2, 20, 7, 9}, Dims{1, 70, 33, 18}, Dims{40, 3, 1, 150}}) {
+        const Tensor x = Tensor::randn(sizes).to(dtype);
+        const test::MustRunCompiled compiled;
+        const Results got = region(x), expected = program.run(x);
+        for (size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(test::same_bits(got[i], expected[i])) << name_of(dtype) << to_string(sizes) << " output " << i;
+      }
+    if (std::string(program.name) != "maximum and minimum in the middle")
+      EXPECT_EQ(region.regions().report()[0].library_calls, 0) << region.regions().summary();
+  }
+}
+
+TEST_F(Layouts, TwoReductionsShareTheirRead) {
+  auto region = compile([](const Tensor& x) {
+    return Results{ops::sum(x, {1}, true), ops::sum(x * x, {1}, true), ops::max(x, {1}, true)};
+  });
+  region(Tensor::randn({4, 6, 50}));
+  EXPECT_EQ(region.regions().report()[0].kernels, 1);
+}
+
+TEST_F(Layouts, Gradients) {
+  for (const Program& program : kPrograms) {
+    if (std::string(program.name) == "maximum and minimum in the middle") continue;  // of bool
+    SCOPED_TRACE(program.name);
+    auto region = compile(program.run, {.exact = true});
+    const Tensor start = Tensor::randn({3, 20, 6, 9});
+    const auto gradient = [&](auto&& run) {
+      const Tensor x = start.clone().requires_grad_();
+      Tensor total;
+      for (const Tensor& y : run(x)) total = total.defined() ? total + ops::sum(y * y * y) : ops::sum(y * y * y);
+      total.backward();
+      return x.grad();
+    };
+    EXPECT_TRUE(test::same_bits(gradient(region), gradient(program.run)));
+  }
+}
+
+}  // namespace
+}  // namespace rondo::compile
