@@ -25,7 +25,7 @@ struct Products {
   enum Kind : uint8_t { kRows, kSum } kind;
   std::vector<int32_t> nodes;
   int32_t before = 0;            // kRows: computed before this node
-  std::vector<int32_t> adds;     // kSum: one after the other; the last gives the result
+  std::vector<int32_t> adds = {};  // kSum: one after the other; the last gives the result
   ValueId start = kNoValue;      // kSum: what the first one adds to, besides products
 };
 
