@@ -176,8 +176,9 @@ TEST_F(Layouts, EverySetOfDimensions) {
         for (size_t i = 0; i < got.size(); ++i)
           EXPECT_TRUE(test::same_bits(got[i], expected[i])) << name_of(dtype) << to_string(sizes) << " output " << i;
       }
-    if (std::string(program.name) != "maximum and minimum in the middle")
+    if (std::string(program.name) != "maximum and minimum in the middle") {
       EXPECT_EQ(region.regions().report()[0].library_calls, 0) << region.regions().summary();
+    }
   }
 }
 
