@@ -11,9 +11,14 @@
 //
 // Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
 //
-// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writing in place, writable
+// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable
 // memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another
 // device. Rondo runs what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
+//
+// Writes in place are recorded: running statistics, counters, caches, writes through views. The memory is written when
+// the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break. A write is a
+// graph break, too, where its memory is not dense, where two tensors share memory in an unknown way, and where eager
+// execution changes or keeps a history that no value can show (capture/writes.cc).
 //
 // Host writes. A recorded op reads its operands when the recording runs, which is later than the line that calls it.
 // Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data() again.

@@ -106,7 +106,7 @@ class Trace : public Recorder {
   ValueId record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
                         const Value& shown, bool differentiable, std::source_location where);
   ValueId record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
-                           const FloatList& numbers, bool differentiable, std::source_location where);
+                           const Attrs& numbers, bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
   // From here on the user's handle of memory outside of the recording stands for recorded values.

@@ -185,16 +185,16 @@ ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inp
   const bool fills = &op == &ops::kFill && attrs.ints.empty();
   if (!fills && &op != &ops::kCopy) return kNoValue;
   const Tensor* const source[] = {nullptr, fills ? &kNone : inputs[1]};
-  return record_overwrite(whole, shown, source, attrs.floats, differentiable, where);
+  return record_overwrite(whole, shown, source, attrs, differentiable, where);
 }
 
 // `operands`: anything, then the source; `numbers`: what stands for an undefined one.
 ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
-                                const FloatList& numbers, bool differentiable, std::source_location where) {
+                                const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);
   const Tensor* const list[] = {&base, operands[1]};
   Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
-  for (const SymFloat& number : numbers) place.floats.push_back(number);
+  for (const SymFloat& number : numbers.floats) place.floats.push_back(number);
   return record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
 }
 

@@ -43,7 +43,8 @@ void expect_equal(const Graph& a, const Graph& b) {
     EXPECT_EQ(x.attrs.ints, y.attrs.ints) << i;
     ASSERT_EQ(x.attrs.floats.size(), y.attrs.floats.size()) << i;
     for (size_t k = 0; k < x.attrs.floats.size(); ++k)
-      EXPECT_EQ(std::bit_cast<uint64_t>(x.attrs.floats[k]), std::bit_cast<uint64_t>(y.attrs.floats[k])) << i;
+      EXPECT_EQ(std::bit_cast<uint64_t>(x.attrs.floats[k].value()), std::bit_cast<uint64_t>(y.attrs.floats[k].value()))
+          << i;
   }
 }
 
