@@ -359,7 +359,8 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   for (int64_t mask : {1, 2, 3, 4, 5, 6, 7}) add({3, 4, 5}, mask);
   add({2, 3, 4, 5}, 0b0101);
   // Several runs of reduced dimensions, and one in the middle.
-  for (int64_t mask : {0b0010, 0b0110, 0b1010, 0b1101}) add({3, 37, 2, 18}, mask);
+  for (int64_t mask : {0b0010, 0b0110, 0b1010}) add({3, 37, 2, 18}, mask);
+  add({2, 19, 2, 5}, 0b1101);
   add({2, 70}, 2);
   add({70, 2}, 1);
   add({150, 3}, 1);

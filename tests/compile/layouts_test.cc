@@ -96,13 +96,14 @@ LoopKernel transposed_sum(DType type, int64_t batches, int64_t line, int64_t col
   if (batches == 1) axes.erase(axes.begin());
   const int32_t x = b.operand(type, axes, line), y = b.dense(type), row = b.per_row(kF32), column = b.per_column(type);
   const int32_t stepped = b.operand(type, {{1, rows, 2 * cols}}, 2);
-  LoopValue v = b.emit(LoopOp::kMul, compute, b.load(x, compute), b.load(y, compute));
+  const LoopValue vx = b.load(x, compute);
+  LoopValue v = b.emit(LoopOp::kMul, compute, vx, b.load(y, compute));
   v = b.emit(LoopOp::kAdd, compute, v, b.load(row, compute));
   v = b.emit(LoopOp::kSub, compute, v, b.load(stepped, compute));
   v = b.emit(LoopOp::kAdd, compute, v, b.load(column, compute));
   b.store(b.dense(type, true), v);
   b.store(b.operand(type, axes, line, true), v);
-  b.store(b.dense(kBool, true), b.emit(LoopOp::kLt, kBool, v, b.load(x, compute)));
+  b.store(b.dense(kBool, true), b.emit(LoopOp::kLt, kBool, v, vx));
   EXPECT_TRUE(goes_in_tiles(b.kernel) || line == 1 || cols == 1);
   return b.kernel;
 }

@@ -110,7 +110,7 @@ bool has_reductions(const Plan& plan) {
 TEST(CudaPlans, ProgramsRunOnFibers) {
   const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   if (!jit_available()) GTEST_SKIP() << "built without LLVM: programs are not compiled";
-  const std::vector<std::string> graphs = fuzz_graphs(40000, 260);
+  const std::vector<std::string> graphs = fuzz_graphs(40000, 300);
   const DumpsOff quiet;
   std::vector<Planned> programs;
   std::vector<cuda_on_host::KernelFiles::Source> sources;
