@@ -22,11 +22,11 @@ constexpr int64_t kMostRows = 128;  // of one product: a larger one is efficient
 constexpr int64_t kMostSummed = 256;
 
 struct Products {
-  enum Kind : uint8_t { kRows, kSum } kind;
+  enum Kind : uint8_t { kRows, kSummed } kind;
   std::vector<int32_t> nodes = {};
   int32_t before = 0;              // kRows: computed before this node
-  std::vector<int32_t> adds = {};  // kSum: one after the other; the last gives the result
-  ValueId start = kNoValue;        // kSum: what the first one adds to, besides products
+  std::vector<int32_t> adds = {};  // kSummed: one after the other; the last gives the result
+  ValueId start = kNoValue;        // kSummed: what the first one adds to, besides products
 };
 
 class Finder {
@@ -104,14 +104,15 @@ class Finder {
     const Value& left = graph_.value(graph_.node(n).inputs[0]);
     return left.sizes[1] <= kMostSummed ? n : -1;
   }
+  // The only op of two operands that products absorb adds.
   bool is_add(const GraphNode& node) const {
-    return node.op->epilogue == Epilogue::kAdd && node.inputs.size() == 2 && is_matrix(node.outputs[0]);
+    return node.op->epilogue != Epilogue::kNone && node.inputs.size() == 2 && is_matrix(node.outputs[0]);
   }
   std::vector<Products> sums(NodeMap<bool>& taken) const {
     std::vector<Products> found;
     for (size_t end = graph_.nodes.size(); end-- > 0;) {
       if (taken[end] || !is_add(graph_.nodes[end])) continue;
-      Products sum{.kind = Products::kSum};
+      Products sum{.kind = Products::kSummed};
       ValueId rest = graph_.nodes[end].outputs[0];
       for (int32_t n = static_cast<int32_t>(end); n >= 0 && is_add(graph_.node(n)) && !taken[n];) {
         const GraphNode& add = graph_.node(n);
