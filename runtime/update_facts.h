@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 struct UpdateFacts {
@@ -32,3 +33,4 @@ class UpdateListener {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -67,13 +67,12 @@ enum class Combine { kSum, kMax, kMin, kAny, kAll };
 
 class Reduction {
  public:
-  Reduction(Combine combine, const Tensor& x, const Tensor& out)
+  Reduction(Combine combine, const Tensor& x)
       : combine_(combine),
         accumulator_(asks_truth()             ? kI32
                      : is_floating(x.dtype()) ? compute_dtype(x.dtype())
                                               : kI64),
-        device_(x.device()),
-        out_(out.dtype()) {}
+        device_(x.device()) {}
 
   // x [rows, cols] -> out [rows], n elements in all.
   void rows(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols, int64_t n) const {
@@ -84,10 +83,10 @@ class Reduction {
   void columns(const Tensor& x, const Tensor& out, int64_t rows, int64_t cols) const {
     const int64_t chunk = column_chunk_rows(rows), chunks = std::max<int64_t>(1, (rows + chunk - 1) / chunk);
     const Tensor partial = chunks == 1 ? out : Tensor::empty({chunks, cols}, {accumulator_, device_});
-    launch_threads(device_.index, kernel("rondo_reduce_columns", x.dtype(), out_), chunks * cols, address_of(x),
+    launch_threads(device_.index, kernel("rondo_reduce_columns", x.dtype(), out.dtype()), chunks * cols, address_of(x),
                    address_of(partial), rows, cols, chunk, chunks);
     if (chunks == 1) return;
-    launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out_), cols, address_of(partial),
+    launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out.dtype()), cols, address_of(partial),
                    address_of(out), cols, chunks);
   }
   // Note [Full order].
@@ -97,6 +96,21 @@ class Reduction {
     const Tensor partial = Tensor::empty({chunks}, {accumulator_, device_});
     rows(x, partial, chunks, kFullChunk, n);
     rows(partial, out, 1, chunks, chunks);
+  }
+  // x, dense, of `sizes` -> out: Note [Runs]. Between two runs, values are accumulators.
+  void runs(const Tensor& x, const Tensor& out, const Dims& sizes, int64_t mask) const {
+    const ops::ReducedRun run = ops::last_run(sizes, mask);
+    const int64_t kept = run.outer * run.inner;
+    const Tensor result = run.is_all ? out : Tensor::empty({kept}, {accumulator_, device_});
+    if (!run.by_columns) {
+      rows(x, result, kept, run.reduced, kept * run.reduced);
+    } else if (run.outer == 1) {
+      columns(x, result, run.reduced, run.inner);
+    } else {  // each column has its own order, wherever it stands
+      const Tensor blocks = x.view({run.outer, run.reduced, run.inner});
+      columns(blocks.permute({1, 0, 2}).contiguous(), result, run.reduced, kept);
+    }
+    if (!run.is_all) runs(result, out, ops::kept_sizes(sizes, run.mask), mask & ~run.mask);
   }
 
  private:
@@ -132,20 +146,18 @@ class Reduction {
   Combine combine_;
   DType accumulator_;
   Device device_;
-  DType out_;
 };
 
 void reduce(const KernelContext& context, Combine combine) {
   const NoGrad off;
   const RecorderScope run(nullptr);
   const Tensor& out = context.out();
-  const int64_t kept = out.numel(), mask = context.attrs.ints[0];
-  if (kept == 0) return;
-  const auto [x, reduces_rows, reduced] = ops::reduced_matrix(context.in(0), mask);
-  const Reduction reduction(combine, x, out);
-  if (is_full_reduction(mask, context.attrs.ints[1] != 0, context.in(0).rank())) reduction.all(x, out, reduced);
-  else if (reduces_rows) reduction.columns(x, out, reduced, kept);
-  else reduction.rows(x, out, kept, reduced, kept * reduced);
+  const int64_t mask = context.attrs.ints[0];
+  if (out.numel() == 0) return;
+  const Tensor x = context.in(0).contiguous();
+  const Reduction reduction(combine, x);
+  if (is_full_reduction(mask, context.attrs.ints[1] != 0, x.rank())) reduction.all(x, out, x.numel());
+  else reduction.runs(x, out, x.sizes(), mask);
 }
 
 }  // namespace

@@ -81,27 +81,6 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
   return run;
 }
 
-ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask) {
-  const int rank = x.rank();
-  int first = rank, last = -1;
-  int64_t reduced = 1;
-  for (int i = 0; i < rank; ++i) {
-    if ((mask >> i & 1) == 0) continue;
-    first = std::min(first, i);
-    last = i;
-    reduced *= x.sizes()[i];
-  }
-  bool one_run = true;
-  for (int i = first; i <= last; ++i) one_run = one_run && (mask >> i & 1) != 0;
-  if (one_run && first == 0 && last < rank - 1) return {x.contiguous(), true, reduced};
-  if (last < 0 || (one_run && last == rank - 1)) return {x.contiguous(), false, reduced};
-  Dims order;
-  for (const bool in_mask : {false, true})
-    for (int i = 0; i < rank; ++i)
-      if (((mask >> i & 1) != 0) == in_mask) order.push_back(i);
-  return {x.permute(order).contiguous(), false, reduced};
-}
-
 namespace {
 
 // Note [Runs]: a call of `op` for each run. `types`: the dtypes of accumulators and of the result, of an op whose

@@ -32,13 +32,4 @@ inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {
   return attrs.ints.empty() ? sizes.rank() - 1 : static_cast<int>(attrs.ints[0]);
 }
 
-// A kernel's operand as a dense matrix: [reduced, kept] if the reduced dimensions are the first ones, else
-// [kept, reduced], for which they are brought to the end. Runs ops: the kernel has a NoGrad and no recorder.
-struct ReducedMatrix {
-  Tensor x;
-  bool reduces_rows = false;
-  int64_t reduced = 1;
-};
-ReducedMatrix reduced_matrix(const Tensor& x, int64_t mask);
-
 }  // namespace rondo::ops

@@ -113,7 +113,11 @@ Attrs same_place(const GradContext& g) { return {.ints = g.attrs().ints, .floats
 constexpr OpDef kWindowCopy = {
     .name = "window_copy",
     .kind = OpKind::kOpaque,
-    .infer = [](InferContext& c) { c.output(0, c.dtype(0), checked_window(c, 1)); },
+    .infer =
+        [](InferContext& c) {
+          if (!is_contiguous(c.sizes(0), c.strides(0))) c.fail("the tensor is not dense");
+          c.output(0, c.dtype(0), checked_window(c, 1));
+        },
     .on = {{&cpu::window_copy_kernel}, {&cuda::window_copy_kernel}},
     .grad =
         [](const GradContext& g) {

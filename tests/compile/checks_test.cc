@@ -117,7 +117,10 @@ TEST_F(Checks, ThrowWithGradientsAndRecomputation) {
       }
       EXPECT_EQ(errors[0].empty(), index.is_same(good));
       EXPECT_EQ(errors[1].empty(), errors[0].empty()) << errors[1];
-      EXPECT_TRUE(test::same_bits(grads[0], grads[1]));
+      // A device that finds the error late has gone on, with numbers that mean nothing.
+      if (errors[0].empty() || default_device() == kCPU) {
+        EXPECT_TRUE(test::same_bits(grads[0], grads[1]));
+      }
     }
     const compile::RegionReport report = regions.report()[0];
     EXPECT_EQ(report.failed_compilations, 0) << report.last_failed_compilation;
@@ -158,7 +161,7 @@ TEST(ChecksInAGraph, StayInDeadCodeElimination) {
 TEST(ChecksInAGraph, EveryOpThatThrowsForItsDataSaysSo) {
   for (const OpDef* op : all_ops()) {
     const test::OpSpec* spec = test::find_spec(op->name);
-    if (spec == nullptr) continue;
+    if (spec == nullptr || op->traits.picks) continue;  // the op before it has looked at the indices
     bool throws = false;
     for (const test::OpSample& sample : test::samples_of(*spec)) {
       // Every integer operand, in turn, full of an index that nothing has.

@@ -193,7 +193,8 @@ TEST(CompiledRandom, AnExceptionLeavesTheStreamWhereItWas) {
 TEST(CompiledRandom, ThreadsHaveStreamsOfTheirOwn) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   NoisyPair first({.exact = true}), second({.exact = true});
-  const auto run = [](NoisyPair& pair, uint64_t seed) {
+  const auto run = [device = default_device()](NoisyPair& pair, uint64_t seed) {
+    const DeviceScope here(device);  // a thread has its own
     for (uint64_t i = 0; i < 5; ++i) pair.expect_equal(6, seed + i);
   };
   std::thread other([&] { run(second, 100); });

@@ -290,6 +290,8 @@ TEST_F(FloatArguments, OfEveryOp) {
       const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
       for (double share : {1.0, 0.875, 0.375, 0.875}) {
         for (size_t i = 0; i < attrs.floats.size(); ++i) attrs.floats[i] = sample.attrs.floats[i] * share;
+        if (const double p = attrs.floats[0].value(); op.traits.random_state >= 0)
+          attrs.floats[1] = p < 1 ? 1 / (1 - p) : 0;  // dropout's second float follows from its first
         const auto run = [&](Block& block) {
           inputs = sample.inputs_as(kF32);
           Tensors leaves, all;
@@ -314,7 +316,9 @@ TEST_F(FloatArguments, OfEveryOp) {
           EXPECT_TRUE(same_bits(expected[i], got[i])) << spec.name << " " << sample.label << ", " << share << ", " << i;
       }
       const compile::RegionReport report = regions.report()[0];
-      EXPECT_EQ(report.entries, 1) << spec.name << " " << sample.label << ": " << report.last_recompile;
+      // To drop all is another program than to drop some.
+      const bool drops_all = sample.label.find("dropout of all") != std::string::npos;
+      EXPECT_LE(report.entries, drops_all ? 2 : 1) << spec.name << " " << sample.label << ": " << report.last_recompile;
     }
 }
 

@@ -64,7 +64,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
       dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0;
   int64_t replays = 0, verified = 0;
-  for (uint64_t seed = 0; seed < 900; ++seed) {
+  for (uint64_t seed = 0; seed < 1800; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (seed < 5) {
       EXPECT_EQ(to_string(program), to_string(fuzz::generate(seed, kSmall)));
@@ -94,7 +94,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     annealed += program.anneal;
     second_order += program.backward == fuzz::Program::Backward::kCreateGraph;
     dynamic += program.options.shapes == compile::Shapes::kDynamic;
-    if (seed < 300 && program.options.capture != compile::Capture::kRecord) {
+    if (seed < 900 && program.options.capture != compile::Capture::kRecord) {
       const fuzz::Trail trail = fuzz::run(program, fuzz::Mode::kExact);
       for (const compile::RegionReport& report : trail.reports) {
         replays += report.replays;

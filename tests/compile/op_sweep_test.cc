@@ -219,7 +219,9 @@ TEST_F(CompiledOpSweep, StridedInputs) {
       try {
         compare(op, spec, sample, Setting::kAlone, strided);
       } catch (const Error& e) {
-        EXPECT_STREQ(op.name, "view") << e.what();
+        EXPECT_TRUE(op.name == std::string_view("view") || op.name == std::string_view("strided_view") ||
+                    op.name == std::string_view("window_copy"))
+            << op.name << ": " << e.what();
       }
     }
   });

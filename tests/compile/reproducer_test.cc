@@ -211,8 +211,9 @@ TEST_F(Reproducers, FilesThatAreNone) {
        {std::pair{"", "line 1: nothing to replay"},
         {"stage fuse\n", "line 2: expected \"%\""},
         {"stage fuse\ninput %0: f32[2]\nreturn %0\nmore", "line 4: nothing more was expected"},
-        {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 nodes 7\n", "line 4: 7 is out of range"},
-        {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 nodes 0\n", "line 4: 0 is out of range"}}) {
+        {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 inner=1 nodes 7\n", "line 4: 7 is out of range"},
+        {"stage lower\ninput %0: f32[2]\nreturn %0\nunit rows=1 cols=2 inner=1 nodes 0\n",
+         "line 4: 0 is out of range"}}) {
     std::ofstream(path) << text;
     const auto [code, said] = run_tool(path);
     EXPECT_EQ(code, 2) << text;

@@ -23,16 +23,6 @@ bool pick_integers(Draft& draft, Step& step) {
   }));
   return step.in[1] != kNone;
 }
-bool pick_mask_and_integer(Draft& draft, Step& step) {
-  if (!pick_integer(draft, step)) return false;
-  const Dims sizes = draft.tensor(step.in[0]).sizes();
-  step.in.push_back(draft.value([&](const Tensor& t) {
-    Dims ignored;
-    return t.dtype() == kBool && broadcast_shapes(sizes, t.sizes(), ignored);
-  }));
-  return step.in[1] != kNone;
-}
-
 // A tensor, and a dimension of it that has the same size at every batch size. ints: {dim}
 bool pick_table(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() > 0 && t.numel() > 0; })};
@@ -75,13 +65,20 @@ Tensor scattered(Scene& s, const Tensor& index) {
                                                  : ops::scatter_add(zeros, s.n(0), index, s.in[0]);
 }
 
+// A table's size may follow from the batch size, in ways that coded() does not see.
+Tensor within(const Scene& s, const Tensor& index) {
+  const int64_t size = s.in[0].size(s.n(0));
+  if (size == 0) throw Error("there is nothing to look up");
+  return ops::minimum(index, Tensor::full({}, static_cast<double>(size - 1), {kI64, index.device()}));
+}
+
 const StepKind kKinds[] = {
     {"integer_square", 4, &pick_integer, [](Scene& s) { return Tensors{s.in[0] * s.in[0] * 1000003 - 7}; }},
     {"integer_range", 2, &pick_integers,
      [](Scene& s) { return Tensors{ops::maximum(s.in[0], -s.in[1]) - ops::minimum(s.in[0], ops::abs(s.in[1]))}; }},
     {"integer_sign", 1, &pick_integer, [](Scene& s) { return Tensors{ops::sign(s.in[0]) + s.in[0]}; }},
-    {"integer_where", 3, &pick_mask_and_integer,
-     [](Scene& s) { return Tensors{ops::where(s.in[1], s.in[0], s.in[0] * -3)}; }},
+    {"integer_where", 3, &pick_integers,
+     [](Scene& s) { return Tensors{ops::where(ops::less(s.in[0], s.in[1]), s.in[0] * -3, s.in[1])}; }},
     {"integer_mask", 3, &pick_integers,
      [](Scene& s) { return Tensors{ops::equal(s.in[0], s.in[1]).to(kU8) + ops::less(s.in[1], s.in[0]).to(kU8)}; }},
     {"to_i64", 2, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },
@@ -94,8 +91,9 @@ const StepKind kKinds[] = {
      [](Scene& s) {
        return Tensors{s.in[0].to(kU8), s.in[0].to(kI32)};
      }},
-    {"index_select", 5, &pick_list, [](Scene& s) { return Tensors{ops::index_select(s.in[0], s.n(0), s.in[1])}; }},
-    {"gather", 5, &pick_places, [](Scene& s) { return Tensors{ops::gather(s.in[0], s.n(0), s.in[1])}; }},
+    {"index_select", 5, &pick_list,
+     [](Scene& s) { return Tensors{ops::index_select(s.in[0], s.n(0), within(s, s.in[1]))}; }},
+    {"gather", 5, &pick_places, [](Scene& s) { return Tensors{ops::gather(s.in[0], s.n(0), within(s, s.in[1]))}; }},
     {"scatter_add", 4, [](Draft& d, Step& s) { return pick_targets(d, s, false); },
      [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
     {"scatter_add_slices", 4, [](Draft& d, Step& s) { return pick_targets(d, s, true); },
