@@ -77,6 +77,7 @@ TEST_P(CudaKernels, AreTheCpus) {
         };
         compare(dense, 0);
         compare(dense, 1);
+        if (op.name == std::string_view("window_copy")) continue;  // of dense tensors only
         for (size_t kind = 0; kind < 8; ++kind) {
           std::vector<Tensor> strided = dense;
           bool any = false;
