@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 
 namespace rondo {
@@ -78,6 +79,31 @@ TEST_F(LoopsOverTime, AreCompiledOnceForAllLengths) {
   EXPECT_EQ(report().compilations, compilations);
   EXPECT_LE(entries, 7);  // found in; 16 steps behind a state without a gradient, and with one; 8, 4, 2, 1
   EXPECT_EQ(report().graph_breaks, 0) << report().last_break;
+}
+
+// In default mode the products of a piece's steps are few large ones (transform/merge_products.cc).
+TEST_F(LoopsOverTime, MergedProductsAreCloseToEagerOnes) {
+  for (const int64_t T : {20, 90}) {
+    manual_seed(31);
+    Block eager(Loop{}), compiled(Loop{});
+    no_grad([&] { eager.weight.mul_(0.25); });  // a state forgets: otherwise rounding grows with every step
+    compiled.load_state_dict(eager.state_dict());
+    const compile::Regions regions = compile::compile_module(compiled);
+    for (int round = 0; round < 2; ++round) {
+      manual_seed(77);
+      const Tensors want = steps(eager, T);
+      manual_seed(77);
+      const Tensors got = steps(compiled, T);
+      ASSERT_EQ(want.size(), got.size());
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(is_close(got[i], want[i], of_largest_above_1(1e-5))) << i;
+      for (size_t i = 0; i < eager.parameters().size(); ++i)
+        if (eager.parameters()[i].grad().defined()) {
+          EXPECT_TRUE(is_close(compiled.parameters()[i].grad(), eager.parameters()[i].grad(), of_largest_above_1(1e-5)))
+              << i;
+        }
+    }
+    EXPECT_LT(regions.report()[0].library_calls, 3 * 20) << "a piece's products are merged";
+  }
 }
 
 TEST_F(LoopsOverTime, WithoutGradients) {
