@@ -24,7 +24,7 @@ namespace rondo::compile {
 
 class LoopSteps {
  public:
-  // Of a piece. Enough for one product in place of kSteps small ones; few enough to compile fast.
+  // Steps in a piece: enough that one large product replaces many small ones, few enough to compile fast.
   static constexpr int kSteps = 16;
 
   // What two calls have in common that are the same line of a loop, and what a loop's steps may differ in.

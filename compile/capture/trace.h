@@ -130,7 +130,7 @@ class Trace : public Recorder {
     absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
   };
 
-  // Of `handles`, by value, those that the nodes read or make.
+  // Keeps, of `handles` (by value), those that the nodes read or make; the others are undefined.
   static std::vector<Tensor> needed(std::span<const GraphNode> nodes, const std::vector<Tensor>& handles);
   std::source_location user_of(std::source_location where);
   ValueId add_value(Tensor handle, int32_t producer);

@@ -61,7 +61,7 @@ bool Trace::can_read(const Tensor& tensor) const {
 
 bool Trace::may_begin_to_write(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
-  // Two tensors of one memory, of which neither is known to lie in the other, were or will be read.
+  // Two tensors share memory, neither is known to lie in the other, and both are read.
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };

@@ -76,7 +76,7 @@ class RowsEmitter : BlockEmitter {
   void emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums);
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
   void store(const Instr& instr, Value* column, int copy, Value* mask);
-  // Of the block's first row. `column` null: column 0.
+  // The element in the block's first row. `column` null: column 0.
   Value* address(const Instr& i, Value* column);
 
   Level& level(int32_t id) { return levels_[static_cast<size_t>(id)]; }
