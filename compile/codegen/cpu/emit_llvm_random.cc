@@ -213,7 +213,7 @@ Value* RandomEmitter::word(const Stream& stream, LoopOp op, Value* elements) {
 Value* RandomEmitter::lift(Value* v, int width) {
   return width_of(v) == width ? v : b_.CreateVectorSplat(static_cast<unsigned>(width), v);
 }
-// Of the low half.
+// The product of b and the low half of each lane of `a`.
 Value* RandomEmitter::product(Value* a, uint64_t b) {
   Value* low = b_.CreateAnd(a, llvm::ConstantInt::get(a->getType(), kLow));
   return b_.CreateMul(low, llvm::ConstantInt::get(a->getType(), b));
