@@ -230,6 +230,36 @@ TEST_F(Writes, OfAResultUnderNoGrad) {
   expect_as_eager(body, one_step);
   EXPECT_GT(report.graph_breaks, 0);
 }
+// Such a write makes no new variable: the gradients of reads before it, of reads after it, and of uses outside meet in
+// one sum, in the order of eager execution.
+TEST_F(Writes, GradientsOfAVariableMeetInOneSum) {
+  const auto body = [](Block&, const Tensor& x) {
+    Tensor h = x;
+    const Tensor before = x * 0.3;
+    no_grad([&] { h.add_(h); });
+    return Tensors{before, ops::tanh(h), h.t() * 3.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor leaf = input({40, 60}), x = leaf * 1.25;
+    const Tensors out = b(x);
+    Tensor loss = ops::sum(x * Tensor::rand(x.sizes()));
+    for (const Tensor& y : out) loss = loss + ops::sum(y * Tensor::rand(y.sizes()));
+    loss.backward();
+    return Tensors{out[0], out[1], out[2], leaf.grad()};
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+// The write through a handle without history, by something with one, is a break: all handles get their values there.
+TEST_F(Writes, ThroughASecondHandleOfAVersion) {
+  const auto body = [](Block&, const Tensor& x) {
+    Tensor h = ops::erf(x), second = h.detach();
+    h.mul_(2.0);
+    second.mul_(h);
+    return Tensors{second, h.detach()};
+  };
+  expect_as_eager(body, [](Block& b) { return b(input()); });
+  EXPECT_EQ(report.graph_breaks, 1) << report.last_break;
+}
 TEST_F(Writes, SavedResultsThatAreOverwritten) {
   for (const bool compiled : {false, true}) {
     Block block([](Block&, const Tensor& x) {
