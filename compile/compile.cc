@@ -33,8 +33,21 @@ class RegionTrace final : public Trace {
  public:
   RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call), loops_(region.loops()) {}
 
+  // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
+  void follow(std::shared_ptr<const Binding> latest) {
+    if (latest == nullptr || loops_ != nullptr) return;
+    KnownRecording known = Entry::known(latest->entry());
+    if (known.graph == nullptr) return;
+    piece_device_ = known.device;
+    Trace::follow(std::move(known));
+    latest_ = std::move(latest);
+  }
+  // Of the whole call, at its end; null: it ran in several pieces, or eagerly.
+  std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
+
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
+    stop_following();
     if (has_writes())
       for (const Tensor* input : inputs)
         if (input->defined() && !can_read(*input)) {
@@ -89,6 +102,7 @@ class RegionTrace final : public Trace {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
     broken_ = true;
+    stop_following();
     Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
     resume(std::move(tail));
@@ -115,7 +129,14 @@ class RegionTrace final : public Trace {
       forget_recording();
     };
     if (loop_.is_running()) run_steps_left();
-    if (!graph.nodes.empty()) run_piece(piece_++);
+    if (follows()) {
+      if (is_known() && run_known()) return;
+      stop_following();
+    }
+    latest_ = nullptr;
+    if (graph.nodes.empty()) return;
+    std::shared_ptr<const Binding> ran = run_piece(piece_++);
+    if (!broken_ && !in_pieces_) latest_ = std::move(ran);
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
@@ -158,6 +179,17 @@ class RegionTrace final : public Trace {
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };
     return region_.run(*this, call_, number);
+  }
+
+  // False: it must be recorded after all.
+  bool run_known() {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    std::shared_ptr<const Binding> ran = region_.run_known(*this, latest_);
+    if (ran == nullptr) return false;
+    latest_ = broken_ ? nullptr : std::move(ran);
+    return ++piece_, true;
   }
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
@@ -257,6 +289,7 @@ class RegionTrace final : public Trace {
 
   Region& region_;
   const nn::ModuleCall& call_;
+  std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
@@ -293,6 +326,7 @@ class RegionHook final : public nn::CallHook {
     }
     const SharedRandomState random;
     RegionTrace trace(*region_, call);
+    if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);
       forward();
@@ -301,7 +335,10 @@ class RegionHook final : public nn::CallHook {
       trace.finish();
       throw;
     }
-    if (capture == Capture::kRecord) return trace.finish();
+    if (capture == Capture::kRecord) {
+      trace.finish();
+      return set_latest(trace.take_latest());
+    }
     if (known != nullptr) region_->verify_replay(trace, known->binding());
     std::string why_not;
     const std::shared_ptr<const Replay> made = trace.finish_for_replay(why_not);
@@ -323,6 +360,14 @@ class RegionHook final : public nn::CallHook {
     return nullptr;
   }
 
+  std::shared_ptr<const Binding> latest() {
+    std::lock_guard lock(mutex_);
+    return latest_;
+  }
+  void set_latest(std::shared_ptr<const Binding> latest) {
+    std::lock_guard lock(mutex_);
+    latest_.swap(latest);
+  }
   std::shared_ptr<const Replay> find(const nn::ModuleCall& call) {
     std::lock_guard lock(mutex_);
     for (size_t i = replays_.size(); i-- > 0;)
@@ -332,6 +377,7 @@ class RegionHook final : public nn::CallHook {
 
   std::shared_ptr<Region> region_;
   std::mutex mutex_;
+  std::shared_ptr<const Binding> latest_;  // what the latest call ran, as one recording; null: something else
   std::vector<std::shared_ptr<const Replay>> replays_;
 };
 

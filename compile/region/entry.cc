@@ -102,6 +102,9 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
+  static std::atomic<uint64_t> entries_made{0};
+  entry->number = ++entries_made;
+  entry->stages_disabled = disabled_stages();
   const FloatTrace trace(recorded);
   const Graph& symbolic = trace.graph();
   const auto finished = [&] {
@@ -164,6 +167,16 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   }
   entry->forward = compile_forward(entry->partition->forward());
   return finished();
+}
+
+KnownRecording Entry::known(const std::shared_ptr<const Entry>& entry) {
+  // Each input is compared with all those before it.
+  constexpr size_t kMostInputs = 256;
+  const Graph& recorded = entry->forward_graph;
+  if (!recorded.versions.empty() || recorded.inputs.size() > kMostInputs || entry->forgotten ||
+      entry->stages_disabled != disabled_stages())
+    return {};
+  return {{entry, &recorded}, entry->device, entry->number};
 }
 
 const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
