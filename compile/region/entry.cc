@@ -203,8 +203,14 @@ std::string to_string(const Arriving& arriving) {
 }  // namespace
 
 bool Entry::is_usual(const Arriving& arriving) const {
-  return arriving.gradients == usual_gradients(forward_graph) &&
-         std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
+  // Every backward asks, so no list is made.
+  const Graph& recorded = forward_graph;
+  if (arriving.gradients.size() != recorded.outputs.size()) return false;
+  for (size_t i = 0; i < recorded.outputs.size(); ++i) {
+    const Value& output = recorded.value(recorded.outputs[i]);
+    if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
+  }
+  return std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
 }
 
 std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving,
@@ -295,7 +301,7 @@ const Graph& Binding::graph() const {
 }
 
 Binding::Backward Binding::backward_for(const Arriving& arriving) const {
-  if (entry_->is_usual(arriving)) return {entry_->backward_for(arriving, floats_), backward_};
+  if (entry_->is_usual(arriving)) return {{entry_, &entry_->backward}, backward_};
   const std::shared_ptr<const CompiledBackward> compiled = entry_->backward_for(arriving, floats_);
   if (compiled == nullptr) return {};
   return {compiled, compiled->program->floats_at(floats_)};
