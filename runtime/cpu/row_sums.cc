@@ -136,42 +136,65 @@ template <class T, class Word> class RowSummer {
 
   int64_t row_bytes() const { return sums_.cols * static_cast<int64_t>(sizeof(T)); }
 
-  // Sums stand at the numbers of their rows, or, where most rows are not named, at the numbers that `slots` gives those
-  // that are.
+  // Where the sums of a bucket's rows stand: at the numbers of the rows, or, where most rows are not named, at the
+  // numbers that `slots` gives those that are.
+  struct Totals {
+    C* first;
+    int64_t first_row, cols;
+    const int32_t* slots;  // by row; null: all rows have sums
+    C* of(int64_t row) const {
+      const int64_t at = row - first_row, slot = slots == nullptr ? at : slots[at];
+      return slot < 0 ? nullptr : first + slot * cols;
+    }
+  };
   void write_bucket(int64_t bucket) const {
-    const int64_t first = buckets_.first_row(bucket), rows = std::min(sums_.rows, buckets_.first_row(bucket + 1)) - first,
-                  cols = sums_.cols, entries = buckets_.end(bucket) - buckets_.begin(bucket);
-    const bool few = entries < rows;
+    const int64_t first = buckets_.first_row(bucket), last = std::min(sums_.rows, buckets_.first_row(bucket + 1)),
+                  rows = last - first;
+    const bool few = buckets_.end(bucket) - buckets_.begin(bucket) < rows;
     std::vector<int32_t> slots(few ? static_cast<size_t>(rows) : 0, -1);
     int32_t named = few ? 0 : static_cast<int32_t>(rows);
     if (few)
       for (const Entry<Word>* e = buckets_.begin(bucket); e != buckets_.end(bucket); ++e)
         if (int32_t& slot = slots[static_cast<size_t>(static_cast<int64_t>(e->row) - first)]; slot < 0) slot = named++;
-    Scratch<C> scratch(named * cols);
-    C* const totals = scratch.take(named * cols);
-    std::fill_n(totals, named * cols, C(0));
-    if (few) add(bucket, [&](int64_t row) { return totals + slots[static_cast<size_t>(row - first)] * cols; });
-    else add(bucket, [&](int64_t row) { return totals + (row - first) * cols; });
-    for (int64_t r = 0; r < rows; ++r) {
-      const int64_t slot = few ? slots[static_cast<size_t>(r)] : r;
-      if (slot < 0) write_unnamed(first + r);
-      else write_row(first + r, totals + slot * cols);
+    Scratch<C> scratch(named * sums_.cols);
+    const Totals totals{scratch.take(named * sums_.cols), first, sums_.cols, few ? slots.data() : nullptr};
+    std::fill_n(totals.first, named * sums_.cols, C(0));
+    add(bucket, totals);
+    for (int64_t row = first; row < last; ++row) {
+      C* const total = totals.of(row);
+      if (total == nullptr) write_unnamed(row);
+      else write_row(row, total);
     }
   }
 
-  // Adds the bucket's rows to their sums, which stand at total_of(row).
-  template <class TotalOf> void add(int64_t bucket, TotalOf total_of) const {
-    const int64_t cols = sums_.cols, step = sums_.values_step, bytes = row_bytes();
+  // Adds the bucket's rows to their sums. Code for rows of a few whole lines takes half as long.
+  void add(int64_t bucket, const Totals& totals) const {
+    constexpr int64_t kInLine = kLine / static_cast<int64_t>(sizeof(T));
+    if constexpr (is_floating(dtype_of<T>) && sizeof(Word) == 4) {
+      switch (sums_.cols) {
+        case kInLine: return add_rows<kInLine>(bucket, totals);
+        case 2 * kInLine: return add_rows<2 * kInLine>(bucket, totals);
+        case 4 * kInLine: return add_rows<4 * kInLine>(bucket, totals);
+        case 8 * kInLine: return add_rows<8 * kInLine>(bucket, totals);
+        default: break;
+      }
+    }
+    add_rows<0>(bucket, totals);
+  }
+  // kCols: how many columns there are, or 0.
+  template <int64_t kCols> void add_rows(int64_t bucket, const Totals totals) const {
+    const int64_t cols = kCols > 0 ? kCols : sums_.cols, step = sums_.values_step,
+                  bytes = cols * static_cast<int64_t>(sizeof(T));
     const int64_t ahead = std::clamp<int64_t>(kBytesAhead / bytes, 1, kMostAhead);
     const int64_t fetched = bytes <= kMostPrefetched ? bytes : 0;
     const Entry<Word>* const end = buckets_.end(bucket);
     for (const Entry<Word>* e = buckets_.begin(bucket); e != end; ++e) {
       const char* const next = reinterpret_cast<const char*>(values_ + static_cast<int64_t>(e[ahead].position) * step);
       for (int64_t byte = 0; byte < fetched; byte += kLine) __builtin_prefetch(next + byte);
-      add_row(total_of(static_cast<int64_t>(e->row)), values_ + static_cast<int64_t>(e->position) * step, cols);
+      add_row(totals.of(static_cast<int64_t>(e->row)), values_ + static_cast<int64_t>(e->position) * step, cols);
     }
   }
-  static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
+  [[gnu::always_inline]] static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
     constexpr int64_t kStep = 16;  // a loop of known length needs no checks of it
     int64_t c = 0;
     for (; c + kStep <= cols; c += kStep)
