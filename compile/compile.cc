@@ -72,8 +72,8 @@ class RegionTrace final : public Trace {
     if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
     // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
     // too.
-    const TensorImpl& target = *inputs[0]->impl();
-    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
+    const bool recorded = inputs[0]->impl()->recorder == this;
+    const Tensor base = recorded ? handle(graph.value(value_of(*inputs[0])).root) : Tensor();
     graph_break(std::string(op.name) + " in place", where);
     overwrote_ = true;
     RecorderScope eager(nullptr);
