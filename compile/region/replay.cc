@@ -58,6 +58,9 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     if (std::count(arguments.begin(), arguments.end(), input->impl()) > 0 ||
         std::count(replay->in_slots_.begin(), replay->in_slots_.end(), input->impl()) > 0)
       return refuse("an argument is passed twice, or is a parameter");
+    const auto is_read = [&](const Tensor& outside) { return outside.is_same(*input); };
+    if (trace.writes(input->impl()->storage) && std::none_of(trace.external().begin(), trace.external().end(), is_read))
+      return refuse("an argument lies in memory that forward writes, in a place that the recording fixes");
     arguments.push_back(input->impl());
     replay->arguments_.push_back(Kind::of(*input));
   }
