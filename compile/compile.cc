@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
@@ -84,9 +85,9 @@ class RegionTrace final : public Trace {
     }
     if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
     // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
-    // too.
-    const TensorImpl& target = *inputs[0]->impl();
-    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
+    // too: of the version that the view shows now, since nobody holds an earlier one.
+    const bool is_recorded = inputs[0]->impl()->recorder == this;
+    const Tensor base = is_recorded ? handle(graph.value(value_of(*inputs[0], where)).root) : Tensor();
     graph_break(std::string(op.name) + " in place", where);
     overwrote_ = true;
     RecorderScope eager(nullptr);
@@ -110,7 +111,7 @@ class RegionTrace final : public Trace {
 
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
-    wrote_ = true;
+    written_by_pointer_.push_back(storage);
     const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
                                         [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
@@ -140,7 +141,7 @@ class RegionTrace final : public Trace {
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
-  std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
+  std::shared_ptr<const Replay> finish_for_replay(std::span<const GeneratorState> drawn, std::string& why_not) {
     if (broken_ || in_pieces_ || graph.nodes.empty()) {
       why_not = broken_ ? "there is a graph break" : in_pieces_ ? "a loop runs in pieces" : "nothing is computed";
       finish();
@@ -148,9 +149,14 @@ class RegionTrace final : public Trace {
     }
     const std::shared_ptr<const Binding> ran = run_piece(piece_++);
     std::shared_ptr<const Replay> replay;
-    if (ran != nullptr) replay = Replay::make(call_, *this, ran, why_not);
+    if (ran != nullptr) replay = Replay::make(call_, *this, drawn, ran, why_not);
     else why_not = "it ran eagerly";
-    if (replay != nullptr && wrote_) {
+    const auto is_random_state = [&](const Storage& storage) {
+      return std::any_of(external().begin(), external().end(), [&](const Tensor& input) {
+        return input.storage() == storage && Replay::is_random_state(input, drawn);
+      });
+    };
+    if (replay != nullptr && !std::all_of(written_by_pointer_.begin(), written_by_pointer_.end(), is_random_state)) {
       why_not = "forward writes to memory by a pointer";
       replay = nullptr;
     }
@@ -293,9 +299,9 @@ class RegionTrace final : public Trace {
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  bool wrote_ = false;      // by a pointer: a replay would leave that out
-  bool overwrote_ = false;  // by an op of this call, so that views may be read again
-  bool broken_ = false;     // also by what happened before the first op, which makes no piece
+  std::vector<Storage> written_by_pointer_;  // a replay would leave that out
+  bool overwrote_ = false;                   // by an op of this call, so that views may be read again
+  bool broken_ = false;                      // also by what happened before the first op, which makes no piece
   const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that the region knows; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
@@ -325,6 +331,9 @@ class RegionHook final : public nn::CallHook {
       return known->run(call);
     }
     const SharedRandomState random;
+    std::vector<GeneratorState> drawn;  // from
+    std::optional<GeneratorScope> note;
+    if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
     RegionTrace trace(*region_, call);
     if (capture == Capture::kRecord) trace.follow(latest());
     try {
@@ -341,7 +350,7 @@ class RegionHook final : public nn::CallHook {
     }
     if (known != nullptr) region_->verify_replay(trace, known->binding());
     std::string why_not;
-    const std::shared_ptr<const Replay> made = trace.finish_for_replay(why_not);
+    const std::shared_ptr<const Replay> made = trace.finish_for_replay(drawn, why_not);
     if (known != nullptr) return;
     if (made == nullptr) return region_->refuse_replay(why_not);
     std::lock_guard lock(mutex_);

@@ -762,7 +762,9 @@ Samples scatter_sum_samples(bool large) {
           {"first", {real({6, 3}), indices({6, 3}, 4)}, ints({0, 4, 5})},
           {"vector", {real({9}), indices({9}, 7)}, ints({0, 7})},
           {"scalar", {real({}), indices({}, 1)}, ints({0})},
-          {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})}};
+          {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})},
+          {"onto", {real({6, 3}), indices({6, 3}, 4), real({4, 3})}, ints({0, 4, 3})},
+          {"onto a vector", {real({9}), indices({9}, 7), real({7})}, ints({0, 7})}};
 }
 // Ops along one dimension with one more integer.
 template <Make kMake, bool kEmpty> Samples lines(bool large) {

@@ -61,6 +61,8 @@ class Trace : public Recorder {
   bool has_writes() const { return !memories_.empty(); }
   // At the end of a recording: handles that are still alive show the last version of their memory.
   void refresh();
+  // A recorded call writes memory of `storage`.
+  bool writes(const Storage& storage) const;
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
   // True for a version of such a tensor whose history the writes leave alone.
@@ -97,8 +99,6 @@ class Trace : public Recorder {
   // the result. False: that cannot be said without a guess, and nothing has changed.
   bool record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                     std::source_location where);
-  // A recorded call writes memory of `storage`.
-  bool writes(const Storage& storage) const;
   // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
   bool can_read(const Tensor& tensor) const;
 

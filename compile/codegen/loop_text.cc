@@ -93,6 +93,7 @@ std::string to_string(const LoopKernel& kernel) {
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
   if (kernel.n_scalars > 0) absl::StrAppend(&text, " scalars=", kernel.n_scalars);
   if (kernel.per_item) text += " per_item";
+  if (kernel.streams) text += " streams";
   text += "\n";
   for (size_t n = 0; n < kernel.operands.size(); ++n) {
     const Operand& operand = kernel.operands[n];
@@ -162,6 +163,7 @@ class KernelParser {
     if (in_.accept("chunk_rows=")) kernel_.chunk_rows = extent(1);
     if (in_.accept("scalars=")) kernel_.n_scalars = static_cast<int32_t>(in_.integer());
     kernel_.per_item = in_.accept("per_item");
+    kernel_.streams = in_.accept("streams");
     in_.end_line();
     while (in_.accept("@")) operand();
     if (in_.accept("inner=")) {

@@ -95,8 +95,8 @@ class UnitLowering final : public LoopBuilder {
     Value seen = graph_.value(id);
     const int dim = static_cast<int>(integer(0));
     const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
+    seen.strides = strides_over(graph_, *node_, static_cast<size_t>(table), domain_);
     seen.sizes = domain_;
-    seen.strides[dim] = 0;
     Operand operand = address(seen, domain_, columns_);
     operand.axes.insert(operand.axes.begin(), axis);
     const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);

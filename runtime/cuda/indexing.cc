@@ -187,7 +187,16 @@ void scatter_kernel(const KernelContext& context) {
 }
 
 void scatter_sum_kernel(const KernelContext& context) {
-  const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
+  const RecorderScope run(nullptr);
+  const Tensor &values = context.in(0), &index = context.in(1);
+  Tensor& out = context.out();
+  if (context.has(2)) {
+    const NoGrad off;
+    Tensor sums = Tensor::empty(out.sizes(), {out.dtype(), out.device()});
+    scatter_sum_kernel({context.op, context.inputs.first(2), {&sums, 1}, context.attrs, context.where});
+    out.copy_(context.in(2) + sums);
+    return;
+  }
   clear(out);
   const int64_t n = index.numel();
   if (n == 0) return;

@@ -79,8 +79,8 @@ void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
   call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
 }
 
-// Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}.
-// Named as the function that callers know, for errors.
+// Inputs values, index (of one shape), perhaps x: the sums of all values[i] with one index, added to x (else to zeros)
+// where there are any. ints: {dim, sizes of the result...}.
 constexpr OpDef kScatterSum = {
     .name = "scatter_add",
     .kind = OpKind::kOpaque,
@@ -91,10 +91,19 @@ constexpr OpDef kScatterSum = {
           for (size_t i = 1; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           require_index(c, 1, sizes, dim_in(c, 0, sizes.rank()));
           if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
+          if (c.has(2)) {
+            c.require_same_dtype(0, 2);
+            if (!(c.sizes(2) == sizes)) c.fail("the tensor to add to must have the sizes of the result");
+          }
           c.output(0, c.dtype(0), sizes);
         },
     .on = {{&cpu::scatter_sum_kernel}, {&cuda::scatter_sum_kernel}},
-    .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(0)) g.set(0, gather(g.grad_out(), g.integer(0), g.input(1)));
+          if (g.needs(2)) g.set(2, g.grad_out());
+        },
+    .reuses = 2,
     .checks = true,
 };
 
@@ -215,10 +224,11 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) 
   require_defined("scatter_add", source);
   const Tensor values = source.tensor.to(result_dtype(x.tensor, source.tensor), source.where);
   const Tensor at = index_operand("scatter_add", index);
-  const Tensor sums = call(kScatterSum,
-                           {{values, source.where, source.tensor.dtype()}, {at, index.where, index.tensor.dtype()}},
-                           scatter_sum_attrs(d, x.tensor.sizes()));
-  return add(x, {sums, x.where});
+  return call(kScatterSum,
+              {{values, source.where, source.tensor.dtype()},
+               {at, index.where, index.tensor.dtype()},
+               {x.tensor.to(values.dtype(), x.where), x.where, x.tensor.dtype()}},
+              scatter_sum_attrs(d, x.tensor.sizes()));
 }
 Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   const int d = dim_of("index_add", x.tensor, dim, x.where);

@@ -81,7 +81,7 @@ void gather_kernel(const KernelContext& context);  // x, index -> values
 // index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
 void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
-void scatter_sum_kernel(const KernelContext& context);  // values, index -> sums
+void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
 void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}
 
 // sort.cc: orders along one dimension. NaN is larger than every number; equal elements keep their order.

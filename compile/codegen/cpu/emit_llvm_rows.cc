@@ -29,7 +29,6 @@ constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
 // Columns of the next block of rows are fetched while this one is worked on, unless they would push this one out of the
 // second cache.
 constexpr int64_t kMostFetched = 1 << 18;  // bytes of a block
-constexpr int64_t kCacheLine = 64;
 
 // Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
 // is less than a vector) the addresses of each lane are computed.
@@ -49,7 +48,8 @@ class RowsEmitter : BlockEmitter {
   };
   struct Block {
     int copies;
-    Value* mask;  // null: all lanes
+    Value* mask;           // null: all lanes
+    bool streams = false;  // stores go past the caches
   };
 
   void find_levels();
@@ -69,13 +69,14 @@ class RowsEmitter : BlockEmitter {
   int copies() const;
   // Rows that are left in the line of `row`, up to the call's end.
   Value* rows_left(Value* row);
+  Value* stores_lines(Value* row);
   void point_at(Value* row, const Block& block);
   void emit_block(Value* row, const Block& block);
   void emit_stage(const Stage& stage, const Block& block);
   void emit_instr(int32_t id, Value* column, const Block& block);
   void emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums);
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
-  void store(const Instr& instr, Value* column, int copy, Value* mask);
+  void store(const Instr& instr, Value* column, int copy, const Block& block);
   // The element in the block's first row. `column` null: column 0.
   Value* address(const Instr& i, Value* column);
 
@@ -221,7 +222,7 @@ llvm::Function* RowsEmitter::emit() {
   b_.CreateBr(header);
 
   b_.SetInsertPoint(header);
-  auto* row = b_.CreatePHI(b_.getInt64Ty(), 3, "r");
+  auto* row = b_.CreatePHI(b_.getInt64Ty(), 4, "r");
   row->addIncoming(begin_, entry);
   b_.CreateCondBr(b_.CreateICmpSLT(row, end_), body, exit);
 
@@ -232,17 +233,41 @@ llvm::Function* RowsEmitter::emit() {
   BasicBlock *whole = block("whole"), *part = block("part");
   b_.CreateCondBr(b_.CreateICmpSGE(left, taken), whole, part);
   b_.SetInsertPoint(whole);
-  emit_block(row, {wide, nullptr});
-  row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
-  b_.CreateBr(header);
+  const auto emit_whole = [&](bool streams) {
+    emit_block(row, {wide, nullptr, streams});
+    row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
+    b_.CreateBr(header);
+  };
+  if (kernel_.streams) {
+    BasicBlock *lines = block("lines"), *no_lines = block("no_lines");
+    b_.CreateCondBr(stores_lines(row), lines, no_lines);
+    b_.SetInsertPoint(lines);
+    emit_whole(true);
+    b_.SetInsertPoint(no_lines);
+  }
+  emit_whole(false);
   b_.SetInsertPoint(part);
   Value* few = least(left, number(kLanes));
   emit_block(row, {1, lanes_below(few)});
   row->addIncoming(b_.CreateAdd(row, few, "", true, true), b_.GetInsertBlock());
   b_.CreateBr(header);
   b_.SetInsertPoint(exit);
+  end_streams();
   b_.CreateRetVoid();
   return function_;
+}
+
+// True if the vectors of the block at `row` are whole lines of all operands that may be streamed.
+Value* RowsEmitter::stores_lines(Value* row) {
+  llvm::SmallVector<Value*, 8> bytes;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (!may_stream(i) || memory_[i].along != Along::kNext) continue;
+    const auto size = static_cast<int64_t>(size_of(kernel_.operands[i].dtype));
+    bytes.push_back(b_.CreatePtrToInt(operands_[i].base, b_.getInt64Ty()));
+    bytes.push_back(b_.CreateMul(row_offset(i, row), number(size)));
+    bytes.push_back(b_.CreateMul(operands_[i].col_stride, number(size)));
+  }
+  return is_line(bytes);
 }
 
 Value* RowsEmitter::rows_left(Value* row) {
@@ -307,7 +332,7 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
     for (int32_t id : stage.column)
       if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)]) emit_instr(id, column, block);
     // What the next stage stores.
-    if (&stage != &kernel_.stages.back() && block.mask == nullptr && fetches_stores_)
+    if (&stage != &kernel_.stages.back() && block.mask == nullptr && !block.streams && fetches_stores_)
       for (int32_t id : (&stage + 1)->column)
         if (instr(id).op == LoopOp::kStore && memory_[static_cast<size_t>(instr(id).index)].along == Along::kNext)
           fetch(instr(id), address(instr(id), column), block, FetchTo::kWrite);
@@ -356,7 +381,7 @@ void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
     }
     switch (i.op) {
       case LoopOp::kLoad: value(id, copy) = load(i, column, copy, block.mask); break;
-      case LoopOp::kStore: store(i, column, copy, block.mask); break;
+      case LoopOp::kStore: store(i, column, copy, block); break;
       default:
         value(id, copy) = arithmetic(i, scalar_array_, argument(i.a, copy), argument(i.b, copy), argument(i.c, copy));
     }
@@ -424,14 +449,17 @@ Value* RowsEmitter::load(const Instr& i, Value* column, int copy, Value* mask) {
   return from_memory(raw, dtype, i.type);
 }
 
-void RowsEmitter::store(const Instr& i, Value* column, int copy, Value* mask) {
+void RowsEmitter::store(const Instr& i, Value* column, int copy, const Block& block) {
+  Value* const mask = block.mask;
   const Memory& at = memory_[static_cast<size_t>(i.index)];
   const DType dtype = operand(i).dtype;
   Type* scalar = memory_type(dtype);
   Value *raw = to_memory(value(i.a, copy), dtype, /*already_rounded=*/false), *ptr = address(i, column);
-  if (at.along == Along::kNext)
-    return store_vector(dtype, raw, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes),
-                        mask);
+  if (at.along == Along::kNext) {
+    ptr = b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes);
+    if (block.streams && column != nullptr && may_stream(static_cast<size_t>(i.index))) return stream_vector(raw, ptr);
+    return store_vector(dtype, raw, ptr, mask);
+  }
   b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]),
                          llvm::Align(size_of(dtype)), mask ? mask : all_lanes());
 }
