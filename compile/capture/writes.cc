@@ -167,15 +167,18 @@ const char* Trace::record_write(const OpDef& op, std::span<const Tensor* const> 
   if (!can_read_all(inputs)) return kUnknownPlace;
 
   if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
-  const Value shown = graph.value(value_of(target, where));
-  const ValueId whole = memories_[at].current;
+  const ValueId target_value = value_of(target, where), whole = memories_[at].current;
+  const Value shown = graph.value(target_value);
   std::vector<Tensor> apart(inputs.size());
   if (differentiable) apart = operands_apart(op, inputs, memories_[at], where);
   std::vector<const Tensor*> operands;
   for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
-  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
+  // On the eager tape the gradients of the written values, through a view, are added to zeros: -0 becomes 0.
+  const bool adds_to_zeros = differentiable && base.requires_grad && target_value != whole;
+  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides &&
+                        !adds_to_zeros;
   ValueId written = kNoValue;
   if (!is_whole) written = record_placed(op, operands, attrs, whole, shown, differentiable, where);
   if (written == kNoValue) {
