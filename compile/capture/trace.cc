@@ -15,15 +15,21 @@ Trace::Trace() {
   handles_ = std::move(memory->handles);
   external_ = std::move(memory->external);
   external_ids_ = std::move(memory->external_ids);
+  known_handles_ = std::move(memory->known_handles);
+  known_handles_of_ = memory->known_handles_of;
 }
 
 Trace::~Trace() {
   abandon();
   // A whole model's recording is not kept, nor a graph that was taken away.
   constexpr size_t kMaxKept = 1024;
-  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
+  if (known_handles_.size() <= kMaxKept) {
+    memory->known_handles = std::move(known_handles_);
+    memory->known_handles_of = known_handles_of_;
+  }
+  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
   memory->graph = std::move(graph);
   memory->handles = std::move(handles_);
   memory->external = std::move(external_);
@@ -172,6 +178,7 @@ void Trace::flush(const TensorImpl&, std::source_location where) {
 }
 
 void Trace::abandon() {
+  if (follows()) keep_known_handles();
   for (Tensor& handle : handles_)
     if (handle.defined() && handle.impl()->recorder == this) handle.impl()->recorder = nullptr;
   handles_.clear();
@@ -185,6 +192,9 @@ void Trace::abandon() {
   graph.nodes.clear();
   graph.inputs.clear();
   graph.outputs.clear();
+  known_ = {};
+  n_known_ = 0;
+  known_floats_.clear();
 }
 
 }  // namespace rondo::compile

@@ -147,7 +147,8 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
     return false;
 
   if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
-  const Value shown = graph.value(value_of(target, where));
+  const ValueId part_written = value_of(target, where);
+  const Value shown = graph.value(part_written);
   const ValueId whole = memories_[at].current;
   std::vector<Tensor> apart(inputs.size());
   if (differentiable) apart = operands_apart(op, inputs, memories_[at], where);
@@ -155,7 +156,9 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
-  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
+  // On the eager tape, a gradient passes a write through a view as a part of the base's, even if the view shows all.
+  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides &&
+                        (!differentiable || shown.root == part_written);
   ValueId written = kNoValue;
   if (!is_whole) written = record_placed(op, operands, attrs, whole, shown, differentiable, where);
   if (written == kNoValue) {
@@ -351,7 +354,8 @@ ValueId Trace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  if (known.impl() != &impl) return now;  // a handle of the recording's own
+  // A handle of the recording's own. advance() has moved the user's handle of a whole memory.
+  if (known.impl() != &impl || graph.value(before).root == before) return now;
   Tensor user = std::exchange(known, own_handle(before));
   impl.recorded_value = now;
   handles_[static_cast<size_t>(now)] = std::move(user);

@@ -240,7 +240,11 @@ class Rewriter {
 std::optional<Graph> merge_products(const Graph& graph) {
   std::vector<Products> found = Finder(graph).find();
   if (found.empty()) return std::nullopt;
-  return eliminate_dead_code(Rewriter(graph, std::move(found)).run());
+  Graph merged = Rewriter(graph, std::move(found)).run();
+  // Two products of the same gradients put them side by side twice.
+  for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
+    if (std::optional<Graph> simpler = pass(merged)) merged = *std::move(simpler);
+  return merged;
 }
 
 }  // namespace rondo::compile

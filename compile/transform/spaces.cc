@@ -87,6 +87,14 @@ std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, Dim
   return stride;
 }
 
+Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain) {
+  const Value& value = graph.value(node.inputs[i]);
+  if (!node.op->traits.picks || i != 0) return broadcast_strides(value.sizes, value.strides, domain);
+  Dims strides = value.strides;
+  strides[static_cast<int>(node.attrs.ints[0])] = 0;
+  return strides;
+}
+
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
   return unit.inner == 1 && ops::last_run(domain, mask).by_columns;
 }
@@ -97,9 +105,8 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   // Code for vectors along rows neither looks up nor draws numbers.
   if (!columns || (unit.inner > 1 && (node.op->traits.picks || node.op->traits.random_state >= 0))) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    if (static_cast<int32_t>(i) == node.op->traits.random_state || (node.op->traits.picks && i == 0)) continue;
-    const Value& value = graph.value(node.inputs[i]);
-    if (!merged_stride(domain, broadcast_strides(value.sizes, value.strides, domain), *columns)) return false;
+    if (static_cast<int32_t>(i) == node.op->traits.random_state) continue;
+    if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;
   }
   return true;
 }

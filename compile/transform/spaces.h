@@ -39,6 +39,8 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node);
 std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain);
 // The one stride of a group of dimensions in memory; 0 if it has one element. nullopt: there is none.
 std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims);
+// The strides of a node's operand `i` over the node's domain; 0 where an index says the place (Traits::picks).
+Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain);
 // True if the reduction over `mask`, in this unit, is a sum over the rows.
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);
 // True if a pointwise node may be a part of a unit with this space.

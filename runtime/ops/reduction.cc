@@ -6,6 +6,7 @@
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -58,6 +59,11 @@ int64_t reduced_numel(const Dims& sizes, int64_t mask) {
   return n;
 }
 
+bool reduces_rows_first(const Dims& sizes, const Attrs& attrs) {
+  return is_full_reduction(attrs.ints[0], attrs.ints[1] != 0, sizes.rank()) &&
+         full_row(sizes.numel(), sizes.back()) > 0;
+}
+
 ReducedRun last_run(const Dims& sizes, int64_t mask) {
   ReducedRun run;
   int d = sizes.rank() - 1;
@@ -83,14 +89,22 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
 
 namespace {
 
-// Note [Runs]: a call of `op` for each run. `types`: the dtypes of accumulators and of the result, of an op whose
-// attributes name a dtype.
+// Note [Runs]: a call of `op` for each run; Note [Full order]: one for the rows, one for their results. `types`: the
+// dtypes of accumulators and of the result, of an op whose attributes name a dtype.
 struct SumTypes {
   DType accumulator, result;
 };
 Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::optional<SumTypes> types) {
   int64_t mask = attrs.ints[0];
   const Dims sizes = x.sizes();
+  if (reduces_rows_first(sizes, attrs)) {
+    Attrs rows{.ints = {int64_t{1} << (sizes.rank() - 1), 0}};
+    if (types) rows.ints.push_back(static_cast<int64_t>(types->accumulator));
+    x = call(op, {x}, rows);
+    Attrs rest{.ints = {1, 0}};
+    if (types) rest.ints.push_back(static_cast<int64_t>(types->result));
+    return call(op, {reshape(x, {x.numel()})}, rest);
+  }
   for (;;) {
     const ReducedRun run = last_run(x.sizes(), mask);
     if (run.is_all) break;

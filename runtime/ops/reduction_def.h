@@ -27,6 +27,9 @@ struct ReducedRun {
 };
 ReducedRun last_run(const Dims& sizes, int64_t mask);
 
+// True for a call that reduces each row to one number and then these: Note [Full order].
+bool reduces_rows_first(const Dims& sizes, const Attrs& attrs);
+
 // The dimension of a softmax of `sizes`: ints {dim}; none: the last one.
 inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {
   return attrs.ints.empty() ? sizes.rank() - 1 : static_cast<int>(attrs.ints[0]);

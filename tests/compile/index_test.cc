@@ -79,6 +79,18 @@ TEST_F(IndexBlocks, LookupsFuseWithTheirNeighbours) {
   check([](const Tensor& x, const Tensor& i) { return ops::index_select(x, 1, i.flatten()) * 2.0 - 1.0; }, x, index);
 }
 
+// The columns of a reduction over two dimensions are no single stride of a permuted table: that is a kernel of its own.
+TEST_F(IndexBlocks, APermutedTableUnderAReduction) {
+  manual_seed(4);
+  const Tensor x = Tensor::randn({13, 3, 6}).transpose(1, 2), index = Tensor::randint(0, 13, {13, 6, 3});
+  const Counts counts = check(
+      [](const Tensor& x, const Tensor& i) {
+        return ops::min(ops::gather(x, 0, i), {1, 2});
+      },
+      x, index);
+  EXPECT_EQ(counts.kernels, 2);
+}
+
 // A table that the block computes is a kernel of its own.
 TEST_F(IndexBlocks, ATableIsCompleteBeforeItIsRead) {
   const Tensor x = Tensor::randn({24, 24}), index = Tensor::randint(0, 24, {24, 24});

@@ -77,6 +77,19 @@ TEST_F(RegionWrites, ThroughAViewMadeInside) {
     row.mutable_data<float>()[2] = -3;
   });
 }
+// A write through a view of a view makes a new version of the whole; the view between them has not looked at it when
+// the next write to it is a graph break.
+TEST_F(RegionWrites, ThroughAViewOfAnOlderVersion) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor h = x * b.bias;
+    Tensor flat = h.view({24});
+    flat.view({4, 6}).add_(1.0);
+    no_grad([&] { flat.add_(3.0); });
+    return Tensors{h.slice(0, {0, 2})};
+  };
+  expect_as_eager(body, one_step);
+  EXPECT_EQ(report.graph_breaks, 1) << report.last_break;
+}
 // A view is read again after its base, and after a write through a sibling: three gradients meet at the base, and their
 // sum has eager's order.
 TEST_F(RegionWrites, ThroughASiblingOfAViewThatIsReadAgain) {

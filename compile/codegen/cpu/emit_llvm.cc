@@ -155,7 +155,7 @@ llvm::Function* KernelEmitter::emit() {
     bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
   row_ptrs_ = bases_;
-  random_.begin_call(bases_);
+  random_.begin_call(bases_, [&](int32_t id) { return levels_[id] == Level::kKernel; });
   emit_kernel_level();
   zero_partials();
 
@@ -231,6 +231,7 @@ void KernelEmitter::emit_row(Value* row) {
     if (operand.is_random) random_.begin_row(i, row_offset(i, row));
     else row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
   }
+  random_.draw_masks(cols_, [&](int32_t id) { return scalar(id); });
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
 
@@ -343,10 +344,10 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
 // to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  constexpr int kRandomWork = 24;  // two steps fill its vectors
-  int work = 0;                    // in registers
+  int work = 0;  // in registers
   for (int32_t id : stage.column)
-    if (levels_[id] == Level::kColumn) work += is_random(instr(id).op) ? kRandomWork : instr(id).type == kF64 ? 2 : 1;
+    if (levels_[id] == Level::kColumn)
+      work += is_random(instr(id).op) ? random_.work_of(id) : instr(id).type == kF64 ? 2 : 1;
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
