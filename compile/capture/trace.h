@@ -65,6 +65,8 @@ class Trace : public Recorder {
   bool writes(const Storage& storage) const;
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
+  // The tensor outside of the recording that `id`, a view of written memory, stands for; null: there is none.
+  const Tensor* outside_view(ValueId id) const;
   // True for a version of such a tensor whose history the writes leave alone.
   bool keeps_history(ValueId id) const;
 

@@ -50,6 +50,17 @@ bool Trace::keeps_history(ValueId id) const {
   return memory != nullptr && memory->tensor.defined() && !memory->recorded;
 }
 
+const Tensor* Trace::outside_view(ValueId id) const {
+  const Value& value = graph.value(id);
+  const Memory* memory = memory_of(value.root);
+  if (memory == nullptr || value.root == id || value.grad_mode) return nullptr;
+  const auto found = std::find_if(memory->others.begin(), memory->others.end(), [&](const Tensor& other) {
+    const ops::Window window = ops::Window::of(other, memory->tensor);
+    return window.offset == value.offset && window.sizes == value.sizes && window.strides == value.strides;
+  });
+  return found != memory->others.end() ? &*found : nullptr;
+}
+
 bool Trace::can_read(const Tensor& tensor) const {
   const TensorImpl& impl = *tensor.impl();
   if (impl.recorder != nullptr || !impl.storage) return true;
@@ -378,7 +389,9 @@ ValueId Trace::read_of_written(const Tensor& outside) {
   impl.strides = window.strides;
   impl.offset = window.offset;
   Trace::record(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
-  return external_ids_[outside.impl()] = graph.nodes.back().outputs[0];
+  const ValueId shown = graph.nodes.back().outputs[0];
+  graph.value(shown).grad_mode = false;  // its base is the outside tensor's: outside_view()
+  return external_ids_[outside.impl()] = shown;
 }
 
 void Trace::refresh() {
