@@ -101,8 +101,6 @@ class Trace : public Recorder {
   // the result. Returns null, or why that cannot be said without a guess; then nothing has changed.
   const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                            std::source_location where);
-  // A recorded call writes memory of `storage`.
-  bool writes(const Storage& storage) const;
   // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
   bool can_read(const Tensor& tensor) const;
 
