@@ -842,7 +842,7 @@ Samples arange_samples(bool large) {
   Samples samples;
   for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
     for (const bool whole : {false, true})
-      for (const int64_t n : large ? std::vector<int64_t>{70'000} : std::vector<int64_t>{0, 1, 33, 300}) {
+      for (const int64_t n : large ? std::vector<int64_t>{70'000} : std::vector<int64_t>{33, 0, 1, 300}) {
         Attrs attrs{.ints = {-static_cast<int64_t>(dtype), n, whole}, .floats = {whole ? -7.0 : 0.3, whole ? 3 : -0.7}};
         samples.push_back(
             {std::string(name_of(dtype)) + " " + std::to_string(n), {real({})}, attrs, 1, {Role::kFixed}});
