@@ -844,8 +844,8 @@ Samples arange_samples(bool large) {
   Samples samples;
   for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
     for (const bool whole : {false, true})
-      for (const int64_t n : large ? std::vector<int64_t>{70'000} : std::vector<int64_t>{0, 1, 33, 300}) {
-        Attrs attrs{.ints = {static_cast<int64_t>(dtype), n, whole}, .floats = {whole ? -7.0 : 0.3, whole ? 3 : -0.7}};
+      for (const int64_t n : large ? std::vector<int64_t>{70'000} : std::vector<int64_t>{33, 0, 1, 300}) {
+        Attrs attrs{.ints = {-static_cast<int64_t>(dtype), n, whole}, .floats = {whole ? -7.0 : 0.3, whole ? 3 : -0.7}};
         samples.push_back(
             {std::string(name_of(dtype)) + " " + std::to_string(n), {real({})}, attrs, 1, {Role::kFixed}});
       }
@@ -880,17 +880,17 @@ constexpr OpSpec kSpecs[] = {
     {.name = "not_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
     {.name = "less", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
     {.name = "less_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
-    {.name = "bitwise_and", .make = &bits_of_two<true>},
-    {.name = "bitwise_or", .make = &bits_of_two<true>},
-    {.name = "bitwise_xor", .make = &bits_of_two<true>},
-    {.name = "bitwise_not", .make = &bits_of_one},
-    {.name = "shift_left", .make = &bits_of_two<false, 70>},
-    {.name = "shift_right", .make = &bits_of_two<false, 70>},
-    {.name = "bitwise_and_scalar", .make = &bits_and_number<false>},
-    {.name = "bitwise_or_scalar", .make = &bits_and_number<false>},
-    {.name = "bitwise_xor_scalar", .make = &bits_and_number<false>},
-    {.name = "shift_left_scalar", .make = &bits_and_number<false>},
-    {.name = "shift_right_scalar", .make = &bits_and_number<false>},
+    {.name = "bitwise_and", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_or", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_xor", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_not", .make = &bits_of_one, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_left", .make = &bits_of_two<false, 70>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_right", .make = &bits_of_two<false, 70>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_and_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_or_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_xor_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_left_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_right_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
     {.name = "where", .make = &where_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tanh", .make = &unary<plain>},
     {.name = "tanh_grad", .make = &unary_grad},
@@ -1010,7 +1010,12 @@ constexpr OpSpec kSpecs[] = {
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "arange", .make = &arange_samples, .differentiable_outputs = 0, .constant_inputs = 1},
+    {.name = "arange",
+     .make = &arange_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
     {.name = "argmax", .make = &argmax_samples, .takes_integers = true},
     {.name = "argsort", .make = &lines<tied, true>, .takes_integers = true},
     {.name = "topk", .make = &topk_samples, .takes_integers = true},

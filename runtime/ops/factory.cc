@@ -16,7 +16,7 @@ constexpr OpDef kArange = {
           if (c.has(0) && (c.dtype(0) != kF64 || !c.sizes(0).empty())) c.fail("the operand must be an f64 scalar");
           if (c.attrs().ints.size() < 3 || c.attrs().floats.size() != 2) c.fail("numbers are missing");
           if (c.integer(1) < 0) c.fail("a negative number of elements");
-          c.output(0, static_cast<DType>(c.integer(0)), {c.integer(1)});
+          c.output(0, static_cast<DType>(-c.integer(0)), {c.integer(1)});
         },
     .on = {{&cpu::arange_kernel}, {&cuda::arange_kernel}},
     .lower =
@@ -30,7 +30,7 @@ constexpr OpDef kArange = {
 
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step) {
   const bool whole = first.is_integer() && step.is_integer();
-  Attrs attrs{.ints = {static_cast<int64_t>(dtype), n, whole}, .floats = {first.real(), step.real()}};
+  Attrs attrs{.ints = {-static_cast<int64_t>(dtype), n, whole}, .floats = {first.real(), step.real()}};
   if (whole && !(is_exact_attribute(first) && is_exact_attribute(step)))
     attrs.ints.append({first.integer(), step.integer()});
   return attrs;

@@ -8,8 +8,8 @@
 namespace rondo::ops {
 
 // Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar, of which
-// nothing but the device counts. ints: {dtype, n, whole}; floats: {first, step}. Integers that are not exact as doubles
-// follow in ints instead, and are never recorded.
+// nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
+// Integers that are not exact as doubles follow in ints instead, and are never recorded.
 extern const OpDef kArange;
 // Of n elements of `dtype`. Integers count in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
