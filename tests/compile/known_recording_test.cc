@@ -227,7 +227,7 @@ TEST_F(KnownCalls, AReadInTheMiddle) {
 // Memory that a known call reads is written before the recording has run.
 TEST_F(KnownCalls, AWriteInTheMiddle) {
   const auto body = [](Block& b, const Tensor& x) {
-    const Tensor table = b.state.kept[0];
+    Tensor table = b.state.kept[0];
     const Tensor h = x + table;
     if (b.state.step++ % 3 == 2) table.fill_(2.0);
     return Tensors{h * table};
