@@ -83,12 +83,14 @@ class RegionTrace final : public Trace {
         region_.add_loop(loop_.step());
       return;
     }
-    if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
+    const char* why = loop_.is_running() || !dense_parts_.empty() ? "a loop over time runs in pieces"
+                                                                  : record_write(op, inputs, attrs, outputs[0], where);
+    if (why == nullptr) return;
     // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
     // too: of the version that the view shows now, since nobody holds an earlier one.
     const bool is_recorded = inputs[0]->impl()->recorder == this;
     const Tensor base = is_recorded ? handle(graph.value(value_of(*inputs[0], where)).root) : Tensor();
-    graph_break(std::string(op.name) + " in place", where);
+    graph_break(absl::StrCat(op.name, " in place: ", why), where);
     overwrote_ = true;
     RecorderScope eager(nullptr);
     std::vector<TensorArg> args;

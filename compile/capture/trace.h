@@ -65,6 +65,8 @@ class Trace : public Recorder {
   bool writes(const Storage& storage) const;
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
+  // The tensor outside of the recording that `id`, a view of written memory, stands for; null: there is none.
+  const Tensor* outside_view(ValueId id) const;
   // True for a version of such a tensor whose history the writes leave alone.
   bool keeps_history(ValueId id) const;
 
@@ -96,9 +98,11 @@ class Trace : public Recorder {
   void abandon();
 
   // Records a call that overwrites *inputs[0] as one that makes a new version of its memory; `next` is a new handle for
-  // the result. False: that cannot be said without a guess, and nothing has changed.
-  bool record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
-                    std::source_location where);
+  // the result. Returns null, or why that cannot be said without a guess; then nothing has changed.
+  const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
+                           std::source_location where);
+  // A recorded call writes memory of `storage`.
+  bool writes(const Storage& storage) const;
   // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
   bool can_read(const Tensor& tensor) const;
 
@@ -122,12 +126,14 @@ class Trace : public Recorder {
   const Memory* memory_of(ValueId root) const;
   Memory* memory_of(ValueId root);
   const Memory* memory_of(const Storage& storage) const;
-  // The memory of a call's target; null: it cannot be known. May add it.
-  Memory* memory_to_write(const Tensor& target, bool differentiable);
-  bool may_go_on_to_write(const Memory& memory, bool differentiable) const;
-  bool may_begin_to_write(const Tensor& base, bool differentiable) const;
-  bool may_write(const Tensor& target, bool differentiable, std::source_location where,
-                 std::span<const Tensor* const> inputs, const OpDef& op) const;
+  // The memory of a call's target. May add it. Null: `why` says why it cannot be known.
+  Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
+  // These return null, or a reason.
+  const char* why_not_go_on(const Memory& memory, bool differentiable) const;
+  const char* why_not_begin(const Tensor& base, bool differentiable) const;
+  const char* why_not_write(const Tensor& target, bool differentiable, std::source_location where,
+                            std::span<const Tensor* const> inputs, const OpDef& op) const;
+  bool can_read_all(std::span<const Tensor* const> inputs) const;
   bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
   // By operand: what stands for it, or undefined.

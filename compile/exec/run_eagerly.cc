@@ -15,6 +15,9 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   static const Tensor kUndefined;
+  // Calls without operands run where the others do.
+  const auto given = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
+  const DeviceScope device(given != values.end() ? given->device() : default_device());
   for (const GraphNode& node : graph.nodes) {
     const auto is_wanted = [&](ValueId id) { return (*wanted)[static_cast<size_t>(id)]; };
     if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;

@@ -41,7 +41,8 @@ void choose_outputs(Trace& trace, Graph& graph) {
     for (ValueId id : node.outputs) {
       held[id] = trace.is_alive(id);
       if (!held[id]) continue;
-      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[base] = true;
+      const ValueId base = base_of(trace, graph, id);
+      if (base != kNoValue && trace.outside_view(base) == nullptr) based[base] = true;
     }
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
@@ -356,8 +357,11 @@ void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor>
         autograd::set_history(handle, edge.node, edge.output);
       }
     }
-    if (const ValueId base = base_of(trace, graph, id); base != kNoValue)
-      autograd::mark_view(handle, trace.handle(base), autograd::is_no_grad_view(handle));
+    if (const ValueId base = base_of(trace, graph, id); base != kNoValue) {
+      const Tensor* const outside = trace.outside_view(base);
+      autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base),
+                          autograd::is_no_grad_view(handle));
+    }
   }
 }
 

@@ -195,9 +195,8 @@ void cumsum_kernel(const KernelContext& context) {
   const int64_t length = length_of(x.sizes(), dim);
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
-    using Total = std::conditional_t<std::is_integral_v<T>, int64_t,
-                                     std::conditional_t<std::is_same_v<T, float>, double, ComputeType<T>>>;
+    // A running sum in f32 stops at 2^24 ones.
+    using Total = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
     using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
     const T* from = pointer<T>(x);
     Out* to = pointer<Out>(out);
@@ -206,7 +205,7 @@ void cumsum_kernel(const KernelContext& context) {
       for (int64_t n = 0; n < length; ++n) {
         const int64_t i = reverse ? length - 1 - n : n;
         total += static_cast<Total>(from[o[1] + i * step[1]]);
-        to[o[0] + i * step[0]] = static_cast<Out>(total);
+        to[o[0] + i * step[0]] = ops::convert<Out>(total);
       }
     });
   });

@@ -226,8 +226,8 @@ void cumsum_kernel(const KernelContext& context) {
     from.erase(dim);
   }
   const DType in = x.dtype();
-  // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
-  const char* const total = !is_floating(in) ? "long long" : in == kF32 ? "double" : compute_type_name(in);
+  // A running sum in f32 stops at 2^24 ones.
+  const char* const total = is_floating(in) ? "double" : "long long";
   const Kernel kernel = kernel_of(device, kRunningSums, "rondo_cumsum",
                                   {{"IN", type_name(in)}, {"OUT", type_name(out.dtype())}, {"TOTAL", total}});
   launch_threads(device, kernel, lines.numel(), address_of(out), address_of(x), layout_with(lines, to, from),

@@ -29,6 +29,10 @@ void min_kernel(const KernelContext& context);
 void any_kernel(const KernelContext& context);
 void all_kernel(const KernelContext& context);
 
+// statistics.cc, bit-equal to the decompositions; not on CUDA
+void var_kernel(const KernelContext& context);
+void std_kernel(const KernelContext& context);
+
 // norm.cc, one pass over memory each
 void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, rstd
 void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias

@@ -148,8 +148,13 @@ constexpr OpDef kSum = {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
           g.set(0, expand(kept.to(g.input_dtype(0)), g.input_sizes(0)));
         },
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
-    .traits = {.additive = true},
+    .lower =
+        [](LoopBuilder& b) {
+          LoopValue x = b.input(0);
+          if (!is_floating(x.type)) x = b.emit(LoopOp::kCast, kI64, x);
+          b.output(0, b.reduce(LoopOp::kReduceSum, x));
+        },
+    .traits = {.additive = true, .folds = true},
 };
 
 namespace {
@@ -166,16 +171,6 @@ void extremum_grad(const GradContext& g) {
 
 }  // namespace
 
-namespace {
-
-// A bool counts as 0 or 1.
-LoopValue as_number(LoopBuilder& b) {
-  const LoopValue x = b.input(0);
-  return x.type == kBool ? b.emit(LoopOp::kCast, kF32, x) : x;
-}
-
-}  // namespace
-
 constexpr OpDef kMax = {
     .name = "max",
     .kind = OpKind::kReduction,
@@ -185,10 +180,10 @@ constexpr OpDef kMax = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMax, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, as_number(b))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
+    .traits = {.folds = true},
 };
 
-// As max of -x, negated.
 constexpr OpDef kMin = {
     .name = "min",
     .kind = OpKind::kReduction,
@@ -198,7 +193,8 @@ constexpr OpDef kMin = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMin, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -as_number(b))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMin, b.input(0))); },
+    .traits = {.folds = true},
 };
 
 Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {

@@ -260,6 +260,16 @@ TEST_F(Writes, GradientsOfAVariableMeetInOneSum) {
   });
   EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
 }
+// Eager execution adds the gradient of what is written through a view to zeros, even if the view shows the whole.
+TEST_F(Writes, SignsOfZeroGradientsOfAWholeView) {
+  const auto body = [](Block&, const Tensor& x) {
+    const Tensor y = x * 1.0, row = y[1];
+    y.slice(0, {0, 4}).mul_(-1.1);
+    return Tensors{row * 3.0};
+  };
+  expect_as_eager(body, one_step);
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
 // The write through a handle without history, by something with one, is a break: all handles get their values there.
 TEST_F(Writes, ThroughASecondHandleOfAVersion) {
   const auto body = [](Block&, const Tensor& x) {

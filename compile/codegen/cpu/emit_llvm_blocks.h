@@ -33,6 +33,7 @@ class BlockEmitter : protected ValueEmitter {
   BasicBlock* block(const char* name) { return BasicBlock::Create(context_, name, function_); }
   // Offset, in elements, of a row at column 0; of a vector of rows, a vector.
   Value* row_offset(size_t operand, Value* row);
+  using ValueEmitter::constant;
   // The value of kConst and kScalar, for all lanes.
   Value* constant(const Instr& i) { return splat(arithmetic(i, scalar_array_, nullptr, nullptr, nullptr)); }
   static bool is_constant(const Instr& i) { return i.op == LoopOp::kConst || i.op == LoopOp::kScalar; }
