@@ -26,8 +26,7 @@ bool has_same_bits(SymFloat a, SymFloat b) {
 // A tensor outside of the recording whose history an op may have to look at, or to refuse.
 bool has_view_to_watch(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
-  return meta != nullptr &&
-         (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));
+  return meta != nullptr && (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));
 }
 
 }  // namespace
@@ -56,8 +55,8 @@ bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs,
     outputs[i] = known_result(id);
     if (op.kind == OpKind::kView) {
       const Tensor& viewed = *inputs[0];
-      outputs[i].impl()->offset =
-          viewed.impl()->offset + known_.graph->value(id).offset - known_.graph->value(node.inputs[0]).offset;
+      outputs[i].impl()->offset = viewed.impl()->offset + known_.graph->value(id).offset -
+                                  known_.graph->value(node.inputs[0]).offset;
       if (!grad_enabled() || autograd::is_no_grad_view(viewed)) autograd::mark_no_grad_view(outputs[i]);
     }
     handles_.push_back(outputs[i]);
@@ -118,8 +117,7 @@ bool Trace::infers_as_known(const GraphNode& node, std::span<const Tensor* const
   return results.size() == node.outputs.size() &&
          std::equal(results.begin(), results.end(), node.outputs.begin(), [&](const TensorMeta& meta, ValueId id) {
            const Value& value = known_.graph->value(id);
-           return meta.dtype == value.dtype && meta.sizes == value.sizes &&
-                  meta.strides == value.strides;
+           return meta.dtype == value.dtype && meta.sizes == value.sizes && meta.strides == value.strides;
          });
 }
 

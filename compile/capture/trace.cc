@@ -93,6 +93,7 @@ std::source_location Trace::user_of(std::source_location where) {
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
+  stop_following();
   ValueIds operands;
   for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
   const auto index = static_cast<int32_t>(graph.nodes.size());  // operands may have added nodes

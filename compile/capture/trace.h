@@ -174,8 +174,8 @@ class Trace : public Recorder {
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
-  KnownRecording known_;       // that is followed; without a graph: none
-  size_t n_known_ = 0;         // calls that were the same so far
+  KnownRecording known_;  // that is followed; without a graph: none
+  size_t n_known_ = 0;    // calls that were the same so far
   RecordedFloats known_floats_;
   // By value of the recording of that number, to be used again; undefined, or missing at the end: none.
   std::vector<Tensor> known_handles_;

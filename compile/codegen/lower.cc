@@ -3,7 +3,6 @@
 #include <bit>
 #include <map>
 #include <optional>
-#include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -179,8 +178,6 @@ class UnitLowering final : public LoopBuilder {
       if (is_low_precision(value.dtype)) {
         v = emit(LoopOp::kCast, value.dtype, v, {}, {});
         v.type = kF32;  // rounded, and held in an f32 register
-        if (node_->op->traits.converts) asked_for_.insert(v.id);
-        else rounds_.insert(v.id);
       }
     }
     made_[id] = v;
@@ -312,9 +309,6 @@ class UnitLowering final : public LoopBuilder {
     result_.kernel.instrs.push_back(instr);
     return static_cast<int32_t>(result_.kernel.instrs.size()) - 1;
   }
-  void note_rounding(int32_t id, int32_t copy) {
-    if (rounds_.contains(id) && !asked_for_.contains(id)) result_.roundings.push_back(copy);
-  }
   int32_t operand_copy(int32_t id, int32_t stage) {
     if (id < 0) return id;
     return placements_[static_cast<size_t>(id)].row ? copy_row(id, stage) : copy_column(id, stage);
@@ -329,7 +323,6 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
     const int32_t made = add(instr);
     result_.kernel.stages[static_cast<size_t>(level)].row.push_back(made);
-    note_rounding(id, made);
     return row_copy_[static_cast<size_t>(id)] = made;
   }
   // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of
@@ -340,7 +333,6 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
     const int32_t made = add(instr);
     result_.kernel.stages[static_cast<size_t>(stage)].column.push_back(made);
-    note_rounding(id, made);
     return column_copy_[static_cast<size_t>(id)] = made;
   }
 
@@ -360,7 +352,6 @@ class UnitLowering final : public LoopBuilder {
   std::vector<Placement> placements_;
   std::map<InstrKey, int32_t> numbering_;
   std::map<ValueId, LoopValue> made_;
-  std::set<int32_t> rounds_, asked_for_;  // casts to 16 bits: of results, and of conversions
   std::vector<int32_t> sinks_;
   std::vector<bool> used_;
   std::vector<int32_t> row_copy_, column_copy_;

@@ -107,7 +107,7 @@ class [[gnu::visibility("hidden")]] Region {
   int n_entries_ = 0;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
-  std::shared_ptr<const Entry> latest_;  // that was compiled
+  std::shared_ptr<const Entry> latest_;        // that was compiled
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
   std::atomic<bool> has_loops_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;

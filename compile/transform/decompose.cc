@@ -28,8 +28,9 @@ bool has_steps(const Graph& graph, const GraphNode& node) {
 }
 
 bool has_parts(const Graph& graph, const GraphNode& node) {
-  return node.op->decompose != nullptr && node.op->fuse_parts && (node.op->lower == nullptr || has_steps(graph, node)) &&
-         node.op->kind != OpKind::kContraction && !is_empty(graph, node);
+  return node.op->decompose != nullptr && node.op->fuse_parts &&
+         (node.op->lower == nullptr || has_steps(graph, node)) && node.op->kind != OpKind::kContraction &&
+         !is_empty(graph, node);
 }
 
 std::optional<Graph> decompose_once(const Graph& graph) {
