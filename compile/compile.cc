@@ -31,7 +31,9 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call), loops_(region.loops()) {}
+  // `random`: shared by all ops of the call.
+  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random)
+      : region_(region), call_(call), random_(random), loops_(region.loops()) {}
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
@@ -193,7 +195,8 @@ class RegionTrace final : public Trace {
     }
     if (next == LoopSteps::Next::kCutAndRecord) run_steps(loop_.complete_steps());
     if (!loop_.moves()) return false;
-    if (inputs[0]->impl()->recorder != nullptr) return end_loop(), false;  // a view of what this piece makes
+    const bool of_piece = !inputs.empty() && inputs[0]->impl()->recorder != nullptr;
+    if (of_piece) return end_loop(), false;  // a view of what this piece makes
     call_now(op, inputs, attrs, outputs, where);
     if (region_.options().exact) return true;
     // The strides of a part depend on how many steps there are: dense, it is the same recording for all.
@@ -231,6 +234,7 @@ class RegionTrace final : public Trace {
     in_pieces_ = true;
     region_.count_loop_piece();
     run_piece(piece_ + std::bit_width(static_cast<unsigned>(steps)));
+    random_.restart();
   }
   // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
   void run_steps_left() {
@@ -257,6 +261,7 @@ class RegionTrace final : public Trace {
 
   Region& region_;
   const nn::ModuleCall& call_;
+  SharedRandomState& random_;
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
@@ -291,8 +296,8 @@ class RegionHook final : public nn::CallHook {
       region_->count_replay();
       return known->run(call);
     }
-    const SharedRandomState random;
-    RegionTrace trace(*region_, call);
+    SharedRandomState random;
+    RegionTrace trace(*region_, call, random);
     try {
       RecorderScope record(&trace);
       forward();
