@@ -4,8 +4,8 @@
 //   another recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded: each piece is the
 //   same recording, so it is compiled once whatever T is, and the tape goes back through the pieces as through the
 //   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
-//   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would be
-//   another recording than the step before it: its integers are part of the key. In a piece such views and constants
+//   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would
+//   be another recording than the step before it: its integers are part of the key. In a piece such views and constants
 //   are made at once, and are inputs of the recording. Random numbers count from the beginning of a piece.
 //   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
 //   break could stand, and each is keyed by all that it records.
@@ -33,7 +33,7 @@ class LoopSteps {
     uint64_t call = 0;        // op, place in the program, what the results are
     uint64_t parameters = 0;  // that it reads
     uint64_t integers = 0;    // that are part of the key: positions, sizes
-    bool may_move = false;  // a view, or a constant: it can be made at once
+    bool may_move = false;    // a view, or a constant: it can be made at once
     bool is_product = false;
     bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
     friend bool operator==(const Line&, const Line&) = default;

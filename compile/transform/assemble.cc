@@ -33,7 +33,13 @@ std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId who
 class Assembler {
  public:
   explicit Assembler(const Graph& graph)
-      : graph_(graph), result_(graph), views_(graph), uses_(graph, 0), returned_(graph, false), placed_(graph, false), read_by_library_(graph, false) {
+      : graph_(graph),
+        result_(graph),
+        views_(graph),
+        uses_(graph, 0),
+        returned_(graph, false),
+        placed_(graph, false),
+        read_by_library_(graph, false) {
     for (size_t v = 0; v < graph.values.size(); ++v) views_[graph.values[v].root].push_back(static_cast<ValueId>(v));
     for (const GraphNode& node : graph.nodes) {
       const bool library = node.op->kind != OpKind::kView && !node.op->traits.assembles &&
@@ -62,7 +68,8 @@ class Assembler {
     const GraphNode& maker = graph_.node(value.producer);
     if (maker.op->traits.strided_outputs) return true;
     // What else reads it would be fused with its producer, if it stayed where it is.
-    return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 && uses_[part] == 1;
+    return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 &&
+           uses_[part] == 1;
   }
 
   void assemble(const GraphNode& node) {

@@ -92,7 +92,8 @@ class Finder {
         const GraphNode& node = graph_.node(n);
         int32_t made = -1;
         for (ValueId id : node.inputs)
-          if (id != kNoValue) made = std::max(made, graph_.value(graph_.written(id)).producer);  // views can be made earlier
+          if (id != kNoValue)
+            made = std::max(made, graph_.value(graph_.written(id)).producer);  // views can be made earlier
         const int32_t read = first_use_[node.outputs[0]];
         if (!group.nodes.empty() && std::max(ready, made) >= std::min(wanted, read)) close();
         group.nodes.push_back(n);
@@ -151,7 +152,8 @@ class Finder {
     return found;
   }
   bool fits(const GraphNode& a, const GraphNode& b) const {
-    return a.op == b.op && a.attrs.ints == b.attrs.ints && graph_.value(a.outputs[0]).sizes == graph_.value(b.outputs[0]).sizes &&
+    return a.op == b.op && a.attrs.ints == b.attrs.ints &&
+           graph_.value(a.outputs[0]).sizes == graph_.value(b.outputs[0]).sizes &&
            graph_.value(a.outputs[0]).dtype == graph_.value(b.outputs[0]).dtype;
   }
 
@@ -225,8 +227,8 @@ class Rewriter {
     }
     Tensor sum = like.op->kind == OpKind::kReduction
                      ? call(*like.op, {side_by_side(products, 0, 0)}, like.attrs)
-                     : call(*like.op, {side_by_side(products, 0, 1),
-                                       side_by_side(products, 1, 2 - like.op->traits.sums_over)});
+                     : call(*like.op,
+                            {side_by_side(products, 0, 1), side_by_side(products, 1, 2 - like.op->traits.sums_over)});
     if (products.start != kNoValue) sum = call(*graph_.node(products.adds.back()).op, {symbol(products.start), sum});
     symbols_[graph_.node(products.adds.back()).outputs[0]] = sum;
   }
