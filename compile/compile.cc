@@ -32,7 +32,9 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  RegionTrace(Region& region, const nn::ModuleCall& call) : region_(region), call_(call), loops_(region.loops()) {}
+  // `random`: shared by all ops of the call.
+  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random)
+      : region_(region), call_(call), random_(random), loops_(region.loops()) {}
 
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
@@ -233,7 +235,8 @@ class RegionTrace final : public Trace {
     }
     if (next == LoopSteps::Next::kCutAndRecord) run_steps(loop_.complete_steps());
     if (!loop_.moves()) return false;
-    if (inputs[0]->impl()->recorder != nullptr) return end_loop(), false;  // a view of what this piece makes
+    const bool of_piece = !inputs.empty() && inputs[0]->impl()->recorder != nullptr;
+    if (of_piece) return end_loop(), false;  // a view of what this piece makes
     call_now(op, inputs, attrs, outputs, where);
     if (region_.options().exact) return true;
     // The strides of a part depend on how many steps there are: dense, it is the same recording for all.
@@ -271,6 +274,7 @@ class RegionTrace final : public Trace {
     in_pieces_ = true;
     region_.count_loop_piece();
     run_piece(piece_ + std::bit_width(static_cast<unsigned>(steps)));
+    random_.restart();
   }
   // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
   void run_steps_left() {
@@ -298,6 +302,7 @@ class RegionTrace final : public Trace {
   Region& region_;
   const nn::ModuleCall& call_;
   std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
+  SharedRandomState& random_;
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
@@ -332,11 +337,11 @@ class RegionHook final : public nn::CallHook {
       region_->count_replay();
       return known->run(call);
     }
-    const SharedRandomState random;
+    SharedRandomState random;
     std::vector<GeneratorState> drawn;  // from
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    RegionTrace trace(*region_, call);
+    RegionTrace trace(*region_, call, random);
     if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);

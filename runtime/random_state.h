@@ -42,6 +42,8 @@ class SharedRandomState {
   ~SharedRandomState();
   SharedRandomState(const SharedRandomState&) = delete;
   SharedRandomState& operator=(const SharedRandomState&) = delete;
+  // The next draw from each generator makes its tensor anew, and increments count from there.
+  void restart() { streams_.clear(); }
 
  private:
   friend RandomState next_random_state(Generator& source, Device device);

@@ -19,10 +19,12 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
     call = absl::HashOf(call, output.dtype());
     for (int64_t size : output.sizes()) call = absl::HashOf(call, size);
   }
+  // Each draw has another place in its stream.
+  const bool draws = op.traits.random_state >= 0;
   return {.call = call,
           .parameters = parameters,
-          .integers = absl::HashOf(absl::MakeConstSpan(attrs.ints.data(), attrs.ints.size())),
-          .is_view = op.kind == OpKind::kView,
+          .integers = draws ? 0 : absl::HashOf(absl::MakeConstSpan(attrs.ints.data(), attrs.ints.size())),
+          .may_move = op.kind == OpKind::kView || inputs.empty(),
           .is_product = op.kind == OpKind::kContraction};
 }
 
@@ -54,7 +56,7 @@ bool LoopSteps::search(std::span<const Line> lines) {
   for (size_t i = 0; i < period; ++i) {
     for (size_t k = latest + i; k >= begin + period; k -= period)
       moves[i] = moves[i] || lines[k].integers != lines[k - period].integers;
-    if (moves[i] && !found[i].is_view) return false;  // each step is another program
+    if (moves[i] && !found[i].may_move) return false;  // each step is another program
   }
   step_ = {std::move(found), std::move(moves)};
   at_ = (n - begin) % period;

@@ -4,8 +4,9 @@
 //   another recording. A long loop is therefore run in pieces of kSteps steps, while it is recorded: each piece is the
 //   same recording, so it is compiled once whatever T is, and the tape goes back through the pieces as through the
 //   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
-//   A step that reads its own part of a tensor (`x.select(1, t)`) would be another recording than the step before it:
-//   its integers are part of the key. In a piece such views are made at once, and the recording's inputs are the parts.
+//   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would
+//   be another recording than the step before it: its integers are part of the key. In a piece such views and constants
+//   are made at once, and are inputs of the recording. Random numbers count from the beginning of a piece.
 //   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
 //   break could stand, and each is keyed by all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
@@ -32,7 +33,7 @@ class LoopSteps {
     uint64_t call = 0;        // op, place in the program, what the results are
     uint64_t parameters = 0;  // that it reads
     uint64_t integers = 0;    // that are part of the key: positions, sizes
-    bool is_view = false;
+    bool may_move = false;    // a view, or a constant: it can be made at once
     bool is_product = false;
     bool repeats(const Line& other) const { return call == other.call && parameters == other.parameters; }
     friend bool operator==(const Line&, const Line&) = default;
@@ -43,7 +44,7 @@ class LoopSteps {
   // The step of a loop that was found.
   struct Step {
     std::vector<Line> lines;
-    std::vector<bool> moves;  // by line: reads its own part of a tensor in each step
+    std::vector<bool> moves;  // by line: has other integers in each step
     friend bool operator==(const Step&, const Step&) = default;
   };
 
@@ -66,8 +67,7 @@ class LoopSteps {
   Next next(const Line& line);
   // 0: it is the piece that the loop was found in.
   int complete_steps() const { return complete_; }
-  // True if the call that next() has just admitted reads its own part of a tensor in each step, and can be made at
-  // once.
+  // True if the call that next() has just admitted has other integers in each step, and can be made at once.
   bool moves() const { return !in_first_ && step_.moves[(at_ == 0 ? step_.lines.size() : at_) - 1]; }
   // The whole steps since the latest cut, and the calls that are recorded of one.
   int steps_left() const { return in_first_ ? 0 : steps_; }

@@ -246,7 +246,10 @@ class UnitLowering final : public LoopBuilder {
     operand.dtype = value.dtype;
     operand.is_output = true;
     operand.col_stride = per_row ? 0 : unit_.inner;
-    if (per_row || unit_.inner == 1) {
+    if (value.root != id) {  // a part of a larger value
+      operand = address(value, domain_, columns_);
+      operand.is_output = true;
+    } else if (per_row || unit_.inner == 1) {
       if (unit_.rows > 1) operand.axes = {{1, unit_.rows, per_row ? 1 : unit_.cols}};
     } else {
       if (outer > 1) operand.axes = {{unit_.inner, outer, unit_.cols * unit_.inner}};

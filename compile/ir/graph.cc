@@ -141,7 +141,7 @@ void verify(const Graph& graph) {
       define(id, static_cast<int32_t>(i));
       const Value& v = graph.value(id);
       invariant(v.root >= 0 && v.root < n, "graph: a view of nothing");
-      const bool part = node.op->traits.strided_outputs && v.root > id;
+      const bool part = writes_parts(*node.op) && v.root > id;
       invariant(part || (node.op->kind == OpKind::kView) == (v.root != id), "graph: only views and parts share memory");
       invariant(graph.value(v.root).root == v.root, "graph: a root is itself a view");
     }

@@ -17,8 +17,16 @@ namespace {
 // True if the parts that the node would assemble were written in their places already.
 bool is_in_place(const Graph& graph, const GraphNode& node) {
   if (!node.op->traits.assembles) return false;
-  for (ValueId id : node.inputs)
-    if (graph.value(id).root != node.outputs[0]) return false;
+  const Value& whole = graph.value(node.outputs[0]);
+  const auto dim = static_cast<int>(node.attrs.ints[0]);
+  int64_t offset = whole.offset;
+  for (ValueId id : node.inputs) {
+    const Value& part = graph.value(id);
+    if (part.root != whole.root || part.offset != offset) return false;
+    for (int d = 0; d < part.sizes.rank(); ++d)
+      if (part.sizes[d] > 1 && part.strides[d] != whole.strides[d]) return false;
+    offset += part.sizes[dim] * whole.strides[dim];
+  }
   return true;
 }
 
@@ -85,6 +93,14 @@ bool only_copies(const LoweredUnit& unit) {
   return flat.split_columns && flat.operands[0].col_stride == 1 && flat.operands[1].col_stride == 1;
 }
 
+// Elements that pay for waking a thread: fewer than the target's, where each takes many instructions.
+int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
+  constexpr size_t kUsual = 16;  // instructions
+  size_t instructions = 0;
+  for (const Stage& stage : kernel.stages) instructions += stage.column.size();
+  return grain * static_cast<int64_t>(kUsual) / static_cast<int64_t>(std::max(kUsual, instructions));
+}
+
 // Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any.
 void gather_sums(Plan& plan) {
   std::vector<Launch> order, waiting;
@@ -118,7 +134,10 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
   if (!options.exact && enabled(CompilerStage::kRelax))
-    if (std::optional<Graph> merged = merge_products(plan.graph)) plan.graph = *std::move(merged);
+    if (std::optional<Graph> merged = merge_products(plan.graph)) {
+      plan.graph = *std::move(merged);
+      if (enabled(CompilerStage::kAssemble)) plan.graph = assemble_in_place(plan.graph).value_or(plan.graph);
+    }
   // Where a launch costs more than what it widens.
   if (!options.exact && target.capabilities.gathers_sums && enabled(CompilerStage::kRelax))
     if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
@@ -148,8 +167,10 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
-    plan.launches.push_back(
-        {.kind = Launch::Kind::kKernel, .kernel = kernel, .nodes = unit.nodes, .grain = target.capabilities.grain});
+    plan.launches.push_back({.kind = Launch::Kind::kKernel,
+                             .kernel = kernel,
+                             .nodes = unit.nodes,
+                             .grain = grain_of(lowered.kernel, target.capabilities.grain)});
     if (!lowered.column_results.empty())
       plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
     plan.kernels.push_back(std::move(lowered));

@@ -228,10 +228,12 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   }
   ledger_->update([&](RegionReport& report) {
     ++report.entries;
-    report.kernels = kernels;
-    report.library_calls = library_calls;
     report.compile_ms += entry.compile_ms;
     report.compilations += compiled > 0;
+    if (kernels + library_calls < most_launches_) return;
+    most_launches_ = kernels + library_calls;
+    report.kernels = kernels;
+    report.library_calls = library_calls;
     report.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
     report.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
   });
@@ -387,7 +389,10 @@ void Region::run_eagerly(Trace& trace) {
 
 void Region::begin_call(const nn::ModuleCall& call) {
   if (!options_.dynamic.empty()) check_arguments(ledger_->name(), call, options_.dynamic);
-  ledger_->update([](RegionReport& report) { ++report.calls; });
+  ledger_->update([this](RegionReport& report) {
+    ++report.calls;
+    most_launches_ = 0;
+  });
 }
 void Region::count_replay() {
   ledger_->update([](RegionReport& report) { ++report.replays; });

@@ -100,6 +100,7 @@ class [[gnu::visibility("hidden")]] Region {
   CompileOptions options_;
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
   const std::shared_ptr<Ledger> ledger_;
+  int most_launches_ = 0;  // of an entry that the latest call made; guarded by the ledger
   const RecompilePolicy policy_;
   mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
   // By key without floats. Entries of one key differ in the floats that they are for.

@@ -1,9 +1,10 @@
 // Parts that are written straight into the whole: the gradients of q, k and v go into the one buffer that their
-// projection's backward reads, instead of into three that are copied together.
+// projection's backward reads, instead of into three that are copied together. A whole may be a part of a larger one.
 #include <algorithm>
 #include <optional>
 
 #include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/spaces.h"
 
 namespace rondo::compile {
 namespace {
@@ -29,60 +30,99 @@ std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId who
   return result;
 }
 
+class Assembler {
+ public:
+  explicit Assembler(const Graph& graph)
+      : graph_(graph),
+        result_(graph),
+        views_(graph),
+        uses_(graph, 0),
+        returned_(graph, false),
+        placed_(graph, false),
+        read_by_library_(graph, false) {
+    for (size_t v = 0; v < graph.values.size(); ++v) views_[graph.values[v].root].push_back(static_cast<ValueId>(v));
+    for (const GraphNode& node : graph.nodes) {
+      const bool library = node.op->kind != OpKind::kView && !node.op->traits.assembles &&
+                           !space_of(graph, node).unit.fused;
+      for (ValueId id : node.inputs) {
+        if (id == kNoValue) continue;
+        ++uses_[id];
+        if (library) read_by_library_[id] = true;
+      }
+    }
+    for (ValueId output : graph.outputs) returned_[graph.written(output)] = true;
+  }
+
+  Graph run() {
+    for (const GraphNode& node : graph_.nodes)
+      if (node.op->traits.assembles) assemble(node);
+    return std::move(result_);
+  }
+
+ private:
+  // True if the value's producer can write it into a larger one.
+  bool may_move(ValueId part) const {
+    const Value& value = result_.value(part);
+    // A value has one place.
+    if (value.producer < 0 || value.root != part || placed_[part] || returned_[part]) return false;
+    const GraphNode& maker = graph_.node(value.producer);
+    if (maker.op->traits.strided_outputs) return true;
+    // What else reads it would be fused with its producer, if it stayed where it is.
+    return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 &&
+           uses_[part] == 1;
+  }
+
+  void assemble(const GraphNode& node) {
+    const ValueId whole = node.outputs[0];
+    const Value& out = result_.value(whole);
+    const int dim = static_cast<int>(node.attrs.ints[0]);
+    if (out.root != whole || out.sizes.numel() == 0) return;
+    std::vector<std::pair<ValueId, Value>> changes;
+    std::vector<ValueId> parts;
+    int64_t begin = 0;
+    const bool possible = std::all_of(node.inputs.begin(), node.inputs.end(), [&](ValueId id) {
+      const Value& seen = result_.value(id);
+      const ValueId part = graph_.written(id);
+      const bool whole_part = seen.offset == 0 && is_contiguous(seen.sizes, seen.strides) &&
+                              seen.sizes.numel() == result_.value(part).sizes.numel();
+      if (!whole_part || !may_move(part)) return false;
+      const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim],
+                           begin * out.strides[dim]};
+      begin += seen.sizes[dim];
+      placed_[part] = true;
+      parts.push_back(part);
+      return std::all_of(views_[part].begin(), views_[part].end(), [&](ValueId v) {
+        const std::optional<Value> value = moved(result_.value(v), lay, whole);
+        // A library may sum in another order for another layout.
+        if (!value || (read_by_library_[v] && !(value->strides == graph_.value(v).strides))) return false;
+        changes.emplace_back(v, *value);
+        return true;
+      });
+    });
+    if (!possible) {
+      for (ValueId part : parts) placed_[part] = false;
+      return;
+    }
+    for (auto& [id, value] : changes) {
+      result_.value(id) = value;
+      views_[whole].push_back(id);  // they move with it
+    }
+  }
+
+  const Graph& graph_;
+  Graph result_;
+  ValueMap<std::vector<ValueId>> views_;  // by root
+  ValueMap<int> uses_;
+  ValueMap<bool> returned_, placed_, read_by_library_;
+};
+
 }  // namespace
 
 std::optional<Graph> assemble_in_place(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
                    [](const GraphNode& node) { return node.op->traits.assembles; }))
     return std::nullopt;
-  Graph result = graph;
-  ValueMap<std::vector<ValueId>> views(graph);  // by root
-  for (size_t v = 0; v < graph.values.size(); ++v) views[graph.values[v].root].push_back(static_cast<ValueId>(v));
-  ValueMap<bool> returned(graph, false), placed(graph, false);
-  for (ValueId output : graph.outputs) returned[graph.written(output)] = true;
-  for (const GraphNode& node : graph.nodes) {
-    if (!node.op->traits.assembles) continue;
-    const ValueId whole = node.outputs[0];
-    const Value& out = result.value(whole);
-    const int dim = static_cast<int>(node.attrs.ints[0]);
-    if (out.root != whole || out.sizes.numel() == 0) continue;
-    std::vector<std::pair<ValueId, Value>> changes;
-    std::vector<ValueId> parts;
-    int64_t begin = 0;
-    bool possible = true;
-    for (ValueId id : node.inputs) {
-      const Value& seen = result.value(id);
-      const ValueId part = graph.written(id);
-      const Value& source = result.value(part);
-      const bool writable = source.producer >= 0 && source.root == part &&
-                            graph.node(source.producer).op->traits.strided_outputs;
-      const bool whole_part = seen.offset == 0 && is_contiguous(seen.sizes, seen.strides) &&
-                              seen.sizes.numel() == source.sizes.numel();
-      // A value has one place.
-      const bool taken = placed[part] || returned[part];
-      if (!writable || !whole_part || taken) {
-        possible = false;
-        break;
-      }
-      const Interleave lay{seen.sizes[dim] * out.strides[dim], out.sizes[dim] * out.strides[dim],
-                           begin * out.strides[dim]};
-      begin += seen.sizes[dim];
-      for (ValueId v : views[part]) {
-        const std::optional<Value> value = moved(result.value(v), lay, whole);
-        possible = possible && value.has_value();
-        if (!possible) break;
-        changes.emplace_back(v, *value);
-      }
-      placed[part] = true;
-      parts.push_back(part);
-    }
-    if (!possible) {
-      for (ValueId part : parts) placed[part] = false;
-      continue;
-    }
-    for (auto& [id, value] : changes) result.value(id) = value;
-  }
-  return result;
+  return Assembler(graph).run();
 }
 
 }  // namespace rondo::compile

@@ -5,6 +5,7 @@
 //                                       of the inputs
 //   sums   a_0 b_0 + a_1 b_1 + ...      (a_0, a_1, ...) (b_0; b_1; ...): the gradients of the weights, which otherwise
 //                                       go through memory at each step
+//          sum(a_0) + sum(a_1) + ...    sum(a_0; a_1; ...), over rows: the gradients of the biases
 #include <algorithm>
 #include <map>
 #include <utility>
@@ -22,7 +23,7 @@ constexpr int64_t kMostRows = 128;  // of one product: a larger one is efficient
 constexpr int64_t kMostSummed = 256;
 
 struct Products {
-  enum Kind : uint8_t { kRows, kSummed } kind;
+  enum Kind : uint8_t { kRows, kSummed } kind;  // kSummed: products, or sums of rows
   std::vector<int32_t> nodes = {};
   int32_t before = 0;              // kRows: computed before this node
   std::vector<int32_t> adds = {};  // kSummed: one after the other; the last gives the result
@@ -53,17 +54,23 @@ class Finder {
   static constexpr int32_t kNever = INT32_MAX;
 
   bool is_matrix(ValueId id) const { return id != kNoValue && graph_.value(id).sizes.rank() == 2; }
-  bool is_dense(ValueId id) const { return is_contiguous(graph_.value(id).sizes, graph_.value(id).strides); }
+  bool has_dense_rows(ValueId id) const { return graph_.value(id).strides[1] == 1; }
   bool is_product(const GraphNode& node) const {
     return node.op->kind == OpKind::kContraction && node.op->traits.sums_over > 0 && is_matrix(node.inputs[0]) &&
            is_matrix(node.inputs[1]);
+  }
+
+  bool is_sum_of_rows(const GraphNode& node) const {
+    constexpr int64_t kFirstDimension = 1;  // as a mask
+    return node.op->kind == OpKind::kReduction && node.op->traits.additive && node.inputs.size() == 1 &&
+           is_matrix(node.inputs[0]) && node.attrs.ints[0] == kFirstDimension;
   }
 
   std::vector<Products> rows(const NodeMap<bool>& taken) const {
     std::map<std::pair<const OpDef*, std::vector<ValueId>>, std::vector<int32_t>> by_right;
     for (size_t n = 0; n < graph_.nodes.size(); ++n) {
       const GraphNode& node = graph_.nodes[n];
-      if (taken[n] || !is_product(node) || !is_dense(node.inputs[0]) ||
+      if (taken[n] || !is_product(node) || !has_dense_rows(node.inputs[0]) ||
           graph_.value(node.inputs[0]).sizes[0] > kMostRows)
         continue;
       by_right[{node.op, {node.inputs.begin() + 1, node.inputs.end()}}].push_back(static_cast<int32_t>(n));
@@ -85,7 +92,8 @@ class Finder {
         const GraphNode& node = graph_.node(n);
         int32_t made = -1;
         for (ValueId id : node.inputs)
-          if (id != kNoValue) made = std::max(made, graph_.value(id).producer);
+          if (id != kNoValue)
+            made = std::max(made, graph_.value(graph_.written(id)).producer);  // views can be made earlier
         const int32_t read = first_use_[node.outputs[0]];
         if (!group.nodes.empty() && std::max(ready, made) >= std::min(wanted, read)) close();
         group.nodes.push_back(n);
@@ -97,16 +105,21 @@ class Finder {
     return found;
   }
 
-  // The product whose result `id` is, if nothing else reads it.
+  // The product, or the sum of rows, whose result `id` is, if nothing else reads it.
   int32_t term(ValueId id) const {
     const int32_t n = graph_.value(id).producer;
-    if (n < 0 || uses_[id] != 1 || !is_product(graph_.node(n)) || graph_.node(n).inputs.size() != 2) return -1;
-    const Value& left = graph_.value(graph_.node(n).inputs[0]);
-    return left.sizes[1] <= kMostSummed ? n : -1;
+    if (n < 0 || uses_[id] != 1) return -1;
+    const GraphNode& node = graph_.node(n);
+    int summed = -1;  // dimension of operand 0
+    if (is_product(node) && node.inputs.size() == 2) summed = 1;
+    if (is_sum_of_rows(node)) summed = 0;
+    return summed >= 0 && graph_.value(node.inputs[0]).sizes[summed] <= kMostSummed ? n : -1;
   }
   // The only op of two operands that products absorb adds.
   bool is_add(const GraphNode& node) const {
-    return node.op->epilogue != Epilogue::kNone && node.inputs.size() == 2 && is_matrix(node.outputs[0]);
+    const Dims& sizes = graph_.value(node.outputs[0]).sizes;
+    return node.op->epilogue != Epilogue::kNone && node.inputs.size() == 2 &&
+           graph_.value(node.inputs[0]).sizes == sizes && graph_.value(node.inputs[1]).sizes == sizes;
   }
   std::vector<Products> sums(NodeMap<bool>& taken) const {
     std::vector<Products> found;
@@ -139,7 +152,8 @@ class Finder {
     return found;
   }
   bool fits(const GraphNode& a, const GraphNode& b) const {
-    return a.op == b.op && graph_.value(a.outputs[0]).sizes == graph_.value(b.outputs[0]).sizes &&
+    return a.op == b.op && a.attrs.ints == b.attrs.ints &&
+           graph_.value(a.outputs[0]).sizes == graph_.value(b.outputs[0]).sizes &&
            graph_.value(a.outputs[0]).dtype == graph_.value(b.outputs[0]).dtype;
   }
 
@@ -170,7 +184,8 @@ class Rewriter {
     for (size_t n = 0; n <= graph_.nodes.size(); ++n) {
       const auto [begin, end] = at.equal_range(static_cast<int32_t>(n));
       for (auto it = begin; it != end; ++it) emit(*it->second);
-      if (n == graph_.nodes.size() || gone[n]) continue;
+      // A view may have been made earlier.
+      if (n == graph_.nodes.size() || gone[n] || symbols_[graph_.nodes[n].outputs[0]].defined()) continue;
       again(graph_.nodes[n]);
     }
     for (ValueId id : graph_.outputs) trace_.graph.outputs.push_back(trace_.value_of(symbols_[id]));
@@ -178,7 +193,12 @@ class Rewriter {
   }
 
  private:
-  Tensor symbol(ValueId id) const { return id == kNoValue ? Tensor() : symbols_[id]; }
+  // What is not there yet is a view of something that is.
+  Tensor symbol(ValueId id) {
+    if (id == kNoValue) return {};
+    if (!symbols_[id].defined()) again(graph_.node(graph_.value(id).producer));
+    return symbols_[id];
+  }
   void again(const GraphNode& node) {
     std::vector<TensorArg> args;
     std::vector<Tensor> inputs, outputs(node.outputs.size());
@@ -190,13 +210,12 @@ class Rewriter {
   }
   void emit(const Products& products) {
     const GraphNode& like = graph_.node(products.nodes.back());
+    for (int32_t n : products.nodes)
+      for (ValueId id : graph_.node(n).inputs) symbol(id);
     trace_.origin = &like.origin;
     if (products.kind == Products::kRows) {
-      const std::vector<Tensor> operands = [&] {
-        std::vector<Tensor> list{side_by_side(products, 0, 0)};
-        for (size_t i = 1; i < like.inputs.size(); ++i) list.push_back(symbol(like.inputs[i]));
-        return list;
-      }();
+      std::vector<Tensor> operands{side_by_side(products, 0, 0)};
+      for (size_t i = 1; i < like.inputs.size(); ++i) operands.push_back(symbol(like.inputs[i]));
       const Tensor all = call(*like.op, std::vector<TensorArg>(operands.begin(), operands.end()), like.attrs);
       int64_t row = 0;
       for (int32_t n : products.nodes) {
@@ -207,13 +226,15 @@ class Rewriter {
       }
       return;
     }
-    const int dim = 2 - like.op->traits.sums_over;
-    Tensor sum = call(*like.op, {side_by_side(products, 0, 1), side_by_side(products, 1, dim)});
+    Tensor sum = like.op->kind == OpKind::kReduction
+                     ? call(*like.op, {side_by_side(products, 0, 0)}, like.attrs)
+                     : call(*like.op,
+                            {side_by_side(products, 0, 1), side_by_side(products, 1, 2 - like.op->traits.sums_over)});
     if (products.start != kNoValue) sum = call(*graph_.node(products.adds.back()).op, {symbol(products.start), sum});
     symbols_[graph_.node(products.adds.back()).outputs[0]] = sum;
   }
   // Operand `which` of all products, along `dim`. Transposed ones are put together as they lie in memory.
-  Tensor side_by_side(const Products& products, size_t which, int dim) const {
+  Tensor side_by_side(const Products& products, size_t which, int dim) {
     std::vector<Tensor> parts, sources;
     for (int32_t n : products.nodes) {
       const ValueId id = graph_.node(n).inputs[which];

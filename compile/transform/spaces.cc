@@ -1,5 +1,7 @@
 #include "rondo/compile/transform/spaces.h"
 
+#include <algorithm>
+
 #include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::compile {
@@ -123,7 +125,11 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
     if (static_cast<int32_t>(i) == node.op->traits.random_state) continue;
     if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;
   }
-  return true;
+  // A part of a larger value is written row by row.
+  return std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+    const Value& value = graph.value(id);
+    return value.root == id || (unit.inner == 1 && merged_stride(domain, value.strides, *columns));
+  });
 }
 
 bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id) {

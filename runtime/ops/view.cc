@@ -313,7 +313,7 @@ constexpr OpDef kCat = {
             begin += n;
           }
         },
-    .traits = {.assembles = true},
+    .traits = {.assembles = true, .strided_outputs = true},
     .chains = 0,
 };
 

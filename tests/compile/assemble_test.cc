@@ -1,4 +1,5 @@
 // Values that are laid side by side: when their producer writes them in place, and that all views of them follow.
+// Producers are attention's gradient, generated kernels, and what lays values side by side itself.
 #include <gtest/gtest.h>
 
 #include "rondo/compile/exec/check_units.h"
@@ -39,7 +40,7 @@ std::vector<bool> in_place(const Graph& graph) {
   for (const GraphNode& node : made.nodes)
     if (node.op->traits.assembles)
       cats.push_back(std::all_of(node.inputs.begin(), node.inputs.end(),
-                                 [&](ValueId id) { return made.value(id).root == node.outputs[0]; }));
+                                 [&](ValueId id) { return made.value(id).root == made.value(node.outputs[0]).root; }));
   return cats;
 }
 
@@ -94,9 +95,82 @@ TEST_F(Assemble, AValueHasOnePlace) {
             std::vector{false});
   // What could not be written in place for one may be for the next.
   EXPECT_EQ(in_place(of_gradients([](const Tensors& p) {
-              return Tensors{ops::cat({p[0], p[0] * 2.0}, 2), ops::cat({p[0], p[1]}, 2)};
+              return Tensors{ops::cat({p[0], Tensor::ones(kParts)}, 2), ops::cat({p[0], p[1]}, 2)};
             })),
             (std::vector{false, true}));
+}
+
+// What `body` makes of three tensors of kParts.
+template <class Body> Graph of_inputs(Body body) {
+  const NoGrad off;
+  const Tensors inputs = {Tensor::zeros(kParts), Tensor::zeros(kParts), Tensor::zeros(kParts)};
+  return record([&] { return body(inputs); });
+}
+
+TEST_F(Assemble, GeneratedKernelsWriteParts) {
+  for (const int dim : {0, 1, 2}) {
+    SCOPED_TRACE(dim);
+    EXPECT_EQ(in_place(of_inputs([&](const Tensors& x) {
+                return Tensors{ops::cat({ops::exp(x[0]) * x[1], x[1] + x[2], ops::tanh(x[2])}, dim)};
+              })),
+              std::vector{true});
+    // Parts of several sizes, and one that is a number for each row.
+    EXPECT_EQ(in_place(of_inputs([&](const Tensors& x) {
+                return Tensors{ops::cat({x[0].slice(dim, {0, 1}) * 2.0, x[1] * 3.0}, dim) + 1.0};
+              })),
+              std::vector{true});
+  }
+  // One kernel writes a part and, densely, what the caller gets; a sum over the rows goes on with the whole.
+  EXPECT_EQ(in_place(of_inputs([](const Tensors& x) {
+              const Tensor y = ops::exp(x[0]), whole = ops::cat({y * 2.0, y * x[1]}, 2);
+              return Tensors{y, ops::sum(whole.view({6, 2 * kRow}), {0})};
+            })),
+            std::vector{true});
+}
+
+TEST_F(Assemble, APartThatOthersReadStays) {
+  EXPECT_EQ(in_place(of_inputs([](const Tensors& x) {
+              const Tensor y = x[0] * 2.0;
+              return Tensors{ops::cat({y, x[1] * 3.0}, 2), y + 1.0};
+            })),
+            std::vector{false});
+  EXPECT_EQ(in_place(of_inputs([](const Tensors& x) {
+              const Tensor y = x[0] * 2.0;
+              return Tensors{ops::cat({y, x[1] * 3.0}, 2), y};
+            })),
+            std::vector{false});
+  EXPECT_EQ(in_place(of_inputs([](const Tensors& x) {
+              const Tensor y = x[0] * 2.0;
+              return Tensors{ops::cat({y, y}, 2)};
+            })),
+            std::vector{false});
+  EXPECT_EQ(in_place(of_inputs([](const Tensors& x) {
+              return Tensors{ops::cat({(x[0] * 2.0).view({kRow, 6}), x[1].view({kRow, 6}) * 2.0}, 1)};
+            })),
+            std::vector{false});
+}
+
+TEST_F(Assemble, WholesWithinAWhole) {
+  const auto nested = [](int inner, int outer) {
+    return in_place(of_inputs([&](const Tensors& x) {
+      const auto whole = [&](const Tensor& y) { return ops::cat({y * 2.0, ops::exp(y)}, inner); };
+      return Tensors{ops::cat({whole(x[0]), whole(x[1]), whole(x[2])}, outer)};
+    }));
+  };
+  for (const int inner : {0, 1, 2})
+    for (const int outer : {0, 1, 2}) EXPECT_EQ(nested(inner, outer), std::vector(4, true)) << inner << outer;
+}
+
+// A product sums in another order where its operand has gaps.
+TEST_F(Assemble, WhatALibraryReadsStaysDense) {
+  const auto read = [](int outer) {
+    return in_place(of_inputs([&](const Tensors& x) {
+      const Tensor first = ops::cat({x[0] * 2.0, ops::exp(x[0])}, 2), second = ops::cat({x[1] * 2.0, x[2] * 3.0}, 2);
+      return Tensors{ops::cat({first, second}, outer), ops::matmul(first, first.transpose(1, 2))};
+    }));
+  };
+  EXPECT_EQ(read(0), (std::vector{true, true, true}));
+  EXPECT_EQ(read(2), (std::vector{true, true, false}));
 }
 
 }  // namespace
