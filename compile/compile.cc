@@ -5,6 +5,7 @@
 #include <bit>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
@@ -35,8 +36,21 @@ class RegionTrace final : public Trace {
   RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random)
       : region_(region), call_(call), random_(random), loops_(region.loops()) {}
 
+  // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
+  void follow(std::shared_ptr<const Binding> latest) {
+    if (latest == nullptr || loops_ != nullptr) return;
+    KnownRecording known = Entry::known(latest->entry());
+    if (known.graph == nullptr) return;
+    piece_device_ = known.device;
+    Trace::follow(std::move(known));
+    latest_ = std::move(latest);
+  }
+  // Of the whole call, at its end; null: it ran in several pieces, or eagerly.
+  std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
+
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
+    stop_following();
     if (has_writes())
       for (const Tensor* input : inputs)
         if (input->defined() && !can_read(*input)) {
@@ -71,12 +85,14 @@ class RegionTrace final : public Trace {
         region_.add_loop(loop_.step());
       return;
     }
-    if (!loop_.is_running() && dense_parts_.empty() && record_write(op, inputs, attrs, outputs[0], where)) return;
+    const char* why = loop_.is_running() || !dense_parts_.empty() ? "a loop over time runs in pieces"
+                                                                  : record_write(op, inputs, attrs, outputs[0], where);
+    if (why == nullptr) return;
     // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
-    // too.
-    const TensorImpl& target = *inputs[0]->impl();
-    const Tensor base = target.recorder == this ? handle(graph.value(target.recorded_value).root) : Tensor();
-    graph_break(std::string(op.name) + " in place", where);
+    // too: of the version that the view shows now, since nobody holds an earlier one.
+    const bool is_recorded = inputs[0]->impl()->recorder == this;
+    const Tensor base = is_recorded ? handle(graph.value(value_of(*inputs[0], where)).root) : Tensor();
+    graph_break(absl::StrCat(op.name, " in place: ", why), where);
     overwrote_ = true;
     RecorderScope eager(nullptr);
     std::vector<TensorArg> args;
@@ -91,6 +107,7 @@ class RegionTrace final : public Trace {
     // What has read the tensor already goes into a piece of its own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
     broken_ = true;
+    stop_following();
     Tail tail = cut(graph.value(tensor.recorded_value).producer);
     finish();
     resume(std::move(tail));
@@ -98,7 +115,7 @@ class RegionTrace final : public Trace {
 
   void before_write(const Storage& storage, std::source_location where) override {
     if (running_) return;  // the program writes its results
-    wrote_ = true;
+    written_by_pointer_.push_back(storage);
     const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
                                         [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
@@ -117,11 +134,18 @@ class RegionTrace final : public Trace {
       forget_recording();
     };
     if (loop_.is_running()) run_steps_left();
-    if (!graph.nodes.empty()) run_piece(piece_++);
+    if (follows()) {
+      if (is_known() && run_known()) return;
+      stop_following();
+    }
+    latest_ = nullptr;
+    if (graph.nodes.empty()) return;
+    std::shared_ptr<const Binding> ran = run_piece(piece_++);
+    if (!broken_ && !in_pieces_) latest_ = std::move(ran);
   }
 
   // finish(), at the end of a call whose recording may be replayed. Null: it may not.
-  std::shared_ptr<const Replay> finish_for_replay(std::string& why_not) {
+  std::shared_ptr<const Replay> finish_for_replay(std::span<const GeneratorState> drawn, std::string& why_not) {
     if (broken_ || in_pieces_ || graph.nodes.empty()) {
       why_not = broken_ ? "there is a graph break" : in_pieces_ ? "a loop runs in pieces" : "nothing is computed";
       finish();
@@ -129,9 +153,14 @@ class RegionTrace final : public Trace {
     }
     const std::shared_ptr<const Binding> ran = run_piece(piece_++);
     std::shared_ptr<const Replay> replay;
-    if (ran != nullptr) replay = Replay::make(call_, *this, ran, why_not);
+    if (ran != nullptr) replay = Replay::make(call_, *this, drawn, ran, why_not);
     else why_not = "it ran eagerly";
-    if (replay != nullptr && wrote_) {
+    const auto is_random_state = [&](const Storage& storage) {
+      return std::any_of(external().begin(), external().end(), [&](const Tensor& input) {
+        return input.storage() == storage && Replay::is_random_state(input, drawn);
+      });
+    };
+    if (replay != nullptr && !std::all_of(written_by_pointer_.begin(), written_by_pointer_.end(), is_random_state)) {
       why_not = "forward writes to memory by a pointer";
       replay = nullptr;
     }
@@ -160,6 +189,17 @@ class RegionTrace final : public Trace {
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };
     return region_.run(*this, call_, number);
+  }
+
+  // False: it must be recorded after all.
+  bool run_known() {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    std::shared_ptr<const Binding> ran = region_.run_known(*this, latest_);
+    if (ran == nullptr) return false;
+    latest_ = broken_ ? nullptr : std::move(ran);
+    return ++piece_, true;
   }
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
@@ -262,12 +302,13 @@ class RegionTrace final : public Trace {
   Region& region_;
   const nn::ModuleCall& call_;
   SharedRandomState& random_;
+  std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  bool wrote_ = false;      // by a pointer: a replay would leave that out
-  bool overwrote_ = false;  // by an op of this call, so that views may be read again
-  bool broken_ = false;     // also by what happened before the first op, which makes no piece
+  std::vector<Storage> written_by_pointer_;  // a replay would leave that out
+  bool overwrote_ = false;                   // by an op of this call, so that views may be read again
+  bool broken_ = false;                      // also by what happened before the first op, which makes no piece
   const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that the region knows; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
@@ -297,7 +338,11 @@ class RegionHook final : public nn::CallHook {
       return known->run(call);
     }
     SharedRandomState random;
+    std::vector<GeneratorState> drawn;  // from
+    std::optional<GeneratorScope> note;
+    if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
     RegionTrace trace(*region_, call, random);
+    if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);
       forward();
@@ -306,10 +351,13 @@ class RegionHook final : public nn::CallHook {
       trace.finish();
       throw;
     }
-    if (capture == Capture::kRecord) return trace.finish();
+    if (capture == Capture::kRecord) {
+      trace.finish();
+      return set_latest(trace.take_latest());
+    }
     if (known != nullptr) region_->verify_replay(trace, known->binding());
     std::string why_not;
-    const std::shared_ptr<const Replay> made = trace.finish_for_replay(why_not);
+    const std::shared_ptr<const Replay> made = trace.finish_for_replay(drawn, why_not);
     if (known != nullptr) return;
     if (made == nullptr) return region_->refuse_replay(why_not);
     std::lock_guard lock(mutex_);
@@ -328,6 +376,14 @@ class RegionHook final : public nn::CallHook {
     return nullptr;
   }
 
+  std::shared_ptr<const Binding> latest() {
+    std::lock_guard lock(mutex_);
+    return latest_;
+  }
+  void set_latest(std::shared_ptr<const Binding> latest) {
+    std::lock_guard lock(mutex_);
+    latest_.swap(latest);
+  }
   std::shared_ptr<const Replay> find(const nn::ModuleCall& call) {
     std::lock_guard lock(mutex_);
     for (size_t i = replays_.size(); i-- > 0;)
@@ -337,6 +393,7 @@ class RegionHook final : public nn::CallHook {
 
   std::shared_ptr<Region> region_;
   std::mutex mutex_;
+  std::shared_ptr<const Binding> latest_;  // what the latest call ran, as one recording; null: something else
   std::vector<std::shared_ptr<const Replay>> replays_;
 };
 

@@ -18,7 +18,7 @@ enum class Capture : uint8_t {
   kRecord,  // runs the module's C++, which records; the recording decides what runs. Always right
   kReplay,  // reuses a recording of the same module without running its C++. Guards check the arguments' dtypes,
             // devices, shapes, strides, requires_grad and is_leaf, train/eval, grad mode, autocast and the default
-            // device: forward must depend on nothing else. With dropout in training every call is recorded
+            // device: forward must depend on nothing else but the next numbers of the thread's default generator
   kVerify,  // records, and throws Error if kReplay would run something else
 };
 

@@ -580,7 +580,8 @@ void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, 
   if (!grad_mode) return;
   const AutogradMeta* meta = target.impl()->autograd.get();
   const bool history = meta != nullptr && meta->grad_fn != nullptr;
-  if (target.requires_grad() && !history)
+  // A view without history that only follows its base (Note [Views]) is no leaf.
+  if (target.impl()->requires_grad && !history)
     throw_op_error(
         op.name, "a leaf that requires grad cannot be written in place; write it in a scope with `NoGrad off;`", where);
   if (meta != nullptr && meta->no_grad_view && meta->base.defined() && (differentiable || meta->base.requires_grad()))

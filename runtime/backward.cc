@@ -5,6 +5,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/anomaly_check.h"
@@ -32,7 +33,9 @@ thread_local Backward* innermost = nullptr;  // of those that run
 // One run of the tape.
 class Backward {
  public:
-  Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {}
+  Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {
+    tasks_.reserve(16);  // small tapes are common, and a table that grows costs more than one of that size
+  }
 
   Tensor home_of(const Node& node, int i) const {
     if (captured_ || static_cast<size_t>(i) >= node.edges.size() || node.edges[i].node == nullptr) return {};
@@ -138,6 +141,7 @@ class Backward {
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
     bool came_apart = false;      // a leaf's: complete_leaf()
+    bool counted = false;         // its edges are in `waiting` of what they lead to
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
@@ -170,18 +174,19 @@ class Backward {
   }
 
   void count_dependencies() {
-    std::vector<Node*> stack;
-    absl::flat_hash_set<Node*> seen;
-    for (const auto& root : roots_)
-      if (seen.insert(root.get()).second) stack.push_back(root.get());
+    absl::InlinedVector<Node*, 32> stack;
+    const auto visit = [&](Node* node, Task& task) {
+      if (!std::exchange(task.counted, true)) stack.push_back(node);
+    };
+    for (const auto& root : roots_) visit(root.get(), tasks_[root.get()]);
     while (!stack.empty()) {
       Node* node = stack.back();
       stack.pop_back();
-      tasks_[node];
       for (const Edge& edge : node->edges) {
         if (!edge.node) continue;
-        ++tasks_[edge.node.get()].waiting;
-        if (seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+        Task& task = tasks_[edge.node.get()];
+        ++task.waiting;
+        visit(edge.node.get(), task);
       }
     }
   }

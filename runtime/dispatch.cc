@@ -34,6 +34,10 @@ RecorderScope::~RecorderScope() {
 
 constinit thread_local int writing_recordings = 0;
 
+bool Recorder::append_known(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>,
+                            std::source_location) {
+  return false;
+}
 void Recorder::before_write(const Storage&, std::source_location) {}
 void Recorder::before_read(const Storage&, std::source_location) {}
 void Recorder::interrupt(const char* what, std::source_location where) {
@@ -211,6 +215,7 @@ class Dispatcher {
 
   // `homes`: by output, the memory that the caller wants it in, if it fits and a kernel runs.
   void run(std::span<Tensor> outputs, std::span<const Tensor> homes = {}) {
+    if (recorder != nullptr && recorder->append_known(op_, inputs(), attrs_, outputs, where_)) return;
     InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
     if (infer.outputs().size() < outputs.size()) [[unlikely]]

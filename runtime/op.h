@@ -327,6 +327,11 @@ struct BackendEntry {
 // to know an op by its name.
 struct Traits {
   bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
+  // Reductions: `lower` is one LoopBuilder::reduce() and output(), so results over parts can be reduced again.
+  bool folds = false;
+  // Output 0 has, at each element, the sum of input 0 along dimension ints[0] up to there (LoopBuilder::scan); with
+  // ints[1], from there on, which no kernel does.
+  bool scans = false;
   // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;
   // Of an elementwise op: it reads input 0, a table, where input 1, of i64, says (LoopBuilder::pick), and not at its

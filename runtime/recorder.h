@@ -15,6 +15,10 @@ class Recorder {
   // their `recorder` field. For an in-place call outputs[0] is a new handle for the new value of *inputs[0].
   virtual void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                       std::span<Tensor> outputs, bool in_place, std::source_location where) = 0;
+  // Asked about a call before its results are inferred, and before record(). True: the recorder knows the call from an
+  // earlier recording, so it has appended it and made `outputs`. False: nothing has changed.
+  virtual bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                            std::span<Tensor> outputs, std::source_location where);
   // The data of `tensor` is read, but it is only recorded. The recorder runs what is recorded (a graph break), so that
   // `tensor` and every other live value gets storage.
   virtual void flush(const TensorImpl& tensor, std::source_location where) = 0;

@@ -162,6 +162,24 @@ Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Di
   return Tensor(impl);
 }
 
+namespace {
+// Element i of n is first + i * step.
+Tensor counted(const char* factory, int64_t n, Scalar first, Scalar step, TensorOptions options,
+               std::source_location where) {
+  Attrs attrs = ops::arange_attrs(options.dtype, n, first, step);
+  if (active_recorder() != nullptr && attrs.ints.size() == 3) {
+    require_sizes(factory, {n}, options.dtype, where);
+    const DeviceScope device(options.device);
+    return call(ops::kArange, {}, std::move(attrs));
+  }
+  for (size_t i = 0; i < attrs.floats.size(); ++i)
+    attrs.floats[i] = attrs.floats[i].value();  // a kernel knows no symbols
+  Tensor result = made(factory, {n}, options, where);
+  run_kernel({ops::kArange, {}, {&result, 1}, attrs, {}});
+  return result;
+}
+}  // namespace
+
 Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given, std::source_location where) {
   constexpr const char* kName = "Tensor::arange";
   const bool integers = begin.is_integer() && end.is_integer() && step.is_integer();
@@ -175,9 +193,7 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
     const bool none = by > 0 ? first >= last : first <= last;
     const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
-    Tensor result = made(kName, {n}, options, where);
-    run_kernel({ops::kArange, {}, {&result, 1}, {.ints = {first, by}}, {}});
-    return result;
+    return counted(kName, n, begin, step, options, where);
   }
   const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
   if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
@@ -186,9 +202,7 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given
                                 end.real().value(), ", ", by),
                    where);
   if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
-  Tensor result = made(kName, {static_cast<int64_t>(std::max(n, 0.0))}, options, where);
-  run_kernel({ops::kArange, {}, {&result, 1}, {.floats = {first, by}}, {}});
-  return result;
+  return counted(kName, static_cast<int64_t>(std::max(n, 0.0)), begin.real(), step.real(), options, where);
 }
 Tensor Tensor::arange(Scalar begin, Scalar end, ArangeOptions options, std::source_location where) {
   return arange(begin, end, 1, options, where);

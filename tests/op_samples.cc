@@ -762,7 +762,9 @@ Samples scatter_sum_samples(bool large) {
           {"first", {real({6, 3}), indices({6, 3}, 4)}, ints({0, 4, 5})},
           {"vector", {real({9}), indices({9}, 7)}, ints({0, 7})},
           {"scalar", {real({}), indices({}, 1)}, ints({0})},
-          {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})}};
+          {"nothing", {real({0, 6}), indices({0, 6}, 5)}, ints({1, 4, 5})},
+          {"onto", {real({6, 3}), indices({6, 3}, 4), real({4, 3})}, ints({0, 4, 3})},
+          {"onto a vector", {real({9}), indices({9}, 7), real({7})}, ints({0, 7})}};
 }
 // Ops along one dimension with one more integer.
 template <Make kMake, bool kEmpty> Samples lines(bool large) {
@@ -780,6 +782,76 @@ template <Make kMake, bool kEmpty> Samples lines(bool large) {
   }
   return samples;
 }
+// ints: those of a reduction over one dimension, and which extremum.
+Samples argmax_samples(bool large) {
+  Samples samples;
+  for (int64_t smallest : {0, 1}) {
+    if (large) {
+      samples.push_back({"large", {tied({300, 257})}, ints({2, 0, smallest})});
+      continue;
+    }
+    for (int64_t mask : {1, 2, 4})
+      for (int64_t keepdim : {0, 1}) samples.push_back({"cube", {tied({3, 4, 5})}, ints({mask, keepdim, smallest})});
+    samples.push_back({"special", {special({9, 40})}, ints({2, 0, smallest})});
+    samples.push_back({"vector", {tied({33})}, ints({1, 0, smallest})});
+    samples.push_back({"scalar", {tied({})}, ints({0, 0, smallest})});
+    samples.push_back({"no lines", {tied({0, 3})}, ints({2, 0, smallest})});
+  }
+  return samples;
+}
+
+// Any bits, of each integer dtype and (`kBools`) of truths. `kNumbers`: how far the second operand goes to either side;
+// 0: any bits, too.
+Tensor any_bits(const Dims& sizes, DType dtype, double numbers = 0) {
+  const double limit = numbers > 0 ? numbers : dtype == kI64 ? 9e18 : 2e9;
+  const std::vector<double> values =
+      real(sizes, dtype == kU8 ? 0 : -limit, dtype == kU8 ? 256 : limit).to_vector<double>();
+  return Tensor::from(values, sizes).to(dtype == kBool ? kI64 : dtype).to(dtype);
+}
+template <bool kBools, int kNumbers = 0> Samples bits_of_two(bool large) {
+  Samples samples;
+  for (const DType dtype : {kI64, kI32, kU8, kBool}) {
+    if (dtype == kBool && !kBools) continue;
+    const auto make = [&](const Dims& a, const Dims& b) {
+      samples.push_back({std::string(name_of(dtype)) + to_string(a) + to_string(b),
+                         {any_bits(a, dtype), any_bits(b, dtype, kNumbers)}});
+    };
+    if (large) make({257, 401}, {401});
+    else make({7, 33}, {7, 33}), make({3, 1, 5}, {4, 1}), make({}, {}), make({0, 3}, {1, 3});
+  }
+  return samples;
+}
+template <bool kBools> Samples bits_and_number(bool large) {
+  Samples samples = bits_of_two<kBools>(large);
+  for (OpSample& s : samples) s.inputs.pop_back();
+  const size_t n = samples.size();
+  for (const double number : {0, 3, 31, 64, -1})
+    for (size_t i = 0; i < n; ++i) {
+      if (number < 0 && samples[i].inputs[0].dtype() == kU8) continue;
+      samples.push_back(samples[i]);
+      samples.back().attrs.floats = {number};
+    }
+  samples.erase(samples.begin(), samples.begin() + static_cast<std::ptrdiff_t>(n));
+  return samples;
+}
+Samples bits_of_one(bool large) {
+  Samples samples = bits_of_two<true>(large);
+  for (OpSample& s : samples) s.inputs.pop_back();
+  return samples;
+}
+
+Samples arange_samples(bool large) {
+  Samples samples;
+  for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
+    for (const bool whole : {false, true})
+      for (const int64_t n : large ? std::vector<int64_t>{70'000} : std::vector<int64_t>{33, 0, 1, 300}) {
+        Attrs attrs{.ints = {-static_cast<int64_t>(dtype), n, whole}, .floats = {whole ? -7.0 : 0.3, whole ? 3 : -0.7}};
+        samples.push_back(
+            {std::string(name_of(dtype)) + " " + std::to_string(n), {real({})}, attrs, 1, {Role::kFixed}});
+      }
+  return samples;
+}
+
 Samples topk_samples(bool large) {
   if (large) return {{"large", {tied({300, 257})}, ints({7, 1, 1})}};
   return {{"largest", {tied({4, 9})}, ints({3, 1, 1})}, {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
@@ -808,6 +880,17 @@ constexpr OpSpec kSpecs[] = {
     {.name = "not_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
     {.name = "less", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
     {.name = "less_equal", .make = &binary<tied, tied>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_and", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_or", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_xor", .make = &bits_of_two<true>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_not", .make = &bits_of_one, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_left", .make = &bits_of_two<false, 70>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_right", .make = &bits_of_two<false, 70>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_and_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_or_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "bitwise_xor_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_left_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
+    {.name = "shift_right_scalar", .make = &bits_and_number<false>, .takes_integers = true, .takes_bool = true},
     {.name = "where", .make = &where_samples, .takes_integers = true, .takes_bool = true},
     {.name = "tanh", .make = &unary<plain>},
     {.name = "tanh_grad", .make = &unary_grad},
@@ -927,7 +1010,13 @@ constexpr OpSpec kSpecs[] = {
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
-    {.name = "argmax", .make = &lines<tied, false>, .takes_integers = true},
+    {.name = "arange",
+     .make = &arange_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "argmax", .make = &argmax_samples, .takes_integers = true},
     {.name = "argsort", .make = &lines<tied, true>, .takes_integers = true},
     {.name = "topk", .make = &topk_samples, .takes_integers = true},
     {.name = "rotary", .make = &rotary_samples, .constant_inputs = 6, .decomposes_exactly = true},

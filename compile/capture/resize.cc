@@ -155,7 +155,9 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
     for (size_t v = 0; v < sizes_.size(); ++v)
       if (rule->factors >> v & 1u) product *= sizes_[v];
     candidates.push_back(*rule);
-    likely.push_back(recorded.ints[p] > kSmall && (rule->addend >= 0 || recorded.ints[p] == product));
+    // What has no operands follows no other size.
+    const bool telling = recorded.ints[p] > kSmall || node.inputs.empty();
+    likely.push_back(telling && (rule->addend >= 0 || recorded.ints[p] == product));
   }
   const auto fits = [&](bool in_place) {
     if (!resize_results(graph, node)) return false;

@@ -15,15 +15,21 @@ Trace::Trace() {
   handles_ = std::move(memory->handles);
   external_ = std::move(memory->external);
   external_ids_ = std::move(memory->external_ids);
+  known_handles_ = std::move(memory->known_handles);
+  known_handles_of_ = memory->known_handles_of;
 }
 
 Trace::~Trace() {
   abandon();
   // A whole model's recording is not kept, nor a graph that was taken away.
   constexpr size_t kMaxKept = 1024;
-  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
+  if (known_handles_.size() <= kMaxKept) {
+    memory->known_handles = std::move(known_handles_);
+    memory->known_handles_of = known_handles_of_;
+  }
+  if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
   memory->graph = std::move(graph);
   memory->handles = std::move(handles_);
   memory->external = std::move(external_);
@@ -87,6 +93,7 @@ std::source_location Trace::user_of(std::source_location where) {
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
+  stop_following();
   ValueIds operands;
   for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
   const auto index = static_cast<int32_t>(graph.nodes.size());  // operands may have added nodes
@@ -172,6 +179,7 @@ void Trace::flush(const TensorImpl&, std::source_location where) {
 }
 
 void Trace::abandon() {
+  if (follows()) keep_known_handles();
   for (Tensor& handle : handles_)
     if (handle.defined() && handle.impl()->recorder == this) handle.impl()->recorder = nullptr;
   handles_.clear();
@@ -185,6 +193,9 @@ void Trace::abandon() {
   graph.nodes.clear();
   graph.inputs.clear();
   graph.outputs.clear();
+  known_ = {};
+  n_known_ = 0;
+  known_floats_.clear();
 }
 
 }  // namespace rondo::compile

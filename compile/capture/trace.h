@@ -6,10 +6,19 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
+
+// A recording that later ones are compared with while they are made: Note [Known recordings] in known_recording.cc. It
+// writes nothing in place.
+struct KnownRecording {
+  std::shared_ptr<const Graph> graph;
+  Device device;        // of all that it reads and makes
+  uint64_t number = 0;  // no other has it
+};
 
 class Trace : public Recorder {
  public:
@@ -18,6 +27,8 @@ class Trace : public Recorder {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override;
+  bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                    std::span<Tensor> outputs, std::source_location where) override;
   // A symbolic tensor cannot be read; only a region (which overrides this) can run what is recorded.
   void flush(const TensorImpl& tensor, std::source_location where) override;
 
@@ -33,12 +44,29 @@ class Trace : public Recorder {
   // Real tensors met, in order; parallel to graph.inputs unless placeholders were made.
   const std::vector<Tensor>& external() const { return external_; }
 
+  // ---- Known recordings: Note [Known recordings] in known_recording.cc
+  // From here on calls are compared with those of `known`. REQUIRES: nothing is recorded.
+  void follow(KnownRecording known);
+  bool follows() const { return known_.graph != nullptr; }
+  // The same calls were made as in the known recording, and the same of their results are alive. `graph` is empty then,
+  // and known_graph() is the recording, but for its floats.
+  bool is_known() const;
+  const Graph& known_graph() const { return *known_.graph; }
+  // All floats of the calls so far. REQUIRES: follows().
+  std::span<const double> known_floats() const { return known_floats_; }
+  // Makes this a recording like any other: what was compared so far goes into `graph`.
+  void stop_following();
+
   // ---- Writes: Note [Writes] in writes.cc
   bool has_writes() const { return !memories_.empty(); }
   // At the end of a recording: handles that are still alive show the last version of their memory.
   void refresh();
+  // A recorded call writes memory of `storage`.
+  bool writes(const Storage& storage) const;
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
+  // The tensor outside of the recording that `id`, a view of written memory, stands for; null: there is none.
+  const Tensor* outside_view(ValueId id) const;
   // True for a version of such a tensor whose history the writes leave alone.
   bool keeps_history(ValueId id) const;
 
@@ -70,11 +98,9 @@ class Trace : public Recorder {
   void abandon();
 
   // Records a call that overwrites *inputs[0] as one that makes a new version of its memory; `next` is a new handle for
-  // the result. False: that cannot be said without a guess, and nothing has changed.
-  bool record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
-                    std::source_location where);
-  // A recorded call writes memory of `storage`.
-  bool writes(const Storage& storage) const;
+  // the result. Returns null, or why that cannot be said without a guess; then nothing has changed.
+  const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
+                           std::source_location where);
   // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
   bool can_read(const Tensor& tensor) const;
 
@@ -88,15 +114,24 @@ class Trace : public Recorder {
     ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
     std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
   };
+  bool is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
+                     std::source_location where);
+  bool is_known_operand(const Tensor& tensor, ValueId id);
+  bool infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                       std::source_location where) const;
+  Tensor known_result(ValueId id);
+  void keep_known_handles();
   const Memory* memory_of(ValueId root) const;
   Memory* memory_of(ValueId root);
   const Memory* memory_of(const Storage& storage) const;
-  // The memory of a call's target; null: it cannot be known. May add it.
-  Memory* memory_to_write(const Tensor& target, bool differentiable);
-  bool may_go_on_to_write(const Memory& memory, bool differentiable) const;
-  bool may_begin_to_write(const Tensor& base, bool differentiable) const;
-  bool may_write(const Tensor& target, bool differentiable, std::source_location where,
-                 std::span<const Tensor* const> inputs, const OpDef& op) const;
+  // The memory of a call's target. May add it. Null: `why` says why it cannot be known.
+  Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
+  // These return null, or a reason.
+  const char* why_not_go_on(const Memory& memory, bool differentiable) const;
+  const char* why_not_begin(const Tensor& base, bool differentiable) const;
+  const char* why_not_write(const Tensor& target, bool differentiable, std::source_location where,
+                            std::span<const Tensor* const> inputs, const OpDef& op) const;
+  bool can_read_all(std::span<const Tensor* const> inputs) const;
   bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
   // By operand: what stands for it, or undefined.
@@ -128,6 +163,8 @@ class Trace : public Recorder {
     Graph graph;
     std::vector<Tensor> handles, external;
     absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
+    std::vector<Tensor> known_handles;
+    uint64_t known_handles_of = 0;
   };
 
   // Keeps, of `handles` (by value), those that the nodes read or make; the others are undefined.
@@ -137,6 +174,12 @@ class Trace : public Recorder {
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+  KnownRecording known_;  // that is followed; without a graph: none
+  size_t n_known_ = 0;    // calls that were the same so far
+  RecordedFloats known_floats_;
+  // By value of the recording of that number, to be used again; undefined, or missing at the end: none.
+  std::vector<Tensor> known_handles_;
+  uint64_t known_handles_of_ = 0;
   std::vector<Memory> memories_;
   bool counts_as_writing_ = false;   // in writing_recordings
   std::vector<int32_t> memory_at_;   // by root value, of memories_; -1, or beyond the end: it is not written

@@ -21,6 +21,20 @@ namespace {
 
 bool dense(const TensorImpl& impl) { return is_contiguous(impl.sizes, impl.strides); }
 
+// Why a write is a graph break.
+constexpr const char* kNotDense = "the tensor that holds the memory is not dense";
+constexpr const char* kHeld = "somebody holds another tensor of the memory, and would not see that it gets a history";
+constexpr const char* kHasHistory = "the tensor comes from outside and has a history";
+constexpr const char* kUnknownPlace = "two tensors share memory, and neither is known to lie in the other";
+constexpr const char* kOtherRegion = "another region has yet to compute the tensor";
+constexpr const char* kNotRecorded = "the op is not recorded in place";
+constexpr const char* kOverlapsItself = "the tensor overlaps itself";
+constexpr const char* kNoGradView = "the tensor is a view that was made under no_grad";
+constexpr const char* kSecondHandle = "a second handle of the memory would get a history of its own";
+constexpr const char* kUnreadableView = "somebody holds a view that could not be read after it";
+constexpr const char* kOldHistory =
+    "the tensor keeps its history, and hooks would see the gradients of earlier versions";
+
 // The tensor that holds everything a write to `target` may reach.
 const Tensor& base_of(const Tensor& target) {
   const AutogradMeta* meta = target.impl()->autograd.get();
@@ -50,6 +64,17 @@ bool Trace::keeps_history(ValueId id) const {
   return memory != nullptr && memory->tensor.defined() && !memory->recorded;
 }
 
+const Tensor* Trace::outside_view(ValueId id) const {
+  const Value& value = graph.value(id);
+  const Memory* memory = memory_of(value.root);
+  if (memory == nullptr || value.root == id || value.grad_mode) return nullptr;
+  const auto found = std::find_if(memory->others.begin(), memory->others.end(), [&](const Tensor& other) {
+    const ops::Window window = ops::Window::of(other, memory->tensor);
+    return window.offset == value.offset && window.sizes == value.sizes && window.strides == value.strides;
+  });
+  return found != memory->others.end() ? &*found : nullptr;
+}
+
 bool Trace::can_read(const Tensor& tensor) const {
   const TensorImpl& impl = *tensor.impl();
   if (impl.recorder != nullptr || !impl.storage) return true;
@@ -59,43 +84,50 @@ bool Trace::can_read(const Tensor& tensor) const {
          ops::Window::of(tensor, memory->tensor).fits_in(memory->tensor.numel());
 }
 
-bool Trace::may_begin_to_write(const Tensor& base, bool differentiable) const {
+bool Trace::can_read_all(std::span<const Tensor* const> inputs) const {
+  return std::all_of(inputs.begin(), inputs.end(),
+                     [&](const Tensor* input) { return !input->defined() || can_read(*input); });
+}
+
+const char* Trace::why_not_begin(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
   // Two tensors share memory, neither is known to lie in the other, and both are read.
   const auto shares = [&](const Tensor& other) {
     return other.impl() != base.impl() && other.impl()->storage == impl.storage;
   };
-  return dense(impl) && (!differentiable || impl.storage.is_unique()) && !(base.requires_grad() && grad_enabled()) &&
-         std::none_of(external_.begin(), external_.end(), shares);
+  if (!dense(impl)) return kNotDense;
+  if (differentiable && !impl.storage.is_unique()) return kHeld;
+  if (base.requires_grad() && grad_enabled()) return kHasHistory;
+  return std::any_of(external_.begin(), external_.end(), shares) ? kUnknownPlace : nullptr;
 }
 
-// Somebody who holds another tensor of the memory would not see that it gets a history.
-bool Trace::may_go_on_to_write(const Memory& memory, bool differentiable) const {
-  if (!memory.tensor.defined() || memory.recorded) return true;
-  if (memory.tensor.requires_grad() && grad_enabled()) return false;
-  return !differentiable || memory.tensor.impl()->storage.is_unique();
+const char* Trace::why_not_go_on(const Memory& memory, bool differentiable) const {
+  if (!memory.tensor.defined() || memory.recorded) return nullptr;
+  if (memory.tensor.requires_grad() && grad_enabled()) return kHasHistory;
+  return differentiable && !memory.tensor.impl()->storage.is_unique() ? kHeld : nullptr;
 }
 
-Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable) {
+Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable, const char*& why) {
+  const auto unless = [&](const char* reason, Memory* known) { return (why = reason) != nullptr ? nullptr : known; };
   const TensorImpl& impl = *target.impl();
   Memory made;
   if (impl.recorder == this) {
     const ValueId root = graph.value(impl.recorded_value).root;
-    if (Memory* known = memory_of(root)) return may_go_on_to_write(*known, differentiable) ? known : nullptr;
+    if (Memory* known = memory_of(root)) return unless(why_not_go_on(*known, differentiable), known);
     if (graph.value(root).producer < 0) {
       made.tensor = handle(root);
     } else {
       const Value& value = graph.value(root);
-      if (!is_contiguous(value.sizes, value.strides)) return nullptr;
+      if (!is_contiguous(value.sizes, value.strides)) return unless(kNotDense, nullptr);
       made.first = root;
     }
   } else {
     if (const Memory* known = memory_of(impl.storage))
-      return may_go_on_to_write(*known, differentiable) ? const_cast<Memory*>(known) : nullptr;
+      return unless(why_not_go_on(*known, differentiable), const_cast<Memory*>(known));
     made.tensor = base_of(target);
   }
   if (made.tensor.defined()) {
-    if (!may_begin_to_write(made.tensor, differentiable)) return nullptr;
+    if (const char* reason = why_not_begin(made.tensor, differentiable)) return unless(reason, nullptr);
     made.first = value_of(made.tensor);
     made.input = static_cast<int32_t>(std::find(graph.inputs.begin(), graph.inputs.end(), made.first) -
                                       graph.inputs.begin());
@@ -115,47 +147,49 @@ bool Trace::follows_history(ValueId id) const {
 }
 
 // What eager execution refuses, or what no value says: the caller's write then runs by itself.
-bool Trace::may_write(const Tensor& target, bool differentiable, std::source_location where,
-                      std::span<const Tensor* const> inputs, const OpDef& op) const {
+const char* Trace::why_not_write(const Tensor& target, bool differentiable, std::source_location where,
+                                 std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
   const bool recorded = impl.recorder == this;
-  if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return false;
-  if (op.kind == OpKind::kView || op.checks || autograd::overlaps_itself(target)) return false;
-  if (autograd::is_no_grad_view(target) && grad_enabled()) return false;
+  if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return kOtherRegion;
+  if (op.kind == OpKind::kView || op.checks) return kNotRecorded;
+  if (autograd::overlaps_itself(target)) return kOverlapsItself;
+  if (autograd::is_no_grad_view(target) && grad_enabled()) return kNoGradView;
   // A second handle of the memory, which is no view of the first, would get a history of its own.
-  if (recorded && differentiable && !follows_history(impl.recorded_value)) return false;
+  if (recorded && differentiable && !follows_history(impl.recorded_value)) return kSecondHandle;
   if (!recorded && !writes(impl.storage)) autograd::check_in_place(op, target, differentiable, where);
-  return std::all_of(inputs.begin(), inputs.end(),
-                     [&](const Tensor* input) { return !input->defined() || can_read(*input); });
+  return can_read_all(inputs) ? nullptr : kUnknownPlace;
 }
 
-bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
-                         std::source_location where) {
+const char* Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                Tensor& next, std::source_location where) {
   const Tensor& target = *inputs[0];
   const bool differentiable = next.impl()->requires_grad;
-  if (!dense(*next.impl()) || !may_write(target, differentiable, where, inputs, op)) return false;
-  Memory* const found = memory_to_write(target, differentiable);
-  if (found == nullptr) return false;
+  const char* why = dense(*next.impl()) ? why_not_write(target, differentiable, where, inputs, op) : kNotDense;
+  if (why != nullptr) return why;
+  Memory* const found = memory_to_write(target, differentiable, why);
+  if (found == nullptr) return why;
   const auto at = static_cast<size_t>(found - memories_.data());  // records below may add memories
   const bool has_history = differentiable || graph.value(memories_[at].current).requires_grad;
-  if (has_history && has_unreadable_view(memories_[at])) return false;
+  if (has_history && has_unreadable_view(memories_[at])) return kUnreadableView;
   // Hooks of a value that is recorded see the gradients of its earlier versions, too, if they have one history.
   const bool is_outside = memories_[at].tensor.defined() && !memories_[at].recorded;
-  if (has_history && !differentiable && !is_outside) return false;
-  if (!std::all_of(inputs.begin(), inputs.end(),
-                   [&](const Tensor* input) { return !input->defined() || can_read(*input); }))
-    return false;
+  if (has_history && !differentiable && !is_outside) return kOldHistory;
+  if (!can_read_all(inputs)) return kUnknownPlace;
 
   if (differentiable && memories_[at].tensor.defined()) adopt(memories_[at]);
-  const Value shown = graph.value(value_of(target, where));
-  const ValueId whole = memories_[at].current;
+  const ValueId target_value = value_of(target, where), whole = memories_[at].current;
+  const Value shown = graph.value(target_value);
   std::vector<Tensor> apart(inputs.size());
   if (differentiable) apart = operands_apart(op, inputs, memories_[at], where);
   std::vector<const Tensor*> operands;
   for (size_t i = 0; i < inputs.size(); ++i) operands.push_back(apart[i].defined() ? &apart[i] : inputs[i]);
   graph.value(whole).overwritten = true;
   const Value& base = graph.value(whole);
-  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides;
+  // On the eager tape a gradient passes a write through a view as a part of the base's, even if the view shows all: it
+  // is added to zeros, so -0 becomes 0.
+  const bool is_whole = shown.offset == 0 && shown.sizes == base.sizes && shown.strides == base.strides &&
+                        (!differentiable || shown.root == target_value);
   ValueId written = kNoValue;
   if (!is_whole) written = record_placed(op, operands, attrs, whole, shown, differentiable, where);
   if (written == kNoValue) {
@@ -173,7 +207,7 @@ bool Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs,
   advance(memories_[at], written);
   // On the eager tape the view's new history begins here, not where it is read.
   if (differentiable && target.impl()->recorder == this) renew(*target.impl());
-  return true;
+  return nullptr;
 }
 
 // A call that does not read what it overwrites needs no view of it. So the place of the view is no part of the key.
@@ -351,7 +385,8 @@ ValueId Trace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
-  if (known.impl() != &impl) return now;  // a handle of the recording's own
+  // A handle of the recording's own. advance() has moved the user's handle of a whole memory.
+  if (known.impl() != &impl || graph.value(before).root == before) return now;
   Tensor user = std::exchange(known, own_handle(before));
   impl.recorded_value = now;
   handles_[static_cast<size_t>(now)] = std::move(user);
@@ -374,7 +409,9 @@ ValueId Trace::read_of_written(const Tensor& outside) {
   impl.strides = window.strides;
   impl.offset = window.offset;
   Trace::record(ops::kStridedView, operands, window.for_view(), view, false, std::source_location());
-  return external_ids_[outside.impl()] = graph.nodes.back().outputs[0];
+  const ValueId shown = graph.nodes.back().outputs[0];
+  graph.value(shown).grad_mode = false;  // its base is the outside tensor's: outside_view()
+  return external_ids_[outside.impl()] = shown;
 }
 
 void Trace::refresh() {

@@ -4,6 +4,8 @@ namespace rondo::compile {
 
 void flatten(LoopKernel& kernel) {
   if (kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty()) return;
+  for (const Instr& i : kernel.instrs)
+    if (i.op == LoopOp::kScan) return;
   for (const Operand& operand : kernel.operands) {
     // A picked axis does not move with the row.
     const bool constant = operand.col_stride == 0 &&

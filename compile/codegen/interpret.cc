@@ -7,6 +7,7 @@
 
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/bitwise.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -69,8 +70,10 @@ class Interpreter {
         order_(order) {}
 
   void run(int64_t end) {
-    for (size_t i = 0; i < k_.operands.size(); ++i)
-      if (k_.operands[i].is_partial) std::memset(address(i, 0, 0), 0, k_.cols * size_of(k_.operands[i].dtype));
+    for (const Instr& i : k_.instrs)
+      if (is_column_reduction(i.op))
+        for (int64_t column = 0; column < k_.cols; ++column)
+          store(k_.operands[i.index].dtype, identity(along_row(i.op), i.type), i.type, address(i.index, 0, column));
     if (k_.split_columns) return run_row(0, begin_, end);
     for (int64_t row = begin_; row < end; ++row) run_row(row, 0, k_.cols);
   }
@@ -116,7 +119,10 @@ class Interpreter {
       for (int32_t id : stage.row) execute(id, row, 0);
       std::vector<Lanes> lanes(stage.reductions.size());
       for (size_t n = 0; n < lanes.size(); ++n)
-        lanes[n].assign(static_cast<size_t>(order_.lanes), identity(k_.instrs[stage.reductions[n]]));
+        lanes[n].assign(static_cast<size_t>(order_.lanes),
+                        identity(k_.instrs[stage.reductions[n]].op, k_.instrs[stage.reductions[n]].type));
+      for (int32_t id : stage.column)
+        if (k_.instrs[id].op == LoopOp::kScan) registers_[id] = Register();
       std::vector<Lanes> totals = lanes;
       const std::vector<Lanes> identities = lanes;
       for (int64_t column = first; column < last; ++column) {
@@ -125,7 +131,7 @@ class Interpreter {
         for (size_t n = 0; n < lanes.size(); ++n) {
           const Instr& i = k_.instrs[stage.reductions[n]];
           Register& lane = lanes[n][column % order_.lanes];
-          lane = combine(i, lane, registers_[i.a]);
+          lane = combine(i.op, i.type, lane, registers_[i.a]);
         }
       }
       end_block(stage, totals, lanes);
@@ -139,24 +145,38 @@ class Interpreter {
   void end_block(const Stage& stage, std::vector<Lanes>& totals, const std::vector<Lanes>& lanes) const {
     for (size_t n = 0; n < totals.size(); ++n)
       for (size_t lane = 0; lane < totals[n].size(); ++lane)
-        totals[n][lane] = combine(k_.instrs[stage.reductions[n]], totals[n][lane], lanes[n][lane]);
+        totals[n][lane] = combine(k_.instrs[stage.reductions[n]].op, k_.instrs[stage.reductions[n]].type,
+                                  totals[n][lane], lanes[n][lane]);
   }
 
-  static Register identity(const Instr& i) {
-    return make(i.type == kF64 ? kF64 : kF32,
-                i.op == LoopOp::kReduceSum ? 0.0f : -std::numeric_limits<float>::infinity());
-  }
-  static Register combine(const Instr& i, const Register& a, const Register& b) {
+  static Register identity(LoopOp reduction, DType type) { return make(type, identity_of(reduction, type)); }
+  static Register combine(LoopOp reduction, DType type, const Register& a, const Register& b) {
     Register out;
-    auto apply = [&]<class T>(T x, T y) { out.set(i.op == LoopOp::kReduceSum ? x + y : scalar::maximum(x, y)); };
-    if (i.type == kF64) apply(a.f64, b.f64);
+    const auto apply = [&]<class T>(T x, T y) {
+      if constexpr (std::is_floating_point_v<T>)
+        out.set(reduction == LoopOp::kReduceSum   ? x + y
+                : reduction == LoopOp::kReduceMax ? scalar::maximum(x, y)
+                                                  : scalar::minimum(x, y));
+      else
+        out.integer = reduction == LoopOp::kReduceSum   ? convert(wrapped(x, y), kI64, type).integer
+                      : reduction == LoopOp::kReduceMax ? std::max(x, y)
+                                                        : std::min(x, y);
+    };
+    if (type == kBool) out.truth = reduction == LoopOp::kReduceMax ? a.truth || b.truth : a.truth && b.truth;
+    else if (type == kF64) apply(a.f64, b.f64);
+    else if (is_integer(type)) apply(a.integer, b.integer);
     else apply(a.f32, b.f32);
     return out;
+  }
+  static Register wrapped(int64_t x, int64_t y) {
+    Register sum;
+    sum.integer = static_cast<int64_t>(static_cast<uint64_t>(x) + static_cast<uint64_t>(y));
+    return sum;
   }
   Register tree(const Instr& i, Lanes lanes) const {
     for (int32_t k : order_.distances)
       for (size_t n = 0; n + static_cast<size_t>(k) < lanes.size(); ++n)
-        lanes[n] = combine(i, lanes[n], lanes[n + static_cast<size_t>(k)]);
+        lanes[n] = combine(i.op, i.type, lanes[n], lanes[n + static_cast<size_t>(k)]);
     return lanes[0];
   }
 
@@ -173,18 +193,16 @@ class Interpreter {
       case LoopOp::kRandomSecond: out = random(i, row, column); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
-      case LoopOp::kAnd: out.truth = registers_[i.a].truth && registers_[i.b].truth; return;
-      case LoopOp::kOr: out.truth = registers_[i.a].truth || registers_[i.b].truth; return;
-      case LoopOp::kNot: out.truth = !registers_[i.a].truth; return;
+      case LoopOp::kIndex: out.integer = offset(k_.operands[i.index], row, column); return;
       case LoopOp::kSelect: out = registers_[i.a].truth ? registers_[i.b] : registers_[i.c]; return;
+      case LoopOp::kScan: out = combine(LoopOp::kReduceSum, i.type, out, registers_[i.a]); return;
       case LoopOp::kColumnSum:
-        if (i.type == kF64) add_to<double>(i, address(i.index, row, column));
-        else add_to<float>(i, address(i.index, row, column));
-        return;
+      case LoopOp::kColumnMax:
+      case LoopOp::kColumnMin: combine_into(i, address(i.index, row, column)); return;
       default: break;
     }
     const DType type = k_.instrs[i.a].type;
-    if (type == kBool) out.truth = compare(i.op, registers_[i.a].truth, registers_[i.b].truth);
+    if (type == kBool) out.truth = of_truths(i.op, registers_[i.a].truth, i.b >= 0 && registers_[i.b].truth);
     else if (type == kF64) arithmetic<double>(i, out);
     else if (type == kI64) arithmetic<int64_t>(i, out);
     else if (type == kI32) arithmetic<int32_t>(i, out);
@@ -192,6 +210,15 @@ class Interpreter {
     else arithmetic<float>(i, out);
   }
 
+  static bool of_truths(LoopOp op, bool a, bool b) {
+    switch (op) {
+      case LoopOp::kAnd: return a && b;
+      case LoopOp::kOr: return a || b;
+      case LoopOp::kXor: return a != b;
+      case LoopOp::kNot: return !a;
+      default: return compare(op, a, b);
+    }
+  }
   template <class T> static bool compare(LoopOp op, T a, T b) {
     switch (op) {
       case LoopOp::kLt: return a < b;
@@ -212,6 +239,12 @@ class Interpreter {
       case LoopOp::kMul: return out.set(static_cast<T>(x * y));
       case LoopOp::kNeg: return out.set(static_cast<T>(0 - x));
       case LoopOp::kAbs: return out.set(a < T(0) ? static_cast<T>(0 - x) : a);
+      case LoopOp::kShiftLeft: return out.set(ops::shift_left(a, b));
+      case LoopOp::kShiftRight: return out.set(ops::shift_right(a, b));
+      case LoopOp::kAnd: return out.set(static_cast<T>(x & y));
+      case LoopOp::kOr: return out.set(static_cast<T>(x | y));
+      case LoopOp::kXor: return out.set(static_cast<T>(x ^ y));
+      case LoopOp::kNot: return out.set(static_cast<T>(~x));
       default: out.truth = compare(i.op, a, b);
     }
   }
@@ -255,14 +288,16 @@ class Interpreter {
   }
 
   void store(const Instr& i, char* to) const {
-    const DType memory = k_.operands[i.index].dtype;
-    if (memory == kU8 && k_.instrs[i.a].type == kF32) {
-      const auto byte = static_cast<uint8_t>(std::bit_cast<uint32_t>(registers_[i.a].f32 + 0x1.8p23f));
+    store(k_.operands[i.index].dtype, registers_[i.a], k_.instrs[i.a].type, to);
+  }
+  static void store(DType memory, const Register& value, DType type, char* to) {
+    if (memory == kU8 && type == kF32) {
+      const auto byte = static_cast<uint8_t>(std::bit_cast<uint32_t>(value.f32 + 0x1.8p23f));
       std::memcpy(to, &byte, 1);
       return;
     }
-    const bool as_byte = memory == kBool || (memory == kU8 && k_.instrs[i.a].type == kBool);
-    const Register r = convert(registers_[i.a], k_.instrs[i.a].type, as_byte ? kBool : memory);
+    const bool as_byte = memory == kBool || (memory == kU8 && type == kBool);
+    const Register r = convert(value, type, as_byte ? kBool : memory);
     auto write = [&](auto value) { std::memcpy(to, &value, sizeof(value)); };
     if (as_byte) write(static_cast<uint8_t>(r.truth));
     else if (memory == kF64) write(r.f64);
@@ -274,11 +309,9 @@ class Interpreter {
     else write(r.f32);
   }
 
-  template <class T> void add_to(const Instr& i, char* to) const {
-    T sum;
-    std::memcpy(&sum, to, sizeof(T));
-    sum = sum + registers_[i.a].get<T>();
-    std::memcpy(to, &sum, sizeof(T));
+  // Of a partial operand: it has the reduction's type.
+  void combine_into(const Instr& i, char* to) const {
+    store(i.type, combine(along_row(i.op), i.type, load(i, to), registers_[i.a]), i.type, to);
   }
 
   const LoopKernel& k_;

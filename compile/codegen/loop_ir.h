@@ -13,9 +13,9 @@
 // operand's dtype, kStore to it; of an f32 it stores to u8 the low byte of the integer that the f32 holds: the low bits
 // of a + 1.5 * 2^23.
 //
-// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs. Conversions are those of eager execution
-// (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take the
-// nearest number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
+// Arithmetic on integers wraps around: kAdd, kSub, kMul, kNeg and kAbs, and sums. Conversions are those of eager
+// execution (convert() of runtime/ops/elementwise_body.h): kCast, kConst and kScalar cut the fraction of a float, take
+// the nearest number of the type where it is out of range, and 0 for NaN; u8 takes the low byte of the i64.
 //
 // An output may be the same memory as an input, element for element (in place); no other operands overlap. Then all
 // loads of an element must come before its store, in the order stage, row list, column list.
@@ -46,14 +46,19 @@ struct Operand {
   std::vector<OperandAxis> axes;  // outermost first; one axis {1, rows, stride} in the common case, none if constant
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
-  // A partial result of kColumnSum: a dense [n_chunks, cols] array of the compute type; a call for rows [begin, end)
-  // writes row begin / chunk_rows of it.
+  // A partial result of kColumnSum, kColumnMax or kColumnMin: a dense [n_chunks, cols] array of the compute type; a
+  // call for rows [begin, end) writes row begin / chunk_rows of it.
   bool is_partial = false;
   // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
   // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
   bool is_random = false;
   int64_t increment = 0;
+  // No memory: what would be the place of the element at (row, col) is a number, for kIndex. dtype: i64. Its address is
+  // null.
+  bool is_index = false;
 };
+// False for states and places: loads and stores do not touch them.
+inline bool has_elements(const Operand& operand) { return !operand.is_random && !operand.is_index; }
 inline bool is_random(LoopOp op) {
   return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
 }
@@ -70,6 +75,25 @@ inline constexpr int64_t kSplitGrain = 64;
 
 inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type == kU8; }
 
+inline bool is_reduction(LoopOp op) { return op >= LoopOp::kReduceSum && op <= LoopOp::kReduceMin; }
+// Over the rows of a chunk.
+inline bool is_column_reduction(LoopOp op) { return op >= LoopOp::kColumnSum && op <= LoopOp::kColumnMin; }
+// The reduction over columns of the same kind.
+inline LoopOp along_row(LoopOp column_reduction) {
+  return column_reduction == LoopOp::kColumnSum   ? LoopOp::kReduceSum
+         : column_reduction == LoopOp::kColumnMax ? LoopOp::kReduceMax
+                                                  : LoopOp::kReduceMin;
+}
+// What a reduction of values of `type` starts from, as a kConst.
+inline double identity_of(LoopOp reduction, DType type) {
+  if (reduction == LoopOp::kReduceSum) return 0;
+  const bool is_min = reduction == LoopOp::kReduceMin;
+  if (type == kBool) return is_min ? 1 : 0;
+  return is_min ? __builtin_inf() : -__builtin_inf();
+}
+// Arithmetic, which integers have by rules of their own.
+inline bool is_arithmetic(LoopOp op) { return op >= LoopOp::kAdd && op <= LoopOp::kShiftRight; }
+
 struct Instr {
   LoopOp op;
   DType type = kF32;               // of the result
@@ -83,7 +107,7 @@ struct Stage {
   // only, a row value and a reduction by later stages too. Row instructions that touch an operand do so at column 0.
   std::vector<int32_t> row;
   std::vector<int32_t> column;
-  std::vector<int32_t> reductions;  // kReduceSum, kReduceMax: `a` is a column instruction of this stage (or a row one)
+  std::vector<int32_t> reductions;  // is_reduction(): `a` is a column instruction of this stage (or a row one)
 };
 
 // The range that code may take for granted of an extent that it reads at run time. The kernel table checks it before
@@ -117,6 +141,8 @@ struct LoopKernel {
   // One launch runs it on every item of a table (target/table.h): operands, scalars, and the width of rows (else the
   // number of columns) are those of the item; its own sizes stand for those of any.
   bool per_item = false;
+  // Results are larger than the caches, and are written past them where whole lines of them are written. Of a CPU.
+  bool streams = false;
   std::vector<Operand> operands;
   int32_t n_scalars = 0;
   std::vector<Instr> instrs;

@@ -10,6 +10,7 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kScalar: return {"scalar", 0};
     case LoopOp::kLoad: return {"load", 0};
     case LoopOp::kPick: return {"pick", 1};
+    case LoopOp::kIndex: return {"index", 0};
     case LoopOp::kRandomKeep: return {"random_keep", 1};
     case LoopOp::kRandomFirst: return {"random_first", 0};
     case LoopOp::kRandomSecond: return {"random_second", 0};
@@ -26,26 +27,33 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kExp2Int: return {"exp2_int", 1};
     case LoopOp::kExponent: return {"exponent", 1};
     case LoopOp::kMantissa: return {"mantissa", 1};
+    case LoopOp::kShiftLeft: return {"shift_left", 2};
+    case LoopOp::kShiftRight: return {"shift_right", 2};
     case LoopOp::kLt: return {"lt", 2};
     case LoopOp::kLe: return {"le", 2};
     case LoopOp::kEq: return {"eq", 2};
     case LoopOp::kNe: return {"ne", 2};
     case LoopOp::kAnd: return {"and", 2};
     case LoopOp::kOr: return {"or", 2};
+    case LoopOp::kXor: return {"xor", 2};
     case LoopOp::kNot: return {"not", 1};
     case LoopOp::kSelect: return {"select", 3};
     case LoopOp::kCast: return {"cast", 1};
     case LoopOp::kStore: return {"store", 1};
+    case LoopOp::kScan: return {"scan", 1};
     case LoopOp::kReduceSum: return {"reduce_sum", 1};
     case LoopOp::kReduceMax: return {"reduce_max", 1};
+    case LoopOp::kReduceMin: return {"reduce_min", 1};
     case LoopOp::kColumnSum: return {"column_sum", 1};
+    case LoopOp::kColumnMax: return {"column_max", 1};
+    case LoopOp::kColumnMin: return {"column_min", 1};
   }
   return {"?", 0};
 }
 
 namespace {
 
-constexpr auto kLastOp = LoopOp::kColumnSum;
+constexpr auto kLastOp = LoopOp::kColumnMin;
 
 // Extents in the order of extents(), each with its mark.
 class ExtentPrinter {
@@ -93,6 +101,7 @@ std::string to_string(const LoopKernel& kernel) {
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
   if (kernel.n_scalars > 0) absl::StrAppend(&text, " scalars=", kernel.n_scalars);
   if (kernel.per_item) text += " per_item";
+  if (kernel.streams) text += " streams";
   text += "\n";
   for (size_t n = 0; n < kernel.operands.size(); ++n) {
     const Operand& operand = kernel.operands[n];
@@ -106,6 +115,7 @@ std::string to_string(const LoopKernel& kernel) {
     absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "",
                     operand.is_partial ? " partial" : "");
     if (operand.is_random) absl::StrAppend(&text, " random+", operand.increment);
+    if (operand.is_index) text += " index";
     text += "\n";
   }
   if (kernel.inner > 1) absl::StrAppend(&text, "  inner=", extent.next(kernel.inner), "\n");
@@ -162,6 +172,7 @@ class KernelParser {
     if (in_.accept("chunk_rows=")) kernel_.chunk_rows = extent(1);
     if (in_.accept("scalars=")) kernel_.n_scalars = static_cast<int32_t>(in_.integer());
     kernel_.per_item = in_.accept("per_item");
+    kernel_.streams = in_.accept("streams");
     in_.end_line();
     while (in_.accept("@")) operand();
     if (in_.accept("inner=")) {
@@ -227,6 +238,7 @@ class KernelParser {
     operand.is_partial = in_.accept("partial");
     operand.is_random = in_.accept("random+");
     if (operand.is_random) operand.increment = in_.integer();
+    operand.is_index = in_.accept("index");
     in_.end_line();
     kernel_.operands.push_back(std::move(operand));
   }

@@ -9,13 +9,14 @@
 namespace rondo::compile {
 namespace {
 
-bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::kReduceMax; }
 bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 bool is_logical(LoopOp op) { return op >= LoopOp::kAnd && op <= LoopOp::kNot; }
 
+bool needs_integers(LoopOp op) { return op == LoopOp::kShiftLeft || op == LoopOp::kShiftRight; }
 // On integers, which have fewer operations than floats.
 bool has_integers(LoopOp op) {
-  return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs;
+  return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs ||
+         needs_integers(op) || is_reduction(op) || is_column_reduction(op) || op == LoopOp::kScan;
 }
 
 // f32 registers hold the 16-bit floats too.
@@ -70,9 +71,11 @@ class Verifier {
         if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < 1)
           return "an operand axis with divisor or size below 1";
       if (is_picked(operand) && operand.is_output) return "outputs have no picked axis";
-      if (operand.is_partial && (operand.dtype != compute_dtype(operand.dtype) || !is_floating(operand.dtype) ||
+      if (operand.is_partial && ((operand.dtype != kF32 && operand.dtype != kF64 && operand.dtype != kI64) ||
                                  operand.col_stride != 1 || k_.chunk_rows < 1 || k_.split_columns))
-        return "a partial operand must be dense f32 or f64, in a kernel with chunk_rows";
+        return "a partial operand must be dense f32, f64 or i64, in a kernel with chunk_rows";
+      if (operand.is_index && (operand.dtype != kI64 || operand.is_output || operand.is_partial || operand.is_random))
+        return "places are i64, and read only";
       if (operand.is_random && (operand.dtype != kI64 || operand.is_output || operand.is_partial))
         return "a random state is i64, and read only";
     }
@@ -93,7 +96,7 @@ class Verifier {
       const Position from = seen_[args[n]];
       if (from.stage < 0) return absl::StrCat("reads %", args[n], " before it is defined");
       const LoopOp source = k_.instrs[args[n]].op;
-      if (source == LoopOp::kStore || source == LoopOp::kColumnSum) return absl::StrCat("reads the effect %", args[n]);
+      if (source == LoopOp::kStore || is_column_reduction(source)) return absl::StrCat("reads the effect %", args[n]);
       if (from.place == Place::kColumn && (from.stage != stage || place == Place::kRow))
         return absl::StrCat("reads the column value %", args[n], " outside of its stage's columns");
       if (from.place == Place::kReduction && from.stage == stage)
@@ -110,8 +113,9 @@ class Verifier {
     const DType result = register_of(i.type);
     if (is_comparison(i.op)) return result == kBool && type(i.a) == type(i.b) ? "" : "types do not compare";
     if (is_logical(i.op)) {
-      const bool ok = result == kBool && type(i.a) == kBool && (i.op == LoopOp::kNot || type(i.b) == kBool);
-      return ok ? "" : "not boolean";
+      const bool ok = (result == kBool || is_integer(result)) && type(i.a) == result &&
+                      (i.op == LoopOp::kNot || type(i.b) == result);
+      return ok ? "" : "neither boolean nor integers of one type";
     }
     if (i.op == LoopOp::kSelect)
       return type(i.a) == kBool && type(i.b) == result && type(i.c) == result ? "" : "types of the choices differ";
@@ -122,29 +126,42 @@ class Verifier {
       return result == kBool && type(i.a) == kF64 && of_run ? "" : "needs a probability, an f64 of the run";
     }
     if (is_random(i.op)) return i.type == kF32 ? "" : "random numbers are f32";
+    if (i.op == LoopOp::kIndex) return i.type == kI64 ? "" : "a place is i64";
     const bool any_type = info(i.op).n_args == 0 || i.op == LoopOp::kCast || i.op == LoopOp::kStore;
     if (any_type) return "";
     for (int32_t id : {i.a, i.b, i.c})
       if (id >= 0 && type(id) != result) return "types of arguments and result differ";
     if (is_integer(result) && !has_integers(i.op)) return "integers do not have this operation";
-    return result == kBool ? "arithmetic on booleans" : "";
+    if (needs_integers(i.op) && !is_integer(result)) return "shifts are of integers";
+    if (i.op == LoopOp::kScan && result != kF64 && result != kF32 && result != kI64)
+      return "running sums are f32, f64 or i64";
+    if ((i.op == LoopOp::kReduceSum || is_column_reduction(i.op)) && is_integer(result) && result != kI64)
+      return "integers are added up in i64";
+    const bool of_truths = i.op == LoopOp::kReduceMax || i.op == LoopOp::kReduceMin;
+    return result == kBool && !of_truths ? "arithmetic on booleans" : "";
   }
 
   std::string check_index(const Instr& i, Place place) {
     if (i.op == LoopOp::kScalar) return i.index >= 0 && i.index < k_.n_scalars ? "" : "no such scalar";
-    const bool random = is_random(i.op), loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick;
-    if (!random && !loads && i.op != LoopOp::kStore && i.op != LoopOp::kColumnSum) return "";
+    const bool random = is_random(i.op), loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick,
+               is_index = i.op == LoopOp::kIndex, by_columns = is_column_reduction(i.op);
+    if (i.op == LoopOp::kScan)
+      return place == Place::kColumn && !k_.split_columns
+                 ? ""
+                 : "a running sum needs whole rows, and stands in a column list";
+    if (!random && !loads && !is_index && i.op != LoopOp::kStore && !by_columns) return "";
     if (i.index < 0 || i.index >= std::ssize(k_.operands)) return "no such operand";
     const Operand& operand = k_.operands[i.index];
-    if (operand.is_partial != (i.op == LoopOp::kColumnSum)) return "only column_sum touches a partial operand";
+    if (operand.is_partial != by_columns) return "only reductions over rows touch a partial operand";
+    if (operand.is_index != is_index) return "index reads places, and nothing else does";
     if (is_picked(operand) != (i.op == LoopOp::kPick)) return "an operand has a picked axis if pick reads it";
     if (operand.is_random != random) return "random states are read by random numbers, which read nothing else";
-    if (random || loads) return "";
+    if (random || loads || is_index) return "";
     const DType source = k_.instrs[i.a].type;
-    if (i.op == LoopOp::kColumnSum) {
+    if (by_columns) {
       if (place != Place::kColumn) return "outside of a column list";
       if (register_of(source) != operand.dtype) return "partial operand of another type";
-      if (summed_[i.index]) return "two column_sums into one operand";
+      if (summed_[i.index]) return "two reductions over rows into one operand";
       summed_[i.index] = true;
       return "";
     }

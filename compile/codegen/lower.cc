@@ -52,7 +52,7 @@ class UnitLowering final : public LoopBuilder {
       domain_ = domain_of(graph_, *node_);
       columns_ = columns_of(unit_, domain_).value();
       compute_ = compute_type();
-      column_sum_.reset();
+      column_result_.reset();
       node_->op->lower(*this);
     }
     finish();
@@ -69,8 +69,9 @@ class UnitLowering final : public LoopBuilder {
     return text;
   }
 
-  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers.
+  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers; f64 without operands.
   DType compute_type() const {
+    if (node_->inputs.empty()) return kF64;
     DType type = kBool;
     for (ValueId id : node_->inputs) {
       const DType dtype = graph_.value(id).dtype;
@@ -94,8 +95,8 @@ class UnitLowering final : public LoopBuilder {
     Value seen = graph_.value(id);
     const int dim = static_cast<int>(integer(0));
     const OperandAxis axis{0, seen.sizes[dim], seen.strides[dim]};
+    seen.strides = strides_over(graph_, *node_, static_cast<size_t>(table), domain_);
     seen.sizes = domain_;
-    seen.strides[dim] = 0;
     Operand operand = address(seen, domain_, columns_);
     operand.axes.insert(operand.axes.begin(), axis);
     const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
@@ -132,22 +133,40 @@ class UnitLowering final : public LoopBuilder {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, place);
   }
   LoopValue reduce(LoopOp op, LoopValue v) override {
-    if (!sums_rows(unit_, domain_, node_->attrs.ints[0]))
+    if (!node_->op->traits.folds || !sums_rows(unit_, domain_, node_->attrs.ints[0]))
       return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
+    if (!is_floating(v.type)) v = emit(LoopOp::kCast, kI64, v, {}, {});
     Operand partial;
     partial.dtype = v.type;
     partial.is_partial = true;
-    column_sum_ = add_operand(partial, kNoValue);
-    sinks_.push_back(append({.op = LoopOp::kColumnSum, .type = v.type, .a = v.id, .index = *column_sum_},
+    const LoopOp of_rows = op == LoopOp::kReduceSum   ? LoopOp::kColumnSum
+                           : op == LoopOp::kReduceMax ? LoopOp::kColumnMax
+                                                      : LoopOp::kColumnMin;
+    column_result_ = {add_operand(partial, kNoValue), kNoValue, v.type, of_rows};
+    sinks_.push_back(append({.op = of_rows, .type = v.type, .a = v.id, .index = column_result_->operand},
                             {.row = false, .level = placement(v.id).level})
                          .id);
     return v;
   }
+  LoopValue index(int dim) override {
+    Value along{.dtype = kI64, .sizes = domain_, .strides = Dims::filled(domain_.rank(), 0)};
+    if (!domain_.empty()) along.strides[dim] = 1;
+    Operand place = address(along, domain_, columns_);
+    place.is_index = true;
+    const bool row = place.col_stride == 0;
+    return append({.op = LoopOp::kIndex, .type = kI64, .index = add_operand(place, kNoValue)},
+                  {.row = row, .level = 0});
+  }
+  LoopValue scan(LoopValue v) override {
+    if (unit_.cols == 1) return emit(LoopOp::kAdd, v.type, constant(0, v.type), v, {});
+    return append({.op = LoopOp::kScan, .type = v.type, .a = v.id}, {.row = false, .level = placement(v.id).level});
+  }
   void output(int i, LoopValue v) override {
     const ValueId id = node_->outputs[static_cast<size_t>(i)];
     const Value& value = graph_.value(id);
-    if (column_sum_) {
-      result_.column_results.push_back({*column_sum_, id, v.type});
+    if (column_result_) {
+      column_result_->value = id;
+      result_.column_results.push_back(*column_result_);
       return;
     }
     if (value.dtype == kBool) {
@@ -180,7 +199,7 @@ class UnitLowering final : public LoopBuilder {
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
-    const bool effect = instr.op == LoopOp::kStore || instr.op == LoopOp::kColumnSum;
+    const bool effect = is_sink(instr.op);
     const auto [found, added] = numbering_.try_emplace(key, static_cast<int32_t>(instrs_.size()));
     if (added || effect) {
       found->second = static_cast<int32_t>(instrs_.size());
@@ -194,9 +213,10 @@ class UnitLowering final : public LoopBuilder {
   int32_t add_operand(const Operand& operand, ValueId value) {
     for (size_t i = 0; i < result_.operands.size(); ++i) {
       const Operand& other = result_.kernel.operands[i];
-      if (value == kNoValue || result_.operands[i] != value || other.is_output != operand.is_output ||
+      if (operand.is_partial || result_.operands[i] != value || other.is_output != operand.is_output ||
           other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size() ||
-          other.is_random != operand.is_random || other.increment != operand.increment)
+          other.is_random != operand.is_random || other.is_index != operand.is_index ||
+          other.increment != operand.increment)
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)
@@ -276,8 +296,7 @@ class UnitLowering final : public LoopBuilder {
     }
   }
 
-  static bool is_reduction(LoopOp op) { return op == LoopOp::kReduceSum || op == LoopOp::kReduceMax; }
-  static bool is_sink(LoopOp op) { return op == LoopOp::kStore || op == LoopOp::kColumnSum; }
+  static bool is_sink(LoopOp op) { return op == LoopOp::kStore || is_column_reduction(op); }
 
   void mark_needed() {
     used_.assign(instrs_.size(), false);
@@ -330,7 +349,7 @@ class UnitLowering final : public LoopBuilder {
   Dims domain_;
   DimRange columns_;  // of domain_
   DType compute_ = kF32;
-  std::optional<int32_t> column_sum_;  // partial operand of the node being lowered
+  std::optional<ColumnResult> column_result_;  // of the node being lowered
 
   std::vector<Instr> instrs_;
   std::vector<Placement> placements_;

@@ -12,11 +12,12 @@
 
 namespace rondo::compile {
 
-// An ordered sum over rows, left by the kernel as one partial row per chunk (Note [Column order]).
+// An ordered reduction over rows, left by the kernel as one partial row per chunk (Note [Column order]).
 struct ColumnResult {
-  int32_t operand;  // of the kernel: the partial sums, [chunks, cols] of the compute type
-  ValueId value;    // receives their sum
+  int32_t operand;  // of the kernel: the partial results, [chunks, cols] of the compute type
+  ValueId value;    // receives the result of all chunks
   DType compute;
+  LoopOp op;  // kColumnSum, kColumnMax or kColumnMin
 };
 
 struct LoweredUnit {

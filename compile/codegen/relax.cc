@@ -37,6 +37,13 @@ class Contraction {
  private:
   const Instr& at(int32_t id) const { return old_.instrs[static_cast<size_t>(id)]; }
 
+  // The place of an element, or that as a float. What is computed from it may become an index, so it keeps eager's
+  // bits.
+  bool is_place(int32_t id) const {
+    const Instr& i = at(id);
+    return i.op == LoopOp::kIndex || (i.op == LoopOp::kCast && is_place(i.a));
+  }
+
   // The product that joins this sum or difference; -1: none.
   int32_t product_in(int32_t id) const {
     const Instr& sum = at(id);
@@ -44,6 +51,7 @@ class Contraction {
     for (int32_t arg : {sum.a, sum.b}) {
       // One that is computed once a row stays there.
       const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
+      if (at(arg).op == LoopOp::kMul && (is_place(at(arg).a) || is_place(at(arg).b))) continue;
       if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place)
         return arg;
     }
@@ -111,11 +119,12 @@ class MaximumProbe final : public LoopBuilder {
   LoopValue constant(double, DType type) override { return value(type); }
   LoopValue emit(LoopOp, DType type, LoopValue, LoopValue, LoopValue) override { return value(type); }
   LoopValue reduce(LoopOp op, LoopValue v) override {
-    found = found || op == LoopOp::kReduceMax;
+    found = found || (op != LoopOp::kReduceSum && v.type != kBool);
     return v;
   }
   void output(int, LoopValue) override {}
   LoopValue pick(int, int) override { return value(); }
+  LoopValue index(int) override { return value(kI64); }
   LoopValue value(DType type = kF32) { return {this, 0, type}; }
 
   const GraphNode& node_;

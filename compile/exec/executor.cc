@@ -98,8 +98,8 @@ void Executor::run_combines(size_t first, const Frame& frame) const {
     const Launch& launch = plan_.launches[end];
     const Address* address = launch.addresses.data();
     for (const ColumnResult& result : plan_.kernel_of(launch).column_results) {
-      sums.push_back(
-          {frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype});
+      sums.push_back({frame.at(address[0]), frame.at(address[1]), result.compute, plan_.graph.value(result.value).dtype,
+                      result.op});
       address += 2;
     }
     ends.push_back(sums.size());

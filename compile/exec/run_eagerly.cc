@@ -5,6 +5,7 @@
 
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/window.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -14,6 +15,9 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   static const Tensor kUndefined;
+  // Calls without operands run where the others do.
+  const auto given = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
+  const DeviceScope device(given != values.end() ? given->device() : default_device());
   for (const GraphNode& node : graph.nodes) {
     const auto is_wanted = [&](ValueId id) { return (*wanted)[static_cast<size_t>(id)]; };
     if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
@@ -27,6 +31,11 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
     call(*node.op, args, node.attrs, outputs);
+    // A call may have no operands.
+    if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
+      const Edge edge = autograd::gradient_edge(args[0].tensor);
+      autograd::set_history(outputs[0], edge.node, edge.output);
+    }
     for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
     if (made) made(node);
   }

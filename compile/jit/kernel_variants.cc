@@ -26,13 +26,13 @@ ExtentRange exactly(int64_t extent) { return {extent, extent, extent}; }
 Structure structure_of(const LoopKernel& kernel, const Target& target) {
   Structure s{reinterpret_cast<uint64_t>(&target)};
   const auto add = [&](auto value) { s.push_back(static_cast<uint64_t>(value)); };
-  add(kernel.per_item << 1 | kernel.split_columns);
+  add(kernel.streams << 2 | kernel.per_item << 1 | kernel.split_columns);
   add(kernel.rows == 1);
   add(kernel.inner > 1);
   for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
   for (const Operand& operand : kernel.operands) {
     add(operand.dtype);
-    add(operand.is_random << 2 | operand.is_output << 1 | operand.is_partial);
+    add(operand.is_index << 3 | operand.is_random << 2 | operand.is_output << 1 | operand.is_partial);
     add(operand.increment);
     add(operand.axes.size());
     for (const OperandAxis& axis : operand.axes)

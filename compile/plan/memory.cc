@@ -46,7 +46,7 @@ bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   // others.
   if (kernel.split_columns && a.col_stride == 0) return false;
   if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || is_picked(a) ||
-      a.is_random || a.axes.size() != b.axes.size())
+      !has_elements(a) || a.axes.size() != b.axes.size())
     return false;
   for (size_t i = 0; i < a.axes.size(); ++i)
     if (a.axes[i].divisor != b.axes[i].divisor || a.axes[i].size != b.axes[i].size ||
@@ -185,7 +185,8 @@ class MemoryPlanner {
             offer(in, launch.outputs[0]);
         }
       const int reusable = node.op->reuses;
-      if (reusable < 0) return pairs;
+      if (reusable < 0 || static_cast<size_t>(reusable) >= own || node.inputs[static_cast<size_t>(reusable)] == kNoValue)
+        return pairs;
       const ValueId in = node.inputs[static_cast<size_t>(reusable)];
       const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);
       if (from.dtype == to.dtype && is_contiguous(from.sizes, from.strides) && is_contiguous(to.sizes, to.strides))

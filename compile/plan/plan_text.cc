@@ -69,7 +69,8 @@ std::string to_string(const LoweredUnit& unit) {
   }
   text += "\n";
   for (const ColumnResult& r : unit.column_results)
-    absl::StrAppend(&text, "sum @", r.operand, spaced_name(r.value), " ", std::string(name_of(r.compute)), "\n");
+    absl::StrAppend(&text, info(r.op).name, " @", r.operand, spaced_name(r.value), " ", std::string(name_of(r.compute)),
+                    "\n");
   return text;
 }
 
@@ -205,8 +206,14 @@ class PlanParser {
       scalar.position = index(plan_.graph.node(scalar.node).attrs.floats.size());
     }
     in_.end_line();
-    while (in_.accept("sum")) {
+    const auto reduction = [&] {
+      for (const LoopOp op : {LoopOp::kColumnSum, LoopOp::kColumnMax, LoopOp::kColumnMin})
+        if (in_.accept(info(op).name)) return std::optional(op);
+      return std::optional<LoopOp>();
+    };
+    while (const std::optional<LoopOp> op = reduction()) {
       ColumnResult& result = unit.column_results.emplace_back();
+      result.op = *op;
       in_.expect("@");
       result.operand = index(unit.operands.size());
       in_.expect("%");

@@ -76,6 +76,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
         "backward of ", name(),
         entry_.forward_graph.nodes.empty() ? std::source_location() : entry_.forward_graph.nodes[0].where);
     Arriving arriving;
+    arriving.gradients.reserve(grads_out.size());
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
     KeptValues::Pass pass = kept_.begin(arriving.gradients);
     if (const char* why = why_replayed(); why != nullptr) {
@@ -176,6 +177,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // By input: the .grad of the leaf that it is, if this backward goes there; else undefined.
   std::vector<Tensor> leaves_reached(std::span<LeafGrad> leaf_grads, const KeptValues::Pass& pass) const {
     std::vector<Tensor> leaves;
+    leaves.reserve(leaf_grads.size());
     const std::vector<bool> reached = pass.ops ? inputs_reached(entry_.forward_graph, *pass.ops) : std::vector<bool>();
     for (size_t i = 0; i < leaf_grads.size(); ++i)
       leaves.push_back(reached.empty() || reached[i] ? leaf_grads[i].grad() : Tensor());
@@ -186,6 +188,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // that adds onto it, as an embedding does. Another single one is added afterwards, or, for a leaf, added to its .grad
   // in place.
   void choose_totals(std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves, Arriving& arriving) const {
+    arriving.owned.reserve(grads_in.size());
+    arriving.totals.reserve(grads_in.size());
     for (size_t i = 0; i < grads_in.size(); ++i) {
       const auto [parts, adds_onto] = entry_.backward.contributions[i];
       arriving.owned.push_back(leaves[i].defined() && parts == 1 && !(adds_onto && entry_.options.exact) &&

@@ -102,6 +102,9 @@ SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
 std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request) {
   const auto start = std::chrono::steady_clock::now();
   auto entry = std::make_shared<Entry>();
+  static std::atomic<uint64_t> entries_made{0};
+  entry->number = ++entries_made;
+  entry->stages_disabled = disabled_stages();
   const FloatTrace trace(recorded);
   const Graph& symbolic = trace.graph();
   const auto finished = [&] {
@@ -166,6 +169,16 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   return finished();
 }
 
+KnownRecording Entry::known(const std::shared_ptr<const Entry>& entry) {
+  // Each input is compared with all those before it.
+  constexpr size_t kMostInputs = 256;
+  const Graph& recorded = entry->forward_graph;
+  if (!recorded.versions.empty() || recorded.inputs.size() > kMostInputs || entry->forgotten ||
+      entry->stages_disabled != disabled_stages())
+    return {};
+  return {{entry, &recorded}, entry->device, entry->number};
+}
+
 const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
   std::vector<std::pair<int32_t, int>> key;
   for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
@@ -190,8 +203,14 @@ std::string to_string(const Arriving& arriving) {
 }  // namespace
 
 bool Entry::is_usual(const Arriving& arriving) const {
-  return arriving.gradients == usual_gradients(forward_graph) &&
-         std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
+  // Every backward asks, so no list is made.
+  const Graph& recorded = forward_graph;
+  if (arriving.gradients.size() != recorded.outputs.size()) return false;
+  for (size_t i = 0; i < recorded.outputs.size(); ++i) {
+    const Value& output = recorded.value(recorded.outputs[i]);
+    if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
+  }
+  return std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
 }
 
 std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving,
@@ -282,7 +301,7 @@ const Graph& Binding::graph() const {
 }
 
 Binding::Backward Binding::backward_for(const Arriving& arriving) const {
-  if (entry_->is_usual(arriving)) return {entry_->backward_for(arriving, floats_), backward_};
+  if (entry_->is_usual(arriving)) return {{entry_, &entry_->backward}, backward_};
   const std::shared_ptr<const CompiledBackward> compiled = entry_->backward_for(arriving, floats_);
   if (compiled == nullptr) return {};
   return {compiled, compiled->program->floats_at(floats_)};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "rondo/compile/capture/recording_key.h"
+#include "rondo/compile/capture/trace.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
@@ -51,9 +52,14 @@ struct Entry {
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
   std::vector<ValueId> saved;                     // values that the usual backward reads
   mutable std::atomic<int64_t> last_use = 0;      // counted by the region
+  mutable std::atomic<bool> forgotten = false;    // by the region
+  uint64_t number = 0;                            // no other entry of the process has it
+  uint64_t stages_disabled = 0;                   // when it was compiled
 
   // The dimensions of the outputs that are these dimensions of the inputs.
   const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
+  // Its recording, for later ones to be compared with; without a graph if that must not be.
+  static KnownRecording known(const std::shared_ptr<const Entry>& entry);
   // True if `backward` is for this.
   bool is_usual(const Arriving& arriving) const;
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less

@@ -205,8 +205,8 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
       if (launch.generated || op == nullptr || op->lower == nullptr) continue;
       hints.push_back(
           absl::StrCat(program.name, ": ", program.nodes[first].op,
-                       " is not fused, because of its dtypes (kernels "
-                       "hold floats and booleans) or of the dimensions it reduces (the last, or all others): ",
+                       " is not fused, because it makes one number, adds up from the end, or reads an operand "
+                       "whose dimensions are no single loop in memory: ",
                        launch.sources[0]));
     }
   }

@@ -25,11 +25,13 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
   for (size_t i = 0; i < inputs.size(); ++i)
     if (entry_.forward_graph.value(entry_.forward_graph.inputs[i]).overwritten) saved->inputs.emplace_back();
     else saved->inputs.emplace_back(inputs[i], false);
+  saved->values.reserve(entry_.partition->kept().size());
   for (const Partition::Kept& kept : entry_.partition->kept())
     if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);
     else saved->values.emplace_back();
   saved_ = std::move(saved);
   const Graph& graph = entry_.forward_graph;
+  differentiable_.reserve(graph.outputs.size());
   for (ValueId id : graph.outputs) differentiable_.push_back(graph.value(id).requires_grad);
   if (std::count(differentiable_.begin(), differentiable_.end(), true) > 1) ports_.resize(graph.outputs.size());
 }

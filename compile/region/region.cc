@@ -41,7 +41,8 @@ void choose_outputs(Trace& trace, Graph& graph) {
     for (ValueId id : node.outputs) {
       held[id] = trace.is_alive(id);
       if (!held[id]) continue;
-      if (const ValueId base = base_of(trace, graph, id); base != kNoValue) based[base] = true;
+      const ValueId base = base_of(trace, graph, id);
+      if (base != kNoValue && trace.outside_view(base) == nullptr) based[base] = true;
     }
   graph.outputs.clear();
   for (const GraphNode& node : graph.nodes)
@@ -251,6 +252,7 @@ void Region::forget_oldest_entry() {
   for (auto& [structure, slots] : entries_)
     for (const Slot& slot : slots)
       if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
+  oldest->forgotten = true;
   std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
   absl::erase_if(entries_, [](const auto& slots) { return slots.second.empty(); });
   --n_entries_;
@@ -259,59 +261,82 @@ void Region::forget_oldest_entry() {
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (!has_effects(trace.graph)) return nullptr;
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  const std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
+  std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
     count(Outcome::kEager, "a recording");
     run_eagerly(trace);
     return nullptr;
   }
+  return run_bound(trace, trace.graph, std::move(binding));
+}
+
+std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared_ptr<const Binding>& latest) {
+  std::shared_ptr<const Binding> binding = latest;
+  const Entry& entry = *latest->entry();
+  if (!same_bits(latest->floats(), trace.known_floats())) {
+    if (!entry.guards.hold(trace.known_floats())) return nullptr;
+    binding = std::make_shared<const Binding>(latest->entry(), trace.known_floats());
+    ++float_changes_;
+    std::lock_guard lock(mutex_);
+    for (auto& [structure, slots] : entries_)
+      for (Slot& slot : slots)
+        if (slot.entry == latest->entry()) slot.latest = binding;
+  }
+  if (checks_floats()) check_forward_floats(*binding);
+  entry.last_use = ++uses_;
+  if (!has_effects(entry.forward_graph)) return binding;
+  return run_bound(trace, entry.forward_graph, std::move(binding));
+}
+
+std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& graph,
+                                                 std::shared_ptr<const Binding> binding) {
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   const Entry& entry = *binding->entry();
   std::vector<Tensor> results, finished;
   try {
     count(Outcome::kCompiled);
     results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
-    write_back(trace.graph, trace.external(), results);
+    write_back(graph, trace.external(), results);
   } catch (const std::exception& e) {
     if (trace.has_writes()) {
       // Nothing is written yet, so the same error comes again, op by op, after the writes that come before it.
-      if (!has_written(trace.graph, trace.external(), finished)) {
+      if (!has_written(graph, trace.external(), finished)) {
         run_eagerly(trace);
         return nullptr;
       }
       finished.clear();
     }
-    hand_over_finished(trace, binding, finished, e.what());
+    hand_over_finished(trace, graph, binding, finished, e.what());
     throw;
   }
   std::shared_ptr<RegionNode> node;
   if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
-  hand_over(trace, results, node);
+  hand_over(trace, graph, results, node);
   if (is_marked(trace.external())) {
     std::vector<Tensor> handles;
-    for (ValueId id : trace.graph.outputs) handles.push_back(trace.handle(id));
+    for (ValueId id : graph.outputs) handles.push_back(trace.handle(id));
     hand_on_marks(entry, trace.external(), handles);
   }
   return binding;
 }
 
-void Region::hand_over_finished(Trace& trace, const std::shared_ptr<const Binding>& binding,
+void Region::hand_over_finished(Trace& trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
                                 std::span<const Tensor> finished, const std::string& reason) {
   ledger_->update([&](RegionReport& report) {
     report.last_failure = reason;
     ++report.failed_runs;
   });
   // The caller may catch the error and go on with what was complete.
-  if (!finished.empty()) hand_over(trace, finished, make_node_of_failed_run(binding, trace.external()));
+  if (!finished.empty()) hand_over(trace, graph, finished, make_node_of_failed_run(binding, trace.external()));
   Recorder* missing = recorder_of_missing(
       absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
-  for (size_t i = 0; i < trace.graph.outputs.size(); ++i)
-    if ((finished.empty() || !finished[i].defined()) && trace.written_tensor(trace.graph.outputs[i]) == nullptr)
-      trace.handle(trace.graph.outputs[i]).impl()->recorder = missing;
+  for (size_t i = 0; i < graph.outputs.size(); ++i)
+    if ((finished.empty() || !finished[i].defined()) && trace.written_tensor(graph.outputs[i]) == nullptr)
+      trace.handle(graph.outputs[i]).impl()->recorder = missing;
 }
 
-void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node) {
-  const Graph& graph = trace.graph;
+void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor> results,
+                       const std::shared_ptr<RegionNode>& node) {
   for (size_t i = 0; i < graph.outputs.size(); ++i) {
     const ValueId id = graph.outputs[i];
     Tensor handle = trace.handle(id);
@@ -334,8 +359,11 @@ void Region::hand_over(Trace& trace, std::span<const Tensor> results, const std:
         autograd::set_history(handle, edge.node, edge.output);
       }
     }
-    if (const ValueId base = base_of(trace, graph, id); base != kNoValue)
-      autograd::mark_view(handle, trace.handle(base), autograd::is_no_grad_view(handle));
+    if (const ValueId base = base_of(trace, graph, id); base != kNoValue) {
+      const Tensor* const outside = trace.outside_view(base);
+      autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base),
+                          autograd::is_no_grad_view(handle));
+    }
   }
 }
 
@@ -346,7 +374,7 @@ void Region::run_eagerly(Trace& trace) {
   for (size_t i = 0; i < graph.inputs.size(); ++i) values[graph.inputs[i]] = trace.external()[i];
   const auto hand_over_all = [&] {
     for (ValueId id : graph.outputs) results.push_back(values[id]);
-    hand_over(trace, results, nullptr);
+    hand_over(trace, graph, results, nullptr);
   };
   try {
     compile::run_eagerly(graph, values, nullptr, [&](const GraphNode& made) {
@@ -416,7 +444,6 @@ void Region::break_graph(const std::string& reason) {
 }
 RegionReport Region::report() const {
   RegionReport report = ledger_->report();
-  std::lock_guard lock(mutex_);
   report.float_changes = float_changes_;
   return report;
 }

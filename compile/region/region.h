@@ -37,6 +37,9 @@ class [[gnu::visibility("hidden")]] Region {
   // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
   // then get their memory, and reading another one throws Error with the reason. Nothing runs twice.
   std::shared_ptr<const Binding> run(Trace & trace, const nn::ModuleCall& call, int piece);
+  // The same for a recording that is_known(), of the entry of `latest`. Null: nothing has happened, as the entry is not
+  // for its floats.
+  std::shared_ptr<const Binding> run_known(Trace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call);
@@ -84,10 +87,13 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats, News& news);
   // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
-  static void hand_over(Trace & trace, std::span<const Tensor> results, const std::shared_ptr<RegionNode>& node);
+  static void hand_over(Trace & trace, const Graph& graph, std::span<const Tensor> results,
+                        const std::shared_ptr<RegionNode>& node);
+  // `graph`: what `trace` has recorded.
+  std::shared_ptr<const Binding> run_bound(Trace & trace, const Graph& graph, std::shared_ptr<const Binding> binding);
   static void run_eagerly(Trace & trace);
   // A run threw `reason`, after `finished` (by output) were complete.
-  void hand_over_finished(Trace & trace, const std::shared_ptr<const Binding>& binding,
+  void hand_over_finished(Trace & trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
                           std::span<const Tensor> finished, const std::string& reason);
   void forget_oldest_entry();
 
@@ -102,11 +108,10 @@ class [[gnu::visibility("hidden")]] Region {
   int n_entries_ = 0;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
-  int64_t uses_ = 0;
-  int64_t float_changes_ = 0;
-  std::shared_ptr<const Entry> latest_;  // that was compiled
+  std::shared_ptr<const Entry> latest_;        // that was compiled
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
   std::atomic<bool> has_loops_ = false;
+  std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
 };
 
 }  // namespace rondo::compile

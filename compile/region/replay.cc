@@ -9,10 +9,22 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/random_state.h"
 
 namespace rondo::compile {
 
+namespace {
+constexpr uint64_t kDefaultGenerator = 0;  // GeneratorState::id
+}  // namespace
+
+bool Replay::is_random_state(const Tensor& tensor, std::span<const GeneratorState> drawn) {
+  if (drawn.empty() || tensor.dtype() != kI64 || !(tensor.sizes() == Dims{2})) return false;
+  const std::vector<int64_t> values = tensor.to_vector<int64_t>();
+  return static_cast<uint64_t>(values[0]) == drawn[0].seed && static_cast<uint64_t>(values[1]) == drawn[0].offset;
+}
+
 std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
+                                           std::span<const GeneratorState> drawn,
                                            std::shared_ptr<const Binding> binding, std::string& why_not) {
   const Graph& graph = trace.graph;
   const auto refuse = [&](const char* reason) {
@@ -46,20 +58,30 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     if (std::count(arguments.begin(), arguments.end(), input->impl()) > 0 ||
         std::count(replay->in_slots_.begin(), replay->in_slots_.end(), input->impl()) > 0)
       return refuse("an argument is passed twice, or is a parameter");
+    const auto is_read = [&](const Tensor& outside) { return outside.is_same(*input); };
+    if (trace.writes(input->impl()->storage) && std::none_of(trace.external().begin(), trace.external().end(), is_read))
+      return refuse("an argument lies in memory that forward writes, in a place that the recording fixes");
     arguments.push_back(input->impl());
     replay->arguments_.push_back(Kind::of(*input));
+  }
+  if (drawn.size() > 1 || (drawn.size() == 1 && drawn[0].id != kDefaultGenerator))
+    return refuse("forward draws random numbers from a generator of its own");
+  if (drawn.size() == 1) {
+    if (default_generator().seed() != drawn[0].seed || default_generator().offset() < drawn[0].offset)
+      return refuse("forward sets the stream of random numbers");
+    replay->draws_ = default_generator().offset() - drawn[0].offset;
   }
   for (const Tensor& input : trace.external()) {
     const auto at = [&](const std::vector<const TensorImpl*>& list) {
       return static_cast<int32_t>(std::find(list.begin(), list.end(), input.impl()) - list.begin());
     };
-    if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({true, i});
+    if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({Source::kArgument, i});
     else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_))
-      replay->sources_.push_back({false, k});
-    else
-      return refuse(
-          "forward reads a tensor that is no argument, parameter or buffer: dropout's random state, or a mask it "
-          "makes");
+      replay->sources_.push_back({Source::kSlot, k});
+    else if (is_random_state(input, drawn)) {
+      replay->sources_.push_back({Source::kRandomState});
+      replay->random_device_ = input.device();
+    } else return refuse("forward reads a tensor that is no argument, parameter or buffer: a mask it makes");
   }
   call.module.apply([&](nn::ModuleBase& module) {
     replay->modules_.push_back({&module, module.is_training(), module.children().size()});
@@ -103,15 +125,27 @@ bool Replay::writes_alone(const nn::ModuleCall& call) const {
   for (const int32_t written : written_) {
     const Storage& memory = tensor_of(sources_[static_cast<size_t>(written)], call).impl()->storage;
     for (size_t i = 0; i < sources_.size(); ++i)
-      if (i != static_cast<size_t>(written) && tensor_of(sources_[i], call).impl()->storage == memory) return false;
+      if (i != static_cast<size_t>(written) && sources_[i].kind != Source::kRandomState &&
+          tensor_of(sources_[i], call).impl()->storage == memory)
+        return false;
   }
   return true;
 }
 
+Tensor Replay::next_random_state() const {
+  const SharedRandomState own;  // in which the state is that of the first draw
+  Tensor state;
+  if (draws_ > 0) state = rondo::next_random_state(default_generator(), random_device_).state;
+  for (uint64_t i = 1; i < draws_; ++i) default_generator().next_offset();
+  return state;
+}
+
 void Replay::run(const nn::ModuleCall& call) const {
+  const Tensor random_state = next_random_state();
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
-  for (const Source& source : sources_) inputs.push_back(tensor_of(source, call));
+  for (const Source& source : sources_)
+    inputs.push_back(source.kind == Source::kRandomState ? random_state : tensor_of(source, call));
   if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
     for (const Tensor& input : inputs) notes->note(input);
   const Entry& entry = *binding_->entry();

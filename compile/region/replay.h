@@ -3,12 +3,14 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/modules/module.h"
+#include "rondo/runtime/random.h"
 
 namespace rondo::compile {
 
@@ -16,16 +18,20 @@ namespace rondo::compile {
 class Replay {
  public:
   // From a call that has just been recorded as one piece and run as `binding`. Null, with the reason in `why_not`, if
-  // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (random
-  // states, masks that forward makes), returns anything but one tensor of its own, or lets a value escape.
+  // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (masks
+  // that forward makes), draws from another generator than the thread's default one (`drawn`: of a GeneratorScope),
+  // returns anything but one tensor of its own, or lets a value escape.
   static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
+                                            std::span<const GeneratorState> drawn,
                                             std::shared_ptr<const Binding> binding, std::string& why_not);
 
+  // Note [Random state]: true for the state that a recording reads if its draws began at `drawn`.
+  static bool is_random_state(const Tensor& tensor, std::span<const GeneratorState> drawn);
   // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, devices, shapes,
   // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. What else forward depends
   // on is the user's promise.
   bool matches(const nn::ModuleCall& call) const;
-  // REQUIRES: matches(call). Sets *call.result.
+  // REQUIRES: matches(call). Sets *call.result. The calling thread's default generator moves on as in forward.
   void run(const nn::ModuleCall& call) const;
   const Binding& binding() const { return *binding_; }
 
@@ -42,19 +48,23 @@ class Replay {
     friend bool operator==(const Kind&, const Kind&) = default;
   };
   struct Source {
-    bool is_argument;
-    int32_t index;  // of the arguments, or of slots_
+    enum Kind : uint8_t { kArgument, kSlot, kRandomState } kind;
+    int32_t index = 0;  // of the arguments, or of slots_
   };
 
   std::shared_ptr<const Binding> binding_;
+  // REQUIRES: no random state.
   const Tensor& tensor_of(const Source& source, const nn::ModuleCall& call) const {
-    return source.is_argument ? *call.inputs[static_cast<size_t>(source.index)]
-                              : *slots_[static_cast<size_t>(source.index)];
+    return source.kind == Source::kArgument ? *call.inputs[static_cast<size_t>(source.index)]
+                                            : *slots_[static_cast<size_t>(source.index)];
   }
+  Tensor next_random_state() const;
   // Nothing else that is read shares memory with what is written: a recording would be another one.
   bool writes_alone(const nn::ModuleCall& call) const;
   std::vector<Source> sources_;   // of the recording's inputs
   std::vector<int32_t> written_;  // of sources_
+  uint64_t draws_ = 0;            // by how much the default generator moves on
+  Device random_device_;          // of the random state
   size_t result_ = 0;             // of the recording's outputs
   std::vector<Kind> arguments_;
   std::vector<const Tensor*> slots_;  // parameters and buffers of the module and all below it

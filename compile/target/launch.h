@@ -25,12 +25,13 @@ struct KernelCall {
   int64_t grain;  // elements that pay for waking a thread
 };
 
-// Adds up the partial sums that a kernel has left: Note [Column order].
+// Reduces the partial results of chunks that a kernel has left: Note [Column order].
 struct CombineCall {
   struct Sum {
     std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
     std::byte* out;      // [cols] of `result`
     DType compute, result;
+    LoopOp op;  // kColumnSum, kColumnMax or kColumnMin
   };
   KernelHandle code;         // of the kernel
   const LoopKernel* kernel;  // scheduled

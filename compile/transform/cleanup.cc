@@ -135,8 +135,9 @@ std::optional<Graph> join_chains(const Graph& graph) {
   // The call that node `n` continues; -1: none.
   const auto before = [&](size_t n) -> int32_t {
     const GraphNode& node = graph.nodes[n];
+    if (node.op->chains < 0) return -1;
     const ValueId first = node.inputs[0];
-    if (node.op->chains < 0 || first == kNoValue || uses[first] != 1) return -1;
+    if (first == kNoValue || uses[first] != 1) return -1;
     const int32_t maker = graph.value(first).producer;
     return maker >= 0 && continues(node, graph.node(maker)) ? maker : -1;
   };

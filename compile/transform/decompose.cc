@@ -19,15 +19,18 @@ bool is_empty(const Graph& graph, const GraphNode& node) {
   return false;
 }
 
-// Kernels reduce one run of dimensions: Note [Runs] of ops/reduction_order.h.
-bool has_runs(const Graph& graph, const GraphNode& node) {
-  return node.op->kind == OpKind::kReduction &&
-         !ops::last_run(graph.value(node.inputs[0]).sizes, node.attrs.ints[0]).is_all;
+// Kernels reduce one run of dimensions, or the rows of a full reduction: ops/reduction_order.h.
+bool has_steps(const Graph& graph, const GraphNode& node) {
+  if (node.op->kind != OpKind::kReduction) return false;
+  const Value& input = graph.value(node.inputs[0]);
+  return !ops::last_run(input.sizes, node.attrs.ints[0]).is_all ||
+         (is_floating(input.dtype) && ops::reduces_rows_first(input.sizes, node.attrs));
 }
 
 bool has_parts(const Graph& graph, const GraphNode& node) {
-  return node.op->decompose != nullptr && node.op->fuse_parts && (node.op->lower == nullptr || has_runs(graph, node)) &&
-         node.op->kind != OpKind::kContraction && !is_empty(graph, node);
+  return node.op->decompose != nullptr && node.op->fuse_parts &&
+         (node.op->lower == nullptr || has_steps(graph, node)) && node.op->kind != OpKind::kContraction &&
+         !is_empty(graph, node);
 }
 
 std::optional<Graph> decompose_once(const Graph& graph) {
@@ -37,6 +40,7 @@ std::optional<Graph> decompose_once(const Graph& graph) {
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   Trace trace;
+  const DeviceScope device(trace.device);  // of calls without operands
   RecorderScope record(&trace);
   trace.graph.values.reserve(graph.values.size());
   trace.graph.nodes.reserve(graph.nodes.size());

@@ -161,7 +161,7 @@ class Fuser {
     int version = 0;
     std::vector<ValueId> column_results;  // complete only after the last row
     std::vector<ValueId> touched;         // read or written, sorted
-    bool reduces_rows = false;
+    bool reduces_rows = false, scans = false;
     bool takes_any = false;  // pointwise nodes of one domain: they take any space that fits
   };
   // Two units that share values. The best comes first; of equals, the one that was recorded first.
@@ -202,6 +202,7 @@ class Fuser {
       if (!c.unit.fused) continue;
       c.takes_any = space.takes_any;
       if (space.sums_rows) c.column_results = {node.outputs[0]};
+      c.scans = node.op->traits.scans;
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.sums_rows;
       // Kernels do not become one to share a random state.
       for (size_t k = 0; k < node.inputs.size(); ++k)
@@ -251,7 +252,8 @@ class Fuser {
       // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column,
       // which would become sums over all of the other's.
       const Candidate &narrow = a.unit.cols == 1 ? a : b, &wide = a.unit.cols == 1 ? b : a;
-      if (narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows) return &wide.unit;
+      if (narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows && !narrow.scans)
+        return &wide.unit;
     }
     if (a.takes_any == b.takes_any) return nullptr;
     const Candidate &pointwise = a.takes_any ? a : b, &fixed = a.takes_any ? b : a;
@@ -267,6 +269,8 @@ class Fuser {
     if (!a.unit.fused || !b.unit.fused || a.unit.nodes.size() + b.unit.nodes.size() > most_ops_) return false;
     const Unit* space = common_space(a, b);
     if (space == nullptr || too_many_operands(a, b)) return false;
+    const auto reduces = [](const Candidate& c) { return c.reduces_rows || !c.column_results.empty(); };
+    if ((a.scans && reduces(b)) || (b.scans && reduces(a))) return false;
     return consumes_in_place(*space, first, second) && consumes_in_place(*space, second, first);
   }
 
@@ -341,6 +345,7 @@ class Fuser {
     std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
     a.reduces_rows = a.reduces_rows || b.reduces_rows;
+    a.scans = a.scans || b.scans;
     for (int32_t n : b.unit.nodes) unit_of_[n] = static_cast<int>(into);
     std::vector<ValueId> both;
     std::set_union(a.touched.begin(), a.touched.end(), b.touched.begin(), b.touched.end(), std::back_inserter(both));

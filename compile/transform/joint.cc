@@ -4,6 +4,7 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/window.h"
 
 namespace rondo::compile {
 namespace {
@@ -11,7 +12,12 @@ namespace {
 class Deriver {
  public:
   Deriver(const Graph& forward, const Arriving& arriving, Device device)
-      : forward_(forward), arriving_(arriving), grads_(forward), symbols_(forward), contributions_(forward) {
+      : forward_(forward),
+        arriving_(arriving),
+        grads_(forward),
+        symbols_(forward),
+        contributions_(forward),
+        variables_(variables(forward)) {
     trace_.device = device;
   }
 
@@ -19,6 +25,7 @@ class Deriver {
     NoGrad off;
     amp::Autocast as_recorded(
         std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
+    const DeviceScope device(trace_.device);  // of calls without operands
     RecorderScope record(&trace_);
     trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
@@ -65,10 +72,19 @@ class Deriver {
     return dense;
   }
 
+  // By value: the first one that is the same variable of the tape (ops::is_same_variable).
+  static ValueMap<ValueId> variables(const Graph& forward) {
+    ValueMap<ValueId> first(forward, kNoValue);
+    for (size_t id = 0; id < forward.values.size(); ++id) first[id] = static_cast<ValueId>(id);
+    for (const GraphNode& node : forward.nodes)
+      if (ops::is_same_variable(*node.op)) first[node.outputs[0]] = first[node.inputs[0]];
+    return first;
+  }
+
   // `is_total`: what has arrived before is in it.
   void accumulate(ValueId id, const Tensor& grad, bool is_total = false) {
-    ++contributions_[id].parts;
-    Tensor& total = grads_[id];
+    ++contributions_[variables_[id]].parts;
+    Tensor& total = grads_[variables_[id]];
     total = total.defined() && !is_total ? ops::add(total, grad) : grad;
   }
 
@@ -85,6 +101,7 @@ class Deriver {
 
   void visit(const GraphNode& node) {
     const OpDef& op = *node.op;
+    if (ops::is_same_variable(op)) return;
     const size_t n_in = std::max<size_t>(node.inputs.size(), kUsualInputs),
                  n_out = std::max<size_t>(node.outputs.size(), kUsualOutputs);
     absl::InlinedVector<Tensor, kUsualInputs> inputs(n_in), grads_in(n_in);
@@ -92,7 +109,7 @@ class Deriver {
     bool any = false;
     for (size_t i = 0; i < node.outputs.size(); ++i) {
       if (!forward_.value(node.outputs[i]).requires_grad) continue;
-      grads_out[i] = grads_[node.outputs[i]];
+      grads_out[i] = grads_[variables_[node.outputs[i]]];
       any = any || grads_out[i].defined();
     }
     if (!any) return;
@@ -113,8 +130,8 @@ class Deriver {
     if (op.grad == nullptr)
       throw Error(std::string("backward of ") + op.name + ": it has no gradient" + describe_location(node.where));
     if (op.grad_adds && metas[0].needs_grad) {
-      grads_in[0] = grads_[node.inputs[0]];
-      contributions_[node.inputs[0]].adds_onto = true;
+      grads_in[0] = grads_[variables_[node.inputs[0]]];
+      contributions_[variables_[node.inputs[0]]].adds_onto = true;
     }
     const bool onto = grads_in[0].defined();
     op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
@@ -130,9 +147,10 @@ class Deriver {
   Trace trace_;
   BackwardGraph result_;
   absl::flat_hash_map<ValueId, BackwardInput> bindings_;
-  ValueMap<Tensor> grads_;    // of each forward value, in the trace
-  ValueMap<Tensor> symbols_;  // of each forward value that a rule reads
-  ValueMap<Contribution> contributions_;
+  ValueMap<Tensor> grads_;                // of each variable, in the trace
+  ValueMap<Tensor> symbols_;              // of each forward value that a rule reads
+  ValueMap<Contribution> contributions_;  // by variable
+  const ValueMap<ValueId> variables_;
 };
 
 }  // namespace

@@ -7,20 +7,19 @@
 namespace rondo::compile {
 namespace {
 
-// Kernels compute with integers, and do not reduce them.
-bool lowerable_dtype(OpKind kind, DType t) { return kind == OpKind::kElementwise || is_floating(t) || t == kBool; }
-
-// From so many neighbours on, a maximum over the first dimensions has enough rows for vectors and threads.
-constexpr int64_t kManyRows = 1 << 10;
+// From so many neighbours on, a reduction over the first dimensions has enough rows for vectors and threads. Up to so
+// many columns, a thread of a GPU takes a row in no time.
+constexpr int64_t kManyRows = 1 << 10, kShortRow = 1 << 10;
 
 // The space of a reduction over one run: Note [Spaces].
 NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
+  const Traits& traits = node.op->traits;
   const Value& input = graph.value(node.inputs[0]);
   const ops::ReducedRun run = ops::last_run(input.sizes, node.attrs.ints[0]);
   if (!run.is_all) return space;
   Unit& unit = space.unit;
-  if (run.by_columns && run.outer == 1 && node.op->traits.additive) {
+  if (run.by_columns && run.outer == 1 && traits.folds && (traits.additive || run.inner < kManyRows)) {
     space.sums_rows = true;
     unit.rows = run.reduced;
     unit.cols = run.inner;
@@ -28,10 +27,26 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
     unit.rows = run.outer * run.inner;
     unit.cols = run.reduced;
     unit.inner = run.inner;
-    if (unit.rows == 1 || (run.outer == 1 && run.inner > 1 && run.inner < kManyRows)) return space;
+    if (unit.rows == 1 || (run.outer == 1 && run.inner > 1 && run.inner < kManyRows && run.reduced > kShortRow))
+      return space;
   }
   const std::optional<DimRange> columns = columns_of(unit, input.sizes);
   unit.fused = columns && merged_stride(input.sizes, input.strides, *columns);
+  return space;
+}
+
+// The space of a running sum along a dimension: each row is added up in order.
+NodeSpace scan_space(const Graph& graph, const GraphNode& node) {
+  NodeSpace space;
+  const Value& input = graph.value(node.inputs[0]);
+  const auto dim = static_cast<int>(node.attrs.ints[0]);
+  Unit& unit = space.unit;
+  unit.cols = input.sizes[dim];
+  for (int d = dim + 1; d < input.sizes.rank(); ++d) unit.inner *= input.sizes[d];
+  unit.rows = input.sizes.numel() / unit.cols;
+  const std::optional<DimRange> columns = columns_of(unit, input.sizes);
+  const bool reverse = node.attrs.ints[1] != 0;
+  unit.fused = !reverse && columns && merged_stride(input.sizes, input.strides, *columns);
   return space;
 }
 
@@ -40,20 +55,20 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
 NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   NodeSpace space;
-  if (op.lower == nullptr || (op.kind != OpKind::kElementwise && op.kind != OpKind::kReduction)) return space;
+  const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.traits.scans;
+  if (op.lower == nullptr || !fusible) return space;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
     if (static_cast<int32_t>(i) == op.traits.random_state) {
       if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
       continue;
     }
-    if (id == kNoValue || !lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
+    if (id == kNoValue) return space;
   }
-  for (ValueId id : node.outputs)
-    if (!lowerable_dtype(op.kind, graph.value(id).dtype)) return space;
   const Dims& sizes = domain_of(graph, node);
   if (sizes.empty() || sizes.numel() == 0) return space;
   if (op.kind == OpKind::kReduction) return reduction_space(graph, node);
+  if (op.traits.scans) return scan_space(graph, node);
   space.takes_any = true;
   space.unit.cols = sizes.back();
   space.unit.rows = sizes.numel() / sizes.back();
@@ -89,6 +104,14 @@ std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, Dim
   return stride;
 }
 
+Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain) {
+  const Value& value = graph.value(node.inputs[i]);
+  if (!node.op->traits.picks || i != 0) return broadcast_strides(value.sizes, value.strides, domain);
+  Dims strides = value.strides;
+  strides[static_cast<int>(node.attrs.ints[0])] = 0;
+  return strides;
+}
+
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
   return unit.inner == 1 && ops::last_run(domain, mask).by_columns;
 }
@@ -99,9 +122,8 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   // Code for vectors along rows neither looks up nor draws numbers.
   if (!columns || (unit.inner > 1 && (node.op->traits.picks || node.op->traits.random_state >= 0))) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    if (static_cast<int32_t>(i) == node.op->traits.random_state || (node.op->traits.picks && i == 0)) continue;
-    const Value& value = graph.value(node.inputs[i]);
-    if (!merged_stride(domain, broadcast_strides(value.sizes, value.strides, domain), *columns)) return false;
+    if (static_cast<int32_t>(i) == node.op->traits.random_state) continue;
+    if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;
   }
   // A part of a larger value is written row by row.
   return std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {

@@ -2,7 +2,11 @@
 // a row is one pair of (outer, inner). Reductions fix the space:
 //   over the last run of dimensions    (outer, reduced, 1)
 //   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
-//   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns
+//   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns; so it is with the
+//                                      other reductions that fold (Traits::folds), unless inner is large
+//   a running sum along a dimension    as a reduction over it; such a kernel reduces nothing, because on a GPU one
+//   thread
+//                                      takes a row
 // A pointwise node takes any space that its dimensions can be grouped into. Its own is (all but the last dimension,
 // last dimension, 1).
 #pragma once
@@ -39,6 +43,8 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node);
 std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain);
 // The one stride of a group of dimensions in memory; 0 if it has one element. nullopt: there is none.
 std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims);
+// The strides of a node's operand `i` over the node's domain; 0 where an index says the place (Traits::picks).
+Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain);
 // True if the reduction over `mask`, in this unit, is a sum over the rows.
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);
 // True if a pointwise node may be a part of a unit with this space.

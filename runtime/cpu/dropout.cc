@@ -17,8 +17,15 @@ constexpr int kCounters = 16, kGroup = 4 * kCounters;
 inline void draw_group(uint64_t seed, uint64_t offset, uint64_t first_counter, uint32_t (&words)[kGroup]) {
   PhiloxWords<kCounters> w[4];
   draw<kCounters>(seed, offset, counters_from<kCounters>(first_counter, 1), w);
-  for (int j = 0; j < kCounters; ++j)
-    for (int k = 0; k < 4; ++k) words[4 * j + k] = w[k][j];
+  // Two perfect shuffles of the four vectors: 0 1 2 3 to 0 2 | 1 3 side by side, and these to 0 1 2 3.
+  using Lanes = std::make_integer_sequence<int, kCounters>;
+  const PhiloxWords<kCounters> even[2] = {detail::zip_low(w[0], w[2], Lanes{}), detail::zip_high(w[0], w[2], Lanes{})};
+  const PhiloxWords<kCounters> odd[2] = {detail::zip_low(w[1], w[3], Lanes{}), detail::zip_high(w[1], w[3], Lanes{})};
+  for (int half = 0; half < 2; ++half) {
+    const PhiloxWords<kCounters> both[2] = {detail::zip_low(even[half], odd[half], Lanes{}),
+                                            detail::zip_high(even[half], odd[half], Lanes{})};
+    __builtin_memcpy(words + half * kGroup / 2, both, sizeof(both));
+  }
 }
 
 }  // namespace

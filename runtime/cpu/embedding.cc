@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_sums.h"
@@ -28,35 +27,33 @@ void embedding_kernel(const KernelContext& context) {
 
 namespace {
 
-// The rows of grad, by index. Note [Segments] of row_sums.h.
-RowSums row_sums(const KernelContext& context, const Tensor& grad, const Tensor& indices, const Tensor& table) {
+// table = `onto` (null: zeros) and the rows of grad, by index. Note [Segments] of row_sums.h.
+void write_rows(const KernelContext& context, const Tensor& grad, const Tensor& indices, const Tensor& table,
+                const void* onto) {
   const int64_t rows = table.sizes()[0], cols = table.sizes()[1];
-  require_indices(context, indices, rows);
-  return {.dtype = table.dtype(),
-          .index = pointer<int64_t>(indices),
-          .n = indices.numel(),
-          .values = grad.impl()->data(),
-          .values_step = cols,
-          .out = table.impl()->data(),
-          .rows = rows,
-          .cols = cols};
+  const RowSums sums{.dtype = table.dtype(),
+                     .index = pointer<int64_t>(indices),
+                     .n = indices.numel(),
+                     .values = grad.impl()->data(),
+                     .values_step = cols,
+                     .out = table.impl()->data(),
+                     .rows = rows,
+                     .cols = cols,
+                     .onto = onto};
+  if (!write_row_sums(sums)) require_indices(context, indices, rows);
 }
 
 }  // namespace
 
 void embedding_grad_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);
-  const Tensor grad = context.in(0).contiguous(), indices = context.in(1).contiguous();
-  write_row_sums(row_sums(context, grad, indices, context.out()));
+  write_rows(context, context.in(0).contiguous(), context.in(1).contiguous(), context.out(), nullptr);
 }
 
 void embedding_grad_onto_kernel(const KernelContext& context) {
   RecorderScope run(nullptr);
-  const NoGrad off;
-  Tensor& out = context.out();
-  if (out.impl()->data() != context.in(0).impl()->data()) out.copy_(context.in(0));
-  const Tensor grad = context.in(1).contiguous(), indices = context.in(2).contiguous();
-  add_row_sums(row_sums(context, grad, indices, out));
+  const Tensor total = context.in(0).contiguous();
+  write_rows(context, context.in(1).contiguous(), context.in(2).contiguous(), context.out(), total.impl()->data());
 }
 
 }  // namespace rondo::cpu

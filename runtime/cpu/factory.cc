@@ -48,11 +48,12 @@ void fill_kernel(const KernelContext& context) {
 
 void arange_kernel(const KernelContext& context) {
   const Attrs& attrs = context.attrs;
-  if (attrs.ints.size() == 0) {
-    const double first = attrs.floats[0], step = attrs.floats[1];
-    return fill_dense(context.out(), [=](int64_t i) { return first + static_cast<double>(i) * step; });
-  }
-  const auto first = static_cast<uint64_t>(attrs.ints[0]), step = static_cast<uint64_t>(attrs.ints[1]);
+  const double real_first = attrs.floats[0], real_step = attrs.floats[1];
+  if (attrs.ints[2] == 0)
+    return fill_dense(context.out(), [=](int64_t i) { return real_first + static_cast<double>(i) * real_step; });
+  const bool wide = attrs.ints.size() > 3;
+  const auto first = static_cast<uint64_t>(wide ? attrs.ints[3] : static_cast<int64_t>(real_first)),
+             step = static_cast<uint64_t>(wide ? attrs.ints[4] : static_cast<int64_t>(real_step));
   // Unsigned: i * step alone may leave the range that the sum is in.
   fill_dense(context.out(), [=](int64_t i) { return static_cast<int64_t>(first + static_cast<uint64_t>(i) * step); });
 }

@@ -3,6 +3,10 @@
 // B and C are row-major with whole vectors per row (pad the columns); A is read element by element, so it may have any
 // strides. Each C[i, j] is one chain of FMAs over increasing depth: its bits depend neither on the blocking nor on the
 // vector width. Kernel sources only.
+//
+// Note [Pairs]. An element of A and B is a number of C's type, or a BFloat16Pair: two bf16 numbers that are neighbours
+// along the depth. One instruction multiplies 16 pairs and adds both products of each to a sum in f32, so a product of
+// pairs takes half the time. An odd depth is padded with 0. The instruction reads numbers below the normal range as 0.
 #pragma once
 
 #include <algorithm>
@@ -18,22 +22,55 @@ inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;
 inline constexpr int kTileVectors = 2;
 template <class A> inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
 
-// How a product starts: from 0, from C, or from C times a factor per column.
-enum class Start { kZero, kAdd, kScale };
+// How a product starts: from 0, from C, or from C times a factor per column. kTimes: from 0, and the sums are
+// multiplied by one factor.
+enum class Start { kZero, kAdd, kScale, kTimes };
+
+// Note [Pairs].
+struct BFloat16Pair {
+  BFloat16 first, second;
+};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+inline constexpr bool kMultipliesPairs = true;
+#else
+inline constexpr bool kMultipliesPairs = false;
+#endif
+
+// A vector of elements of A or B, and its product with another, added to sums.
+template <class E> struct Factors {
+  using Type = Vector<E>;
+  static Type load(const E* p) { return cpu::load(p); }
+  static Type broadcast(const E* p) { return cpu::broadcast(*p); }
+  static Type multiply_add(Type a, Type b, Type sum) { return fma(a, b, sum); }
+};
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <> struct Factors<BFloat16Pair> {
+  using Type = __m512bh;
+  static Type load(const BFloat16Pair* p) { return (Type)_mm512_loadu_si512(p); }
+  static Type broadcast(const BFloat16Pair* p) {
+    int bits;
+    __builtin_memcpy(&bits, p, sizeof(bits));
+    return (Type)_mm512_set1_epi32(bits);
+  }
+  static Vector<float> multiply_add(Type a, Type b, Vector<float> sum) {
+    return (Vector<float>)_mm512_dpbf16_ps((__m512)sum, a, b);
+  }
+};
+#endif
 
 // The left operand: element (i, k) at data[i * row_stride + k * depth_stride]. One of the strides is 1; kRowsAdjacent
 // says which, so that the broadcasts get immediate offsets.
-template <class A, bool kRowsAdjacent> struct LeftOperand {
-  const A* data;
+template <class E, bool kRowsAdjacent> struct LeftOperand {
+  const E* data;
   int64_t stride;
-  const A* at(int64_t row, int64_t depth) const {
+  const E* at(int64_t row, int64_t depth) const {
     return kRowsAdjacent ? data + row + depth * stride : data + row * stride + depth;
   }
 };
 
 // C[M, N vectors] (+)= A[M, depth] B[depth, N vectors].
-template <Start kStart, int M, int N, class A, bool kRowsAdjacent>
-[[gnu::always_inline]] inline void multiply_micro(int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b,
+template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Compute<E>>
+[[gnu::always_inline]] inline void multiply_micro(int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b,
                                                   int64_t b_stride, A* c, int64_t c_stride, const A* factors) {
   Vector<A> sum[M][N];
 #pragma GCC unroll 16
@@ -41,48 +78,53 @@ template <Start kStart, int M, int N, class A, bool kRowsAdjacent>
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       sum[i][j] = Vector<A>{};
-      if constexpr (kStart != Start::kZero) sum[i][j] = load(c + i * c_stride + j * kWidth<A>);
+      if constexpr (kStart == Start::kAdd || kStart == Start::kScale)
+        sum[i][j] = load(c + i * c_stride + j * kWidth<A>);
       if constexpr (kStart == Start::kScale) sum[i][j] *= load(factors + j * kWidth<A>);
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
-    Vector<A> row[N];
+    typename Factors<E>::Type row[N];
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) row[j] = load(b + k * b_stride + j * kWidth<A>);
+    for (int j = 0; j < N; ++j) row[j] = Factors<E>::load(b + k * b_stride + j * kWidth<A>);
 #pragma GCC unroll 16
     for (int i = 0; i < M; ++i) {
-      const Vector<A> left = broadcast(*a.at(i, k));
+      const typename Factors<E>::Type left = Factors<E>::broadcast(a.at(i, k));
 #pragma GCC unroll 4
-      for (int j = 0; j < N; ++j) sum[i][j] = fma(left, row[j], sum[i][j]);
+      for (int j = 0; j < N; ++j) sum[i][j] = Factors<E>::multiply_add(left, row[j], sum[i][j]);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < M; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < N; ++j) store(c + i * c_stride + j * kWidth<A>, sum[i][j]);
+    for (int j = 0; j < N; ++j) {
+      if constexpr (kStart == Start::kTimes) sum[i][j] *= *factors;
+      store(c + i * c_stride + j * kWidth<A>, sum[i][j]);
+    }
   }
 }
 
 // One block of at most kTileRows rows and N vectors: rows are taken in powers of two.
-template <Start kStart, int N, int M = kTileRows, class A, bool kRowsAdjacent>
-inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b, int64_t b_stride,
+template <Start kStart, int N, int M = kTileRows, class E, bool kRowsAdjacent, class A = Compute<E>>
+inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b, int64_t b_stride,
                           A* c, int64_t c_stride, const A* factors) {
   int64_t i = 0;
   for (; i + M <= rows; i += M) {
-    multiply_micro<kStart, M, N>(depth, LeftOperand<A, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
+    multiply_micro<kStart, M, N>(depth, LeftOperand<E, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
                                  c + i * c_stride, c_stride, factors);
   }
   if constexpr (M > 1) {
     if (i < rows) {
-      multiply_rows<kStart, N, M / 2>(rows - i, depth, LeftOperand<A, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
+      multiply_rows<kStart, N, M / 2>(rows - i, depth, LeftOperand<E, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
                                       c + i * c_stride, c_stride, factors);
     }
   }
 }
 
-// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors], a panel of at most kTileVectors vectors wide.
-template <Start kStart, class A, bool kRowsAdjacent>
-inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<A, kRowsAdjacent> a, const A* b,
+// C[rows, vectors] (+)= A[rows, depth] B[depth, vectors], a panel of at most kTileVectors vectors wide. depth, strides
+// of A and B: in elements.
+template <Start kStart, class E, bool kRowsAdjacent, class A = Compute<E>>
+inline void multiply_panel(int64_t rows, int vectors, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b,
                            int64_t b_stride, A* c, int64_t c_stride, const A* factors = nullptr) {
   if (vectors == 2) multiply_rows<kStart, 2>(rows, depth, a, b, b_stride, c, c_stride, factors);
   else multiply_rows<kStart, 1>(rows, depth, a, b, b_stride, c, c_stride, factors);

@@ -108,9 +108,10 @@ void scatter_kernel(const KernelContext& context) {
 
 namespace {
 
-// The sums of whole rows, if one index belongs to each of them: it is the same along all dimensions behind `dim`, and
-// there are none in front. Indices are not checked yet.
-std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const Tensor& out, int dim) {
+// The sums of whole rows, onto `onto` (null: zeros), if one index belongs to each of them: it is the same along all
+// dimensions behind `dim`, and there are none in front.
+std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const Tensor& out, int dim,
+                                const void* onto) {
   const Dims &sizes = index.sizes(), &steps = values.strides();
   const int rank = sizes.rank();
   if (rank == 0) return std::nullopt;
@@ -131,22 +132,32 @@ std::optional<RowSums> row_sums(const Tensor& values, const Tensor& index, const
                  .values_step = steps[dim],
                  .out = out.impl()->data(),
                  .rows = out.sizes()[dim],
-                 .cols = cols};
+                 .cols = cols,
+                 .onto = onto};
 }
 
 }  // namespace
 
 void scatter_sum_kernel(const KernelContext& context) {
-  const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
+  const RecorderScope run(nullptr);
+  const Tensor &values = context.in(0), &index = context.in(1);
+  const Tensor onto = context.has(2) ? context.in(2).contiguous() : Tensor();
+  Tensor& out = context.out();
   const int dim = dim_of(context);
   const int64_t size = length_of(out.sizes(), dim), length = length_of(index.sizes(), dim);
   BadIndex bad(size);
-  if (const std::optional<RowSums> sums = row_sums(values, index, out, dim)) {
-    parallel_for(sums->n, kElementwiseGrain, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) bad.is(sums->index[i * sums->index_step], i * sums->index_step);
-    });
-    bad.check(context);
-    return write_row_sums(*sums);
+  if (const std::optional<RowSums> sums = row_sums(values, index, out, dim,
+                                                   onto.defined() ? onto.impl()->data() : nullptr)) {
+    if (write_row_sums(*sums)) return;
+    for (int64_t i = 0; i < sums->n; ++i) bad.is(sums->index[i * sums->index_step], i * sums->index_step);
+    return bad.check(context);
+  }
+  if (onto.defined()) {
+    const NoGrad off;
+    Tensor sums = Tensor::empty(out.sizes(), {out.dtype()});
+    scatter_sum_kernel({context.op, context.inputs.first(2), {&sums, 1}, context.attrs, context.where});
+    out.copy_(onto + sums);
+    return;
   }
   std::memset(static_cast<void*>(out.impl()->data()), 0, static_cast<size_t>(out.nbytes()));
   visit_dtype(out.dtype(), [&](auto tag) {
@@ -184,9 +195,8 @@ void cumsum_kernel(const KernelContext& context) {
   const int64_t length = length_of(x.sizes(), dim);
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
-    using Total = std::conditional_t<std::is_integral_v<T>, int64_t,
-                                     std::conditional_t<std::is_same_v<T, float>, double, ComputeType<T>>>;
+    // A running sum in f32 stops at 2^24 ones.
+    using Total = std::conditional_t<std::is_integral_v<T>, int64_t, double>;
     using Out = std::conditional_t<std::is_integral_v<T>, int64_t, T>;
     const T* from = pointer<T>(x);
     Out* to = pointer<Out>(out);
@@ -195,7 +205,7 @@ void cumsum_kernel(const KernelContext& context) {
       for (int64_t n = 0; n < length; ++n) {
         const int64_t i = reverse ? length - 1 - n : n;
         total += static_cast<Total>(from[o[1] + i * step[1]]);
-        to[o[0] + i * step[0]] = static_cast<Out>(total);
+        to[o[0] + i * step[0]] = ops::convert<Out>(total);
       }
     });
   });

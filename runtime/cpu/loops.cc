@@ -1,28 +1,59 @@
 #include "rondo/runtime/cpu/loops.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
+#include "rondo/runtime/cpu/streams.h"
 #include "rondo/runtime/iteration_space.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kTile = 64;  // rows and columns
+constexpr int64_t kTile = 64;    // rows and columns
+constexpr int64_t kSquare = 16;  // likewise, of what registers hold
+
+// from: columns of kSquare neighbours, `step` elements apart -> to: rows, `width` elements apart.
+template <class Word> void transpose_square(const Word* from, int64_t step, Word* to, int64_t width) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(Word) == 4) {
+    // Four rounds, each of which rotates the eight bits of an element's (vector, lane) by one.
+    typedef uint32_t Line __attribute__((vector_size(64)));
+    constexpr Line kLow = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}, kHigh = kLow + 8;
+    Line lines[kSquare], next[kSquare];
+    for (int64_t j = 0; j < kSquare; ++j) std::memcpy(&lines[j], from + j * step, sizeof(Line));
+#pragma GCC unroll 4
+    for (int round = 0; round < 4; ++round) {
+#pragma GCC unroll 8
+      for (int64_t i = 0; i < kSquare / 2; ++i) {
+        next[2 * i] = __builtin_shuffle(lines[i], lines[i + kSquare / 2], kLow);
+        next[2 * i + 1] = __builtin_shuffle(lines[i], lines[i + kSquare / 2], kHigh);
+      }
+#pragma GCC unroll 16
+      for (int64_t i = 0; i < kSquare; ++i) lines[i] = next[i];
+    }
+    for (int64_t i = 0; i < kSquare; ++i) std::memcpy(to + i * width, &lines[i], sizeof(Line));
+    return;
+  }
+#endif
+  Word square[kSquare][kSquare];
+  for (int64_t j = 0; j < kSquare; ++j)
+    for (int64_t i = 0; i < kSquare; ++i) square[j][i] = from[j * step + i];
+  for (int64_t i = 0; i < kSquare; ++i)
+    for (int64_t j = 0; j < kSquare; ++j) to[i * width + j] = square[j][i];
+}
 
 // from: rows are neighbours, columns are `step` elements apart -> to: dense [rows, columns]. In squares, whose lines
 // all fit the first cache, however far apart they are.
 template <class Word> void transpose_tile(const Word* from, int64_t step, Word* to, int64_t rows, int64_t columns) {
-  constexpr int64_t kSquare = 16;
   int64_t c = 0;
   for (; c + kSquare <= columns; c += kSquare) {
     int64_t r = 0;
     for (; r + kSquare <= rows; r += kSquare) {
-      Word square[kSquare][kSquare];
-      for (int64_t j = 0; j < kSquare; ++j)
-        for (int64_t i = 0; i < kSquare; ++i) square[j][i] = from[(c + j) * step + r + i];
-      for (int64_t i = 0; i < kSquare; ++i)
-        for (int64_t j = 0; j < kSquare; ++j) to[(r + i) * columns + c + j] = square[j][i];
+      transpose_square(from + c * step + r, step, to + r * columns + c, columns);
+      // The next tile: the processor does not see what follows, as columns lie a page or more apart.
+      for (int64_t j = c; j < c + kSquare; ++j) __builtin_prefetch(from + (j + kTile) * step + r);
     }
     for (int64_t j = c; j < c + kSquare; ++j)
       for (int64_t i = r; i < rows; ++i) to[i * columns + j] = from[j * step + i];
@@ -38,6 +69,34 @@ void transpose_tile(const std::byte* from, int64_t step, std::byte* to, int64_t 
   else if (width == 4) as(uint32_t{});
   else if (width == 2) as(uint16_t{});
   else as(uint8_t{});
+}
+
+// How the tiles of a call with a transposed operand are run. By operand; the result is 0.
+template <int N> struct Tiles {
+  std::array<int64_t, N + 1> width;  // bytes of an element
+  std::array<bool, N + 1> transposed = {};
+  bool any = false;
+  bool streams = false;  // rows of tiles of a large result go past the caches
+};
+
+template <int N>
+void run_tile(ops::ElementwiseRun part, ops::ElementwiseRunFn run, const double* scalars, const Tiles<N>& tiles) {
+  constexpr size_t kMostBytes = kTile * kTile * 8;
+  alignas(64) std::byte copies[std::max(N, 1)][kMostBytes];
+  for (int k = 0; k < N; ++k) {
+    if (!tiles.transposed[k + 1]) continue;
+    transpose_tile(part.in[k], part.strides[k], copies[k], part.rows, part.n, tiles.width[k + 1]);
+    part.in[k] = copies[k];
+    part.strides[k] = 1;
+    part.steps[k] = part.n * tiles.width[k + 1];
+  }
+  if (!tiles.streams) return run(part, scalars);
+  alignas(64) std::byte rows[kMostBytes];
+  std::byte* const to = std::exchange(part.out, rows);
+  const int64_t step = std::exchange(part.out_step, part.n * tiles.width[0]);
+  run(part, scalars);
+  for (int64_t r = 0; r < part.rows; ++r)
+    stream_copy(to + r * step, rows + r * part.out_step, static_cast<size_t>(part.out_step));
 }
 
 }  // namespace
@@ -98,13 +157,16 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
   for (int k = 0; k < N; ++k) whole.steps[k] = space.strides[k + 1][last - 1] * width[k + 1];
   // An operand whose rows are neighbours in memory, and whose columns lie apart, is read in tiles, which are laid out
   // as the result is.
-  bool transposed = false;
-  const auto is_transposed = [&](int k) {
-    return std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1;
-  };
-  for (int k = 1; k <= N; ++k) transposed = transposed || is_transposed(k);
-  const int64_t tile = transposed ? kTile : n, tile_rows = transposed ? kTile : rows;
-  parallel_for(all_rows, std::max<int64_t>(transposed ? kTile : 1, kElementwiseGrain / n),
+  Tiles<N> tiles{.width = width};
+  for (int k = 1; k <= N; ++k) {
+    tiles.transposed[k] = std::abs(space.strides[k][last]) > 1 && space.strides[k][last - 1] == 1;
+    tiles.any = tiles.any || tiles.transposed[k];
+  }
+  tiles.streams = tiles.any && whole.out_stride == 1 && is_streamed(whole.out, result.numel() * width[0], n * width[0]);
+  for (int d = 0; d < last; ++d)
+    tiles.streams = tiles.streams && is_streamed(whole.out, result.numel() * width[0], space.strides[0][d] * width[0]);
+  const int64_t tile = tiles.any ? kTile : n, tile_rows = tiles.any ? kTile : rows;
+  parallel_for(all_rows, std::max<int64_t>(tiles.any ? kTile : 1, kElementwiseGrain / n),
                [&](int64_t begin, int64_t end) {
                  for (int64_t row = begin; row < end;) {
                    std::array<int64_t, N + 1> offsets{};
@@ -118,19 +180,13 @@ template <int N> void for_each_run(const KernelContext& context, ops::Elementwis
                    for (int64_t column = 0; column < n; column += tile) {
                      ops::ElementwiseRun part = part_at(offsets, std::min(tile, n - column));
                      part.rows = together;
-                     alignas(64) std::byte tiles[std::max(N, 1)][kTile * kTile * 8];
-                     for (int k = 0; transposed && k < N; ++k) {
-                       if (!is_transposed(k + 1)) continue;
-                       transpose_tile(part.in[k], part.strides[k], tiles[k], part.rows, part.n, width[k + 1]);
-                       part.in[k] = tiles[k];
-                       part.strides[k] = 1;
-                       part.steps[k] = part.n * width[k + 1];
-                     }
-                     run(part, scalars);
+                     if (tiles.any) run_tile<N>(part, run, scalars, tiles);
+                     else run(part, scalars);
                      for (int k = 0; k <= N; ++k) offsets[k] += tile * space.strides[k][last];
                    }
                    row += together;
                  }
+                 if (tiles.streams) end_streams();
                });
 }
 

@@ -38,7 +38,7 @@ struct Min {
   }
 };
 
-// x [n] -> one element: Note [Full order].
+// x [n] -> one element, in chunks: Note [Full order].
 template <class Op, class C, class T, class Out> void reduce_all(const T* x, Out* out, int64_t n) {
   const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
   std::vector<C> partial(static_cast<size_t>(chunks));
@@ -158,6 +158,15 @@ void reduce_runs(const T* x, Out* out, const Dims& sizes, int64_t mask) {
                      mask & ~run.mask);
 }
 
+// x, dense, of `sizes` -> one element: Note [Full order].
+template <class Op, class C, class T, class Out> void reduce_full(const T* x, Out* out, const Dims& sizes) {
+  const int64_t n = sizes.numel(), row = full_row(n, sizes.back());
+  if (row == 0) return reduce_all<Op, C>(x, out, n);
+  std::vector<C> rows(static_cast<size_t>(n / row));
+  reduce_columns_of_rows<Op, C>(x, rows.data(), n / row, row);
+  reduce_all<Op, C>(static_cast<const C*>(rows.data()), out, n / row);
+}
+
 template <class Op> void reduce(const KernelContext& context) {
   NoGrad off;
   RecorderScope run(nullptr);
@@ -168,7 +177,7 @@ template <class Op> void reduce(const KernelContext& context) {
   const auto reduce_as = [&]<class C, class T, class Out>(C, T, Out) {
     const T* in = reinterpret_cast<const T*>(x.impl()->data());
     Out* out = reinterpret_cast<Out*>(context.out().impl()->data());
-    if (full) reduce_all<Op, C>(in, out, x.numel());
+    if (full) reduce_full<Op, C>(in, out, x.sizes());
     else reduce_runs<Op, C>(in, out, x.sizes(), mask);
   };
   visit_dtype(x.dtype(), [&](auto tag) {

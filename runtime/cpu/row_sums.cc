@@ -1,6 +1,7 @@
 #include "rondo/runtime/cpu/row_sums.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -9,16 +10,21 @@
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
+#include "rondo/runtime/cpu/streams.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kBucketBytes = 1 << 18;      // of the result's rows: half of a core's second cache
+constexpr int64_t kBucketBytes = 1 << 16;      // of sums: the first cache, or nearly
+constexpr int64_t kMostBytes = 1 << 19;        // likewise: half of a core's second cache
+constexpr int64_t kManyBuckets = 1 << 9;       // more of them cost more than sums in the second cache
 constexpr int64_t kMostBuckets = 1 << 12;      // their ends stay in the first cache while indices are distributed
 constexpr int64_t kPiece = 1 << 14;            // indices that pay for waking a thread
-constexpr int64_t kAhead = 24;                 // rows of values that are on their way
+constexpr int64_t kBlock = 1 << 11;            // indices that are checked, and then counted
+constexpr int64_t kBytesAhead = 12 << 10;      // of values that are on their way
+constexpr int64_t kMostAhead = 96;             // rows
 constexpr int64_t kLine = 64;                  // bytes of a cache line
 constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row: longer ones are streams of their own
 
@@ -31,135 +37,164 @@ template <class Word> class Buckets {
   explicit Buckets(const RowSums& sums) {
     const int64_t row_bytes = std::max<int64_t>(1,
                                                 sums.cols * static_cast<int64_t>(size_of(compute_dtype(sums.dtype))));
-    const int64_t wanted = std::max<int64_t>(1, std::max(kBucketBytes / row_bytes, sums.rows / kMostBuckets));
+    const int64_t wanted = std::max({int64_t{1}, kBucketBytes / row_bytes,
+                                     std::min(sums.rows / kManyBuckets, kMostBytes / row_bytes),
+                                     sums.rows / kMostBuckets});
     shift_ = std::bit_width(static_cast<uint64_t>(wanted)) - 1;
     count_ = ((sums.rows - 1) >> shift_) + 1;
-    const int64_t pieces = std::clamp<int64_t>(sums.n / kPiece, 1, num_threads());
-    const auto begin_of = [&](int64_t piece) { return sums.n * piece / pieces; };
-    // By piece and bucket: the number of entries, then where the next one goes.
-    std::vector<int64_t> at(static_cast<size_t>(pieces * count_), 0);
-    parallel_for(pieces, 1, [&](int64_t first, int64_t last) {
-      for (int64_t p = first; p < last; ++p) {
-        int64_t* counts = at.data() + p * count_;
-        for (int64_t i = begin_of(p); i < begin_of(p + 1); ++i) ++counts[sums.index[i * sums.index_step] >> shift_];
-      }
-    });
-    starts_.reserve(static_cast<size_t>(count_) + 1);
-    int64_t next = 0;
-    for (int64_t bucket = 0; bucket < count_; ++bucket) {
-      starts_.push_back(next);
-      for (int64_t p = 0; p < pieces; ++p) {
-        int64_t& place = at[static_cast<size_t>(p * count_ + bucket)];
-        next += std::exchange(place, next);
-      }
-    }
-    starts_.push_back(next);
-    memory_ = Storage::allocate(static_cast<size_t>(sums.n) * sizeof(Entry<Word>), kCPU);
-    entries_ = reinterpret_cast<Entry<Word>*>(memory_.data());
-    parallel_for(pieces, 1, [&](int64_t first, int64_t last) {
-      for (int64_t p = first; p < last; ++p) {
-        int64_t* places = at.data() + p * count_;
-        for (int64_t i = begin_of(p); i < begin_of(p + 1); ++i) {
-          const int64_t row = sums.index[i * sums.index_step];
-          entries_[places[row >> shift_]++] = {static_cast<Word>(i), static_cast<Word>(row)};
-        }
-      }
-    });
+    pieces_ = std::clamp<int64_t>(sums.n / kPiece, 1, num_threads());
+    places_.assign(static_cast<size_t>(pieces_ * count_), 0);
+    if (!count(sums)) return;
+    make_starts();
+    distribute(sums);
   }
 
+  // An index was not in [0, rows): there are no entries.
+  bool failed() const { return starts_.empty(); }
   int64_t count() const { return count_; }
   int64_t first_row(int64_t bucket) const { return bucket << shift_; }
   const Entry<Word>* begin(int64_t bucket) const { return entries_ + starts_[static_cast<size_t>(bucket)]; }
   const Entry<Word>* end(int64_t bucket) const { return begin(bucket + 1); }
 
  private:
+  // fn(piece, first, last) for each piece of the indices, on several threads.
+  template <class Fn> void for_each_piece(const RowSums& sums, Fn fn) const {
+    parallel_for(pieces_, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = begin; p < end; ++p) fn(p, sums.n * p / pieces_, sums.n * (p + 1) / pieces_);
+    });
+  }
+  // Counts the entries of each bucket in each piece. False: an index is out of range.
+  bool count(const RowSums& sums) {
+    std::atomic<bool> bad = false;
+    for_each_piece(sums, [&](int64_t p, int64_t first, int64_t last) {
+      int64_t* const counts = places_.data() + p * count_;
+      const auto row_at = [&](int64_t i) { return static_cast<uint64_t>(sums.index[i * sums.index_step]); };
+      for (int64_t block = first; block < last; block += kBlock) {
+        const int64_t end = std::min(last, block + kBlock);
+        uint64_t largest = 0;  // a negative index is a large one
+        for (int64_t i = block; i < end; ++i) largest = std::max(largest, row_at(i));
+        if (largest >= static_cast<uint64_t>(sums.rows)) return bad.store(true, std::memory_order_relaxed);
+        for (int64_t i = block; i < end; ++i) ++counts[row_at(i) >> shift_];
+      }
+    });
+    return !bad;
+  }
+  // places_: where the next entry of a piece and a bucket goes.
+  void make_starts() {
+    starts_.reserve(static_cast<size_t>(count_) + 1);
+    int64_t next = 0;
+    for (int64_t bucket = 0; bucket < count_; ++bucket) {
+      starts_.push_back(next);
+      for (int64_t p = 0; p < pieces_; ++p) {
+        int64_t& place = places_[static_cast<size_t>(p * count_ + bucket)];
+        next += std::exchange(place, next);
+      }
+    }
+    starts_.push_back(next);
+  }
+  void distribute(const RowSums& sums) {
+    memory_ = Storage::allocate(static_cast<size_t>(sums.n + kMostAhead) * sizeof(Entry<Word>), kCPU);
+    entries_ = reinterpret_cast<Entry<Word>*>(memory_.data());
+    for_each_piece(sums, [&](int64_t p, int64_t first, int64_t last) {
+      int64_t* const places = places_.data() + p * count_;
+      for (int64_t i = first; i < last; ++i) {
+        const int64_t row = sums.index[i * sums.index_step];
+        entries_[places[row >> shift_]++] = {static_cast<Word>(i), static_cast<Word>(row)};
+      }
+    });
+    // So that a reader may look so far ahead.
+    std::fill_n(entries_ + sums.n, kMostAhead, Entry<Word>{});
+  }
+
   int shift_ = 0;
-  int64_t count_ = 0;
-  std::vector<int64_t> starts_;
+  int64_t count_ = 0, pieces_ = 1;
+  std::vector<int64_t> places_, starts_;
   Storage memory_;  // kept by the allocator for the next call
   Entry<Word>* entries_ = nullptr;
 };
 
 template <class T, class Word> class RowSummer {
  public:
-  explicit RowSummer(const RowSums& sums)
-      : sums_(sums), values_(static_cast<const T*>(sums.values)), out_(static_cast<T*>(sums.out)), buckets_(sums) {}
+  RowSummer(const RowSums& sums, const Buckets<Word>& buckets)
+      : sums_(sums),
+        buckets_(buckets),
+        values_(static_cast<const T*>(sums.values)),
+        onto_(static_cast<const T*>(sums.onto)),
+        out_(static_cast<T*>(sums.out)),
+        streams_(is_streamed(out_, sums.rows * row_bytes(), row_bytes())) {}
 
-  // Every row of the result is written, once.
-  void write_all() const {
-    for_each_bucket([&](int64_t bucket) {
-      const int64_t first = buckets_.first_row(bucket), end = std::min(sums_.rows, buckets_.first_row(bucket + 1));
-      const size_t size = static_cast<size_t>((end - first) * sums_.cols);
-      T* const out = out_ + first * sums_.cols;
-      if constexpr (std::is_same_v<T, C>) {
-        std::memset(static_cast<void*>(out), 0, size * sizeof(T));
-        add(bucket, out);
-      } else {
-        Scratch<C> scratch(static_cast<int64_t>(size));
-        C* const totals = scratch.take(static_cast<int64_t>(size));
-        std::fill_n(totals, size, C(0));
-        add(bucket, totals);
-        for (size_t i = 0; i < size; ++i) out[i] = static_cast<T>(totals[i]);
-      }
-    });
-  }
-
-  // The named rows: `kOnto`: are added to; else written.
-  template <bool kOnto> void write_named() const {
-    const int64_t cols = sums_.cols;
-    for_each_bucket([&](int64_t bucket) {
-      if (buckets_.begin(bucket) == buckets_.end(bucket)) return;
-      const int64_t first = buckets_.first_row(bucket),
-                    rows = std::min(sums_.rows, buckets_.first_row(bucket + 1)) - first;
-      Scratch<C> scratch(rows * cols);
-      C* const totals = scratch.take(rows * cols);
-      std::vector<bool> named(static_cast<size_t>(rows), false);
-      for (const Entry<Word>* e = buckets_.begin(bucket); e != buckets_.end(bucket); ++e) {
-        const int64_t row = static_cast<int64_t>(e->row) - first;
-        if (named[static_cast<size_t>(row)]) continue;
-        named[static_cast<size_t>(row)] = true;
-        std::fill_n(totals + row * cols, cols, C(0));
-      }
-      add(bucket, totals);
-      for (int64_t r = 0; r < rows; ++r) {
-        if (!named[static_cast<size_t>(r)]) continue;
-        T* const to = out_ + (first + r) * cols;
-        const C* const total = totals + r * cols;
-        for (int64_t c = 0; c < cols; ++c) {
-          const T sum = static_cast<T>(total[c]);
-          if constexpr (kOnto) to[c] = static_cast<T>(static_cast<C>(to[c]) + static_cast<C>(sum));
-          else to[c] = sum;
-        }
-      }
+  void write() const {
+    const int64_t work = std::max<int64_t>(1, (sums_.n + sums_.rows) * sums_.cols / buckets_.count());
+    parallel_for(buckets_.count(), std::max<int64_t>(1, kElementwiseGrain / work), [&](int64_t begin, int64_t end) {
+      for (int64_t bucket = begin; bucket < end; ++bucket) write_bucket(bucket);
+      if (streams_) end_streams();
     });
   }
 
  private:
   using C = ComputeType<T>;
 
-  template <class Fn> void for_each_bucket(Fn fn) const {
-    const int64_t work = std::max<int64_t>(1, (sums_.n + sums_.rows) * sums_.cols / buckets_.count());
-    parallel_for(buckets_.count(), std::max<int64_t>(1, kElementwiseGrain / work), [&](int64_t begin, int64_t end) {
-      for (int64_t bucket = begin; bucket < end; ++bucket) fn(bucket);
-    });
-  }
+  int64_t row_bytes() const { return sums_.cols * static_cast<int64_t>(sizeof(T)); }
 
-  // Adds the bucket's rows to its totals.
-  void add(int64_t bucket, C* totals) const {
-    const int64_t cols = sums_.cols, step = sums_.values_step, first = buckets_.first_row(bucket);
-    const int64_t row_bytes = cols * static_cast<int64_t>(sizeof(T));
-    const Entry<Word>* const end = buckets_.end(bucket);
-    for (const Entry<Word>* e = buckets_.begin(bucket); e != end; ++e) {
-      if (row_bytes <= kMostPrefetched && end - e > kAhead) {
-        const char* next = reinterpret_cast<const char*>(values_ + static_cast<int64_t>(e[kAhead].position) * step);
-        for (int64_t byte = 0; byte < row_bytes; byte += kLine) __builtin_prefetch(next + byte);
-      }
-      const T* const from = values_ + static_cast<int64_t>(e->position) * step;
-      C* const to = totals + (static_cast<int64_t>(e->row) - first) * cols;
-      add_row(to, from, cols);
+  // Where the sums of a bucket's rows stand: at the numbers of the rows, or, where most rows are not named, at the
+  // numbers that `slots` gives those that are.
+  struct Totals {
+    C* first;
+    int64_t first_row, cols;
+    const int32_t* slots;  // by row; null: all rows have sums
+    C* of(int64_t row) const {
+      const int64_t at = row - first_row, slot = slots == nullptr ? at : slots[at];
+      return slot < 0 ? nullptr : first + slot * cols;
+    }
+  };
+  void write_bucket(int64_t bucket) const {
+    const int64_t first = buckets_.first_row(bucket), last = std::min(sums_.rows, buckets_.first_row(bucket + 1)),
+                  rows = last - first;
+    const bool few = buckets_.end(bucket) - buckets_.begin(bucket) < rows;
+    std::vector<int32_t> slots(few ? static_cast<size_t>(rows) : 0, -1);
+    int32_t named = few ? 0 : static_cast<int32_t>(rows);
+    if (few)
+      for (const Entry<Word>* e = buckets_.begin(bucket); e != buckets_.end(bucket); ++e)
+        if (int32_t& slot = slots[static_cast<size_t>(static_cast<int64_t>(e->row) - first)]; slot < 0) slot = named++;
+    Scratch<C> scratch(named * sums_.cols);
+    const Totals totals{scratch.take(named * sums_.cols), first, sums_.cols, few ? slots.data() : nullptr};
+    std::fill_n(totals.first, named * sums_.cols, C(0));
+    add(bucket, totals);
+    for (int64_t row = first; row < last; ++row) {
+      C* const total = totals.of(row);
+      if (total == nullptr) write_unnamed(row);
+      else write_row(row, total);
     }
   }
-  static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
+
+  // Adds the bucket's rows to their sums. Code for rows of a few whole lines takes half as long.
+  void add(int64_t bucket, const Totals& totals) const {
+    constexpr int64_t kInLine = kLine / static_cast<int64_t>(sizeof(T));
+    if constexpr (is_floating(dtype_of<T>) && sizeof(Word) == 4) {
+      switch (sums_.cols) {
+        case kInLine: return add_rows<kInLine>(bucket, totals);
+        case 2 * kInLine: return add_rows<2 * kInLine>(bucket, totals);
+        case 4 * kInLine: return add_rows<4 * kInLine>(bucket, totals);
+        case 8 * kInLine: return add_rows<8 * kInLine>(bucket, totals);
+        default: break;
+      }
+    }
+    add_rows<0>(bucket, totals);
+  }
+  // kCols: how many columns there are, or 0.
+  template <int64_t kCols> void add_rows(int64_t bucket, const Totals totals) const {
+    const int64_t cols = kCols > 0 ? kCols : sums_.cols, step = sums_.values_step,
+                  bytes = cols * static_cast<int64_t>(sizeof(T));
+    const int64_t ahead = std::clamp<int64_t>(kBytesAhead / bytes, 1, kMostAhead);
+    const int64_t fetched = bytes <= kMostPrefetched ? bytes : 0;
+    const Entry<Word>* const end = buckets_.end(bucket);
+    for (const Entry<Word>* e = buckets_.begin(bucket); e != end; ++e) {
+      const char* const next = reinterpret_cast<const char*>(values_ + static_cast<int64_t>(e[ahead].position) * step);
+      for (int64_t byte = 0; byte < fetched; byte += kLine) __builtin_prefetch(next + byte);
+      add_row(totals.of(static_cast<int64_t>(e->row)), values_ + static_cast<int64_t>(e->position) * step, cols);
+    }
+  }
+  [[gnu::always_inline]] static void add_row(C* __restrict to, const T* __restrict from, int64_t cols) {
     constexpr int64_t kStep = 16;  // a loop of known length needs no checks of it
     int64_t c = 0;
     for (; c + kStep <= cols; c += kStep)
@@ -174,42 +209,54 @@ template <class T, class Word> class RowSummer {
     else return a + b;
   }
 
+  void write_unnamed(int64_t row) const {
+    T* const to = out_ + row * sums_.cols;
+    const auto bytes = static_cast<size_t>(row_bytes());
+    if (onto_ == nullptr) return streams_ ? stream_zeros(to, bytes) : (void)std::memset(static_cast<void*>(to), 0, bytes);
+    const T* const from = onto_ + row * sums_.cols;
+    if (from == to) return;
+    if (streams_) stream_copy(to, from, bytes);
+    else std::memcpy(static_cast<void*>(to), from, bytes);
+  }
+  // `total` is used up.
+  void write_row(int64_t row, C* total) const {
+    T* const to = out_ + row * sums_.cols;
+    const T* const from = onto_ == nullptr ? nullptr : onto_ + row * sums_.cols;
+    if constexpr (std::is_same_v<T, C>) {
+      if (streams_) {
+        if (from != nullptr) add_row(total, from, sums_.cols);
+        return stream_copy(to, total, static_cast<size_t>(row_bytes()));
+      }
+    }
+    for (int64_t c = 0; c < sums_.cols; ++c) {
+      const T sum = static_cast<T>(total[c]);
+      to[c] = from == nullptr ? sum : static_cast<T>(sum_of(static_cast<C>(from[c]), static_cast<C>(sum)));
+    }
+  }
+
   const RowSums& sums_;
+  const Buckets<Word>& buckets_;
   const T* values_;
+  const T* onto_;
   T* out_;
-  const Buckets<Word> buckets_;
+  const bool streams_;  // past the caches
 };
 
-template <class T, class Word> void write_sums(const RowSums& sums) {
-  const RowSummer<T, Word> summer(sums);
-  if (sums.n >= sums.rows) return summer.write_all();
-  // Where most rows are not named, zeros stream past the caches, and the others are written again.
-  parallel_for(sums.rows, std::max<int64_t>(1, kElementwiseGrain * 4 / sums.cols), [&](int64_t begin, int64_t end) {
-    std::memset(static_cast<void*>(static_cast<T*>(sums.out) + begin * sums.cols), 0,
-                static_cast<size_t>((end - begin) * sums.cols) * sizeof(T));
-  });
-  summer.template write_named<false>();
+template <class Word> bool write_sums(const RowSums& sums) {
+  const Buckets<Word> buckets(sums);
+  if (buckets.failed()) return false;
+  if (sums.cols == 0) return true;
+  visit_dtype(sums.dtype,
+              [&](auto tag) { RowSummer<typename decltype(tag)::type, Word>(sums, buckets).write(); });
+  return true;
 }
-
-bool fits_32_bits(const RowSums& sums) { return std::max(sums.n, sums.rows) <= std::numeric_limits<uint32_t>::max(); }
 
 }  // namespace
 
-void write_row_sums(const RowSums& sums) {
-  if (sums.rows == 0 || sums.cols == 0) return;
-  visit_dtype(sums.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    fits_32_bits(sums) ? write_sums<T, uint32_t>(sums) : write_sums<T, int64_t>(sums);
-  });
-}
-
-void add_row_sums(const RowSums& sums) {
-  if (sums.n == 0 || sums.cols == 0) return;
-  visit_floating(sums.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if (fits_32_bits(sums)) RowSummer<T, uint32_t>(sums).template write_named<true>();
-    else RowSummer<T, int64_t>(sums).template write_named<true>();
-  });
+bool write_row_sums(const RowSums& sums) {
+  if (sums.rows == 0) return sums.n == 0;
+  const bool fits_32_bits = std::max(sums.n, sums.rows) <= std::numeric_limits<uint32_t>::max();
+  return fits_32_bits ? write_sums<uint32_t>(sums) : write_sums<int64_t>(sums);
 }
 
 }  // namespace rondo::cpu

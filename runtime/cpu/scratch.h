@@ -20,8 +20,9 @@ template <class A> class Scratch {
     next_ = block.data();
   }
   // `count` elements, aligned to a cache line, of unspecified value.
-  A* take(int64_t count) {
-    A* buffer = reinterpret_cast<A*>(next_);
+  template <class E = A> E* take(int64_t count) {
+    static_assert(sizeof(E) == sizeof(A));
+    E* buffer = reinterpret_cast<E*>(next_);
     next_ += (count * sizeof(A) + sizeof(Line) - 1) / sizeof(Line);
     return buffer;
   }

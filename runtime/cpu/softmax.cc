@@ -1,10 +1,10 @@
 // Softmax and its logarithm along one dimension, forward and backward. Lines along the last dimension are rows; along
 // another one, a thread takes a block of neighbouring lines, which are columns.
-#include <vector>
-
 #include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/cpu/scratch.h"
+#include "rondo/runtime/cpu/streams.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/recorder.h"
@@ -27,6 +27,11 @@ template <bool kColumns> struct Lines {
     constexpr C kLeast = -std::numeric_limits<C>::infinity();
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
+  }
+  // True if blocks of a result of so many bytes, this one from `to` on, are best streamed.
+  template <class T> bool streams(const T* to, int64_t bytes) const {
+    const auto size = static_cast<int64_t>(sizeof(T));
+    return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);
   }
   template <class Fn> void for_each(Fn fn) const {
     for (int64_t k = 0; k < length; ++k)
@@ -72,20 +77,27 @@ void softmax_kernel(const KernelContext& context) {
     for_each_block(context, x.sizes(), [&](const auto& lines, int64_t offset) {
       const T* from = pointer<T>(x) + offset;
       T* y = pointer<T>(context.out()) + offset;
-      // Exponentials wait in the result's memory, if it does not round them.
-      constexpr bool kInResult = std::is_same_v<T, C>;
-      std::vector<C> kept(kInResult ? 0 : static_cast<size_t>(lines.length * lines.width));
-      const auto e = [&, base = kept.data()](int64_t k, int64_t c) -> C& {
-        if constexpr (kInResult) return y[lines.at(k, c)];
-        else return base[k * lines.width + c];
-      };
+      // Exponentials wait in the result's memory, unless it rounds them or is streamed past the caches.
+      const bool streams = std::is_same_v<T, C> && lines.streams(y, context.out().numel() * int64_t{sizeof(T)});
+      const bool in_result = std::is_same_v<T, C> && !streams;
+      Scratch<C> scratch(in_result ? 0 : lines.length * lines.width);
+      C* const kept = in_result ? reinterpret_cast<C*>(y) : scratch.take(lines.length * lines.width);
+      const int64_t step = in_result ? lines.at(1, 0) : lines.width;
+      const auto e = [=](int64_t k, int64_t c) -> C& { return kept[k * step + c]; };
       C top[kColumnBlock], total[kColumnBlock];
       lines.template max<C>([&](int64_t k, int64_t c) { return static_cast<C>(from[lines.at(k, c)]); }, top);
       lines.for_each(
           [&](int64_t k, int64_t c) { e(k, c) = scalar::exp(static_cast<C>(from[lines.at(k, c)]) - top[c]); });
       lines.template sum<C>([&](int64_t k, int64_t c) { return e(k, c); }, total);
       for (int64_t c = 0; c < lines.width; ++c) total[c] = C(1) / total[c];
-      lines.for_each([&](int64_t k, int64_t c) { y[lines.at(k, c)] = static_cast<T>(e(k, c) * total[c]); });
+      if (!streams) {
+        lines.for_each([&](int64_t k, int64_t c) { y[lines.at(k, c)] = static_cast<T>(e(k, c) * total[c]); });
+        return;
+      }
+      lines.for_each([&](int64_t k, int64_t c) { e(k, c) *= total[c]; });
+      for (int64_t k = 0; k < lines.length; ++k)
+        stream_copy(y + lines.at(k, 0), &e(k, 0), static_cast<size_t>(lines.width) * sizeof(T));
+      end_streams();
     });
   });
 }

@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/cpu/lines.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::cpu {
 namespace {
@@ -36,11 +37,12 @@ int64_t length_of(const Tensor& x, int dim) { return x.rank() == 0 ? 1 : x.sizes
 
 void argmax_kernel(const KernelContext& context) {
   const Tensor& x = context.in(0);
-  const int dim = static_cast<int>(context.attrs.ints[0]);
-  const bool smallest = context.attrs.ints[1] != 0;
+  const int dim = ops::reduced_dim(context.attrs.ints[0]);
+  const bool smallest = context.attrs.ints[2] != 0;
   const int64_t length = length_of(x, dim);
-  // The output has size 1 along dim. NaN wins both ways, as in max and min.
-  for_each_compared_line(x, context.out(), context.out().strides(), dim, [&](auto line, int64_t* out, int64_t) {
+  // The result is dense. NaN wins both ways, as in max and min.
+  const Dims kept = contiguous_strides(ops::kept_sizes(x.sizes(), context.attrs.ints[0]));
+  for_each_compared_line(x, context.out(), kept, dim, [&](auto line, int64_t* out, int64_t) {
     int64_t best = 0;
     for (int64_t i = 1; i < length; ++i) {
       const auto a = line(i), b = line(best);

@@ -91,6 +91,16 @@ RONDO_DEVICE double mantissa_of(double a) {
   return bits_as_double((bits_of(a) & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull);
 }
 
+// ---- The shifts of runtime/ops/bitwise.h: a negative number of bits is a large one.
+template <class T> RONDO_DEVICE T shift_left(T a, T b) {
+  const unsigned long long n = static_cast<unsigned long long>(b);
+  return n < 8 * sizeof(T) ? static_cast<T>(static_cast<unsigned long long>(a) << n) : static_cast<T>(0);
+}
+template <class T> RONDO_DEVICE T shift_right(T a, T b) {
+  const unsigned long long n = static_cast<unsigned long long>(b);
+  return n < 8 * sizeof(T) ? static_cast<T>(a >> n) : static_cast<T>(a < 0 ? -1 : 0);
+}
+
 // ---- Random numbers: Philox of runtime/random.h, word for word.
 struct RondoWords { unsigned word[4]; };
 RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, unsigned long long high) {
@@ -266,11 +276,22 @@ RONDO_DEVICE void store(T* to, long long stride, const Pack<T, kElements>& pack,
 // ---- Reductions in the order of compile/codegen/cuda/schedule.h
 struct Sum {
   template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a + b; }
+  // Wraps around.
+  static __device__ __forceinline__ long long combine(long long a, long long b) {
+    return static_cast<long long>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
+  }
 };
 // NaN if either is.
 struct Max {
   template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a != a ? a : (b < a ? a : b); }
 };
+struct Min {
+  template <class T> static __device__ __forceinline__ T combine(T a, T b) { return a != a ? a : (a < b ? a : b); }
+};
+// op 0: Sum, 1: Max, 2: Min
+template <class T> RONDO_DEVICE T combine_by(int op, T a, T b) {
+  return op == 0 ? Sum::combine(a, b) : op == 1 ? Max::combine(a, b) : Min::combine(a, b);
+}
 // Element i takes element i + k, for k = kWidth, kWidth / 2, ... 1. Recursion, as loops around loops are not always
 // unrolled, and an array that a loop indexes is no registers.
 template <class Op, int kWidth, class T> RONDO_DEVICE void meet(T* tree) {
@@ -293,7 +314,7 @@ template <class Op, class T, int kElements> RONDO_DEVICE T thread_reduce(const T
 template <class Op, int kThreads, class T> RONDO_DEVICE T warp_reduce(T value) {
 #pragma unroll
   for (int width = kThreads / 2; width > 0; width /= 2)
-    value = Op::combine(value, __shfl_down_sync(0xFFFFFFFFu, value, width, kThreads));
+    value = Op::combine(value, static_cast<T>(__shfl_down_sync(0xFFFFFFFFu, value, width, kThreads)));
   return __shfl_sync(0xFFFFFFFFu, value, 0, kThreads);
 }
 )cuda";

@@ -55,12 +55,14 @@ void arange_kernel(const KernelContext& context) {
   const int64_t n = out.numel();
   if (n == 0) return;
   const Attrs& attrs = context.attrs;
-  const bool integers = attrs.ints.size() > 0;
+  const bool integers = attrs.ints[2] != 0, wide = attrs.ints.size() > 3;
   const int device = out.device().index;
   const Kernel kernel = kernel_of(device, kArange, integers ? "rondo_arange_integers" : "rondo_arange",
                                   {{"OUT", type_name(out.dtype())}});
-  if (integers) launch_threads(device, kernel, n, address_of(out), n, attrs.ints[0], attrs.ints[1]);
-  else launch_threads(device, kernel, n, address_of(out), n, attrs.floats[0], attrs.floats[1]);
+  const double first = attrs.floats[0], step = attrs.floats[1];
+  if (!integers) return launch_threads(device, kernel, n, address_of(out), n, first, step);
+  launch_threads(device, kernel, n, address_of(out), n, wide ? attrs.ints[3] : static_cast<int64_t>(first),
+                 wide ? attrs.ints[4] : static_cast<int64_t>(step));
 }
 
 }  // namespace rondo::cuda

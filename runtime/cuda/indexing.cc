@@ -187,7 +187,16 @@ void scatter_kernel(const KernelContext& context) {
 }
 
 void scatter_sum_kernel(const KernelContext& context) {
-  const Tensor &values = context.in(0), &index = context.in(1), &out = context.out();
+  const RecorderScope run(nullptr);
+  const Tensor &values = context.in(0), &index = context.in(1);
+  Tensor& out = context.out();
+  if (context.has(2)) {
+    const NoGrad off;
+    Tensor sums = Tensor::empty(out.sizes(), {out.dtype(), out.device()});
+    scatter_sum_kernel({context.op, context.inputs.first(2), {&sums, 1}, context.attrs, context.where});
+    out.copy_(context.in(2) + sums);
+    return;
+  }
   clear(out);
   const int64_t n = index.numel();
   if (n == 0) return;
@@ -217,8 +226,8 @@ void cumsum_kernel(const KernelContext& context) {
     from.erase(dim);
   }
   const DType in = x.dtype();
-  // A running sum in f32 stops at 2^24 ones, so that of f32 is kept in f64.
-  const char* const total = !is_floating(in) ? "long long" : in == kF32 ? "double" : compute_type_name(in);
+  // A running sum in f32 stops at 2^24 ones.
+  const char* const total = is_floating(in) ? "double" : "long long";
   const Kernel kernel = kernel_of(device, kRunningSums, "rondo_cumsum",
                                   {{"IN", type_name(in)}, {"OUT", type_name(out.dtype())}, {"TOTAL", total}});
   launch_threads(device, kernel, lines.numel(), address_of(out), address_of(x), layout_with(lines, to, from),

@@ -89,7 +89,15 @@ class Reduction {
     launch_threads(device_.index, kernel("rondo_combine_columns", x.dtype(), out.dtype()), cols, address_of(partial),
                    address_of(out), cols, chunks);
   }
-  // Note [Full order].
+  // x, dense, of `sizes` -> one element: Note [Full order].
+  void full(const Tensor& x, const Tensor& out, const Dims& sizes) const {
+    const int64_t n = sizes.numel(), row = full_row(n, sizes.back());
+    if (row == 0) return all(x, out, n);
+    const Tensor partial = Tensor::empty({n / row}, {accumulator_, device_});
+    rows(x, partial, n / row, row, n);
+    all(partial, out, n / row);
+  }
+  // x [n] -> one element, in chunks.
   void all(const Tensor& x, const Tensor& out, int64_t n) const {
     const int64_t chunks = std::max<int64_t>(1, (n + kFullChunk - 1) / kFullChunk);
     if (chunks == 1) return rows(x, out, 1, n, n);
@@ -156,7 +164,7 @@ void reduce(const KernelContext& context, Combine combine) {
   if (out.numel() == 0) return;
   const Tensor x = context.in(0).contiguous();
   const Reduction reduction(combine, x);
-  if (is_full_reduction(mask, context.attrs.ints[1] != 0, x.rank())) reduction.all(x, out, x.numel());
+  if (is_full_reduction(mask, context.attrs.ints[1] != 0, x.rank())) reduction.full(x, out, x.sizes());
   else reduction.runs(x, out, x.sizes(), mask);
 }
 

@@ -92,9 +92,15 @@ LoopValue ScalarText::emit(LoopOp op, DType type, LoopValue a, LoopValue b, Loop
     case LoopOp::kLe: return define(kBool, absl::StrCat(x, " <= ", y));
     case LoopOp::kEq: return define(kBool, absl::StrCat(x, " == ", y));
     case LoopOp::kNe: return define(kBool, absl::StrCat(x, " != ", y));
-    case LoopOp::kAnd: return define(kBool, absl::StrCat(x, " && ", y));
-    case LoopOp::kOr: return define(kBool, absl::StrCat(x, " || ", y));
-    case LoopOp::kNot: return define(kBool, absl::StrCat("!", x));
+    case LoopOp::kAnd:
+      return type == kBool ? define(type, absl::StrCat(x, " && ", y)) : define(type, arithmetic(" & "));
+    case LoopOp::kOr: return type == kBool ? define(type, absl::StrCat(x, " || ", y)) : define(type, arithmetic(" | "));
+    case LoopOp::kXor:
+      return type == kBool ? define(type, absl::StrCat(x, " != ", y)) : define(type, arithmetic(" ^ "));
+    case LoopOp::kNot:
+      return define(type, type == kBool ? absl::StrCat("!", x) : absl::StrCat("static_cast<C>(~", x, ")"));
+    case LoopOp::kShiftLeft: return define(type, absl::StrCat("shift_left(", x, ", ", y, ")"));
+    case LoopOp::kShiftRight: return define(type, absl::StrCat("shift_right(", x, ", ", y, ")"));
     case LoopOp::kSelect: return define(type, absl::StrCat(x, " ? ", y, " : ", z));
     case LoopOp::kCast:
       return type == kBool ? define(kBool, absl::StrCat(x, " != 0"))

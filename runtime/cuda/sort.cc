@@ -8,6 +8,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::cuda {
 namespace {
@@ -254,8 +255,8 @@ Order sort_rows(const Tensor& index, int64_t rows, const IndexCheck& check) {
 void argmax_kernel(const KernelContext& context) {
   const Tensor &x = context.in(0), &out = context.out();
   if (out.numel() == 0) return;
-  const int dim = static_cast<int>(context.attrs.ints[0]);
-  const Tensor keys = keys_of(x, dim, context.attrs.ints[1] != 0 ? kSmallestLastButNaN : kLargestLast);
+  const int dim = ops::reduced_dim(context.attrs.ints[0]);
+  const Tensor keys = keys_of(x, dim, context.attrs.ints[2] != 0 ? kSmallestLastButNaN : kLargestLast);
   const int device = x.device().index;
   launch_blocks(device, kernel_of(device, kSort, "rondo_best"), out.numel(), 128, address_of(keys), address_of(out),
                 out.numel(), length_of(x, dim));

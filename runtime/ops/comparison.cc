@@ -22,7 +22,7 @@ template <auto kBody> struct ComparisonImpl {
   static void lower(LoopBuilder& b) { b.output(0, kBody(b.input(0), b.input(1))); }
 };
 template <auto kBody> constexpr OpDef comparison(const char* name) {
-  return elementwise_question<ComparisonImpl<kBody>>(name);
+  return elementwise_without_gradient<ComparisonImpl<kBody>>(name);
 }
 // Native types compare directly; LoopValues build an instruction.
 struct Equal {

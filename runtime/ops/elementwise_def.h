@@ -79,8 +79,8 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .lower = &Impl::lower};
 }
 
-// Whose results are bool and have no gradient. Impl: infer, kHostBody and lower, as ElementwiseImpl has them.
-template <class Impl> constexpr OpDef elementwise_question(const char* name) {
+// Whose results have no gradient. Impl: infer, kHostBody and lower, as ElementwiseImpl has them.
+template <class Impl> constexpr OpDef elementwise_without_gradient(const char* name) {
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
                .infer = &Impl::infer,

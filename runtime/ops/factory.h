@@ -1,13 +1,18 @@
-// Ops that make a tensor's first values. They have no operands and no gradient, and are never recorded: a factory runs
-// their kernels on a new tensor (run_kernel in op.h), so every device has factories.
+// Ops that make a tensor's first values. They have no gradient. A factory runs their kernels on a new tensor
+// (run_kernel in op.h), so every device has factories. What is made while a region records is an ordinary call without
+// operands, on the default device.
 #pragma once
 
 #include "rondo/runtime/op.h"
 
 namespace rondo::ops {
 
-// Element i is first + i * step. ints: {first, step} for integers, else floats: {first, step}.
+// Element i of n is first + i * step, in i64 (`whole`) or f64, converted. Takes no operand, or an f64 scalar, of which
+// nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
+// Integers that are not exact as doubles follow in ints instead, and are never recorded.
 extern const OpDef kArange;
+// Of n elements of `dtype`. Integers count in i64.
+Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
 // The attributes of kFill for this value.
 Attrs fill_attrs(Scalar value);

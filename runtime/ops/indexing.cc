@@ -1,16 +1,23 @@
 // Elements picked by index, and orders: gather, scatter, sort, top-k, argmax, running sums. `dim` is ints[0] unless
 // noted.
+#include <bit>
+
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
+#include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo {
 
 LoopValue LoopBuilder::pick(int, int) { throw_internal("this builder makes no kernel that picks elements"); }
+LoopValue LoopBuilder::index(int) { throw_internal("this builder makes no kernel that knows the place of an element"); }
+LoopValue LoopBuilder::scan(LoopValue) { throw_internal("this builder makes no kernel of running sums"); }
 
 }  // namespace rondo
 
@@ -79,8 +86,8 @@ void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
   call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
 }
 
-// Inputs values, index (of one shape): zeros with values[i] added at index[i]. ints: {dim, sizes of the result...}.
-// Named as the function that callers know, for errors.
+// Inputs values, index (of one shape), perhaps x: the sums of all values[i] with one index, added to x (else to zeros)
+// where there are any. ints: {dim, sizes of the result...}.
 constexpr OpDef kScatterSum = {
     .name = "scatter_add",
     .kind = OpKind::kOpaque,
@@ -91,10 +98,19 @@ constexpr OpDef kScatterSum = {
           for (size_t i = 1; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
           require_index(c, 1, sizes, dim_in(c, 0, sizes.rank()));
           if (!(c.sizes(0) == c.sizes(1))) c.fail("values and index must have the same shape");
+          if (c.has(2)) {
+            c.require_same_dtype(0, 2);
+            if (!(c.sizes(2) == sizes)) c.fail("the tensor to add to must have the sizes of the result");
+          }
           c.output(0, c.dtype(0), sizes);
         },
     .on = {{&cpu::scatter_sum_kernel}, {&cuda::scatter_sum_kernel}},
-    .grad = [](const GradContext& g) { g.set(0, gather(g.grad_out(), g.integer(0), g.input(1))); },
+    .grad =
+        [](const GradContext& g) {
+          if (g.needs(0)) g.set(0, gather(g.grad_out(), g.integer(0), g.input(1)));
+          if (g.needs(2)) g.set(2, g.grad_out());
+        },
+    .reuses = 2,
     .checks = true,
 };
 
@@ -169,7 +185,7 @@ constexpr OpDef kScatter = {
     .checks = true,
 };
 
-// Integers and bools add up in i64. ints: {dim, reverse}
+// Integers and bools add up in i64, floats in f64. ints: {dim, reverse}
 constexpr OpDef kCumsum = {
     .name = "cumsum",
     .kind = OpKind::kOpaque,
@@ -184,6 +200,12 @@ constexpr OpDef kCumsum = {
         [](const GradContext& g) {
           g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}}));
         },
+    .lower =
+        [](LoopBuilder& b) {
+          const LoopValue x = b.input(0);
+          b.output(0, b.scan(b.emit(LoopOp::kCast, is_floating(x.type) ? kF64 : kI64, x)));
+        },
+    .traits = {.scans = true},
 };
 
 Tensor gather(TensorArg x, int64_t dim, TensorArg index) {
@@ -215,10 +237,11 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) 
   require_defined("scatter_add", source);
   const Tensor values = source.tensor.to(result_dtype(x.tensor, source.tensor), source.where);
   const Tensor at = index_operand("scatter_add", index);
-  const Tensor sums = call(kScatterSum,
-                           {{values, source.where, source.tensor.dtype()}, {at, index.where, index.tensor.dtype()}},
-                           scatter_sum_attrs(d, x.tensor.sizes()));
-  return add(x, {sums, x.where});
+  return call(kScatterSum,
+              {{values, source.where, source.tensor.dtype()},
+               {at, index.where, index.tensor.dtype()},
+               {x.tensor.to(values.dtype(), x.where), x.where, x.tensor.dtype()}},
+              scatter_sum_attrs(d, x.tensor.sizes()));
 }
 Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   const int d = dim_of("index_add", x.tensor, dim, x.where);
@@ -267,22 +290,39 @@ void require_comparable(InferContext& c) {
 
 }  // namespace
 
-// The index of the largest (smallest) element along dim, whose size becomes 1. ints: {dim, smallest}
+namespace {
+
+// The first column that holds the best value. NaN is the best of all, and equals nothing.
+void lower_argmax(LoopBuilder& b) {
+  const LoopValue x = b.input(0);
+  const LoopValue best = b.reduce(b.integer(2) != 0 ? LoopOp::kReduceMin : LoopOp::kReduceMax, x);
+  LoopValue hit = scalar::eq(x, best);
+  if (is_floating(x.type)) hit = scalar::logical_or(hit, scalar::ne(x, x));
+  const LoopValue at = b.index(reduced_dim(b.integer(0)));
+  b.output(0, b.reduce(LoopOp::kReduceMin, scalar::select(hit, at, scalar::constant(at, 0x1p63))));
+}
+
+}  // namespace
+
+// The index of the largest (smallest) element along one dimension. ints: {mask of it, keepdim, smallest}
 constexpr OpDef kArgmax = {
     .name = "argmax",
-    .kind = OpKind::kOpaque,
+    .kind = OpKind::kReduction,
     .infer =
         [](InferContext& c) {
           require_comparable(c);
-          Dims sizes = c.sizes(0);
-          const int dim = dim_in(c, 0, sizes.rank());
-          if (!sizes.empty()) {
-            if (sizes[dim] == 0) c.fail(absl::StrCat("nothing to choose from: dimension ", dim, " has size 0"));
-            sizes[dim] = 1;
-          }
-          c.output(0, kI64, sizes);
+          const Dims& sizes = c.sizes(0);
+          if (!sizes.empty() && !std::has_single_bit(static_cast<uint64_t>(c.integer(0))))
+            c.fail("one dimension at a time");
+          if (reduced_dim(c.integer(0)) >= std::max(sizes.rank(), 1)) c.fail("there is no such dimension");
+          const int64_t n = reduced_numel(sizes, c.integer(0));
+          if (n == 0)
+            c.fail(absl::StrCat("nothing to choose from: dimension ", reduced_dim(c.integer(0)), " has size 0"));
+          reduction_infer(c);
+          c.output(0, kI64, Dims(c.outputs()[0].sizes));
         },
     .on = {{&cpu::argmax_kernel}, {&cuda::argmax_kernel}},
+    .lower = &lower_argmax,
 };
 
 // ints: {dim, descending}
@@ -322,9 +362,9 @@ Tensor arg_reduce(const char* name, TensorArg x, std::optional<int64_t> dim, boo
   require_defined(name, x);
   const Tensor flat = dim ? x.tensor : flatten(x);
   const int d = dim_of(name, flat, dim.value_or(0), x.where);
-  const Tensor kept = call(kArgmax, {{flat, x.where}}, {.ints = {d, smallest}});
-  if (!dim) return reshape(kept, keepdim ? Dims::filled(x.tensor.rank(), 1) : Dims{});
-  return keepdim ? kept : squeeze(kept, d);
+  const int64_t mask = flat.rank() == 0 ? 0 : int64_t{1} << d;
+  const Tensor at = call(kArgmax, {{flat, x.where}}, {.ints = {mask, keepdim && dim, smallest}});
+  return dim ? at : reshape(at, keepdim ? Dims::filled(x.tensor.rank(), 1) : Dims{});
 }
 
 }  // namespace

@@ -29,6 +29,10 @@ void min_kernel(const KernelContext& context);
 void any_kernel(const KernelContext& context);
 void all_kernel(const KernelContext& context);
 
+// statistics.cc, bit-equal to the decompositions; not on CUDA
+void var_kernel(const KernelContext& context);
+void std_kernel(const KernelContext& context);
+
 // norm.cc, one pass over memory each
 void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, rstd
 void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias
@@ -81,7 +85,7 @@ void gather_kernel(const KernelContext& context);  // x, index -> values
 // index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
 void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
-void scatter_sum_kernel(const KernelContext& context);  // values, index -> sums
+void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
 void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}
 
 // sort.cc: orders along one dimension. NaN is larger than every number; equal elements keep their order.

@@ -70,6 +70,20 @@ Tensor less(TensorArg a, Scalar b);
 Tensor less_equal(TensorArg a, Scalar b);
 Tensor greater(TensorArg a, Scalar b);
 Tensor greater_equal(TensorArg a, Scalar b);
+// Bits of integers, and truths of bools (bitwise.cc). Dtypes are promoted as in add; floats are an error.
+Tensor bitwise_and(TensorArg a, TensorArg b);
+Tensor bitwise_or(TensorArg a, TensorArg b);
+Tensor bitwise_xor(TensorArg a, TensorArg b);
+Tensor bitwise_and(TensorArg a, Scalar b);
+Tensor bitwise_or(TensorArg a, Scalar b);
+Tensor bitwise_xor(TensorArg a, Scalar b);
+Tensor bitwise_not(TensorArg x);
+// a shifted by b bits; of integers only. Bits that leave the dtype are lost. shift_right keeps the sign. A b that is
+// negative or not less than the dtype's bits shifts all of them out.
+Tensor shift_left(TensorArg a, TensorArg b);
+Tensor shift_right(TensorArg a, TensorArg b);
+Tensor shift_left(TensorArg a, Scalar b);
+Tensor shift_right(TensorArg a, Scalar b);
 // Tests of each element (predicate.cc); they give a bool tensor. Integers are always finite.
 Tensor isfinite(TensorArg x);
 Tensor isinf(TensorArg x);

@@ -22,7 +22,7 @@ template <auto kBody> struct PredicateImpl {
   }
 };
 template <auto kBody> constexpr OpDef predicate(const char* name) {
-  return elementwise_question<PredicateImpl<kBody>>(name);
+  return elementwise_without_gradient<PredicateImpl<kBody>>(name);
 }
 
 // An integer is finite, and neither infinite nor NaN.
@@ -56,14 +56,11 @@ void infer_bool(InferContext& c) {
   reduction_infer(c);
   c.output(0, kBool, Dims(c.outputs()[0].sizes));
 }
-// The sum over 1 for each true element, or for each false one. However many are counted, only none sums to 0.
-LoopValue count_of(bool truth, LoopBuilder& b) {
-  LoopValue x = b.input(0);
-  if (x.type != kBool) x = scalar::ne(x, scalar::constant(x, 0.0));
-  if (!truth) x = b.emit(LoopOp::kNot, kBool, x);
-  return b.reduce(LoopOp::kReduceSum, b.emit(LoopOp::kCast, kF32, x));
+LoopValue truth_of(LoopBuilder& b) {
+  const LoopValue x = b.input(0);
+  return x.type == kBool ? x : scalar::ne(x, scalar::constant(x, 0.0));
 }
-// The same in parts: of the elements that are true.
+// In parts, true elements are counted. However many there are, only none sums to 0.
 Tensor truths(const Tensor& x) { return x.to(kBool).to(kF32); }
 Tensor count(const Tensor& ones, const Attrs& attrs) { return call(kSum, {ones}, attrs); }
 
@@ -77,7 +74,8 @@ constexpr OpDef kAnyTrue = {
     .on = {{&cpu::any_kernel}, {&cuda::any_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = count(truths(in[0]), attrs).to(kBool); },
-    .lower = [](LoopBuilder& b) { b.output(0, count_of(true, b)); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, truth_of(b))); },
+    .traits = {.folds = true},
 };
 constexpr OpDef kAllTrue = {
     .name = "all",
@@ -86,11 +84,8 @@ constexpr OpDef kAllTrue = {
     .on = {{&cpu::all_kernel}, {&cuda::all_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = (1.0 - truths(count(1.0 - truths(in[0]), attrs))).to(kBool); },
-    .lower =
-        [](LoopBuilder& b) {
-          const LoopValue zeros = count_of(false, b);
-          b.output(0, scalar::eq(zeros, scalar::constant(zeros, 0.0)));
-        },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMin, truth_of(b))); },
+    .traits = {.folds = true},
 };
 
 Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }

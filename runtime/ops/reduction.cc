@@ -6,6 +6,7 @@
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -58,6 +59,11 @@ int64_t reduced_numel(const Dims& sizes, int64_t mask) {
   return n;
 }
 
+bool reduces_rows_first(const Dims& sizes, const Attrs& attrs) {
+  return is_full_reduction(attrs.ints[0], attrs.ints[1] != 0, sizes.rank()) &&
+         full_row(sizes.numel(), sizes.back()) > 0;
+}
+
 ReducedRun last_run(const Dims& sizes, int64_t mask) {
   ReducedRun run;
   int d = sizes.rank() - 1;
@@ -83,14 +89,22 @@ ReducedRun last_run(const Dims& sizes, int64_t mask) {
 
 namespace {
 
-// Note [Runs]: a call of `op` for each run. `types`: the dtypes of accumulators and of the result, of an op whose
-// attributes name a dtype.
+// Note [Runs]: a call of `op` for each run; Note [Full order]: one for the rows, one for their results. `types`: the
+// dtypes of accumulators and of the result, of an op whose attributes name a dtype.
 struct SumTypes {
   DType accumulator, result;
 };
 Tensor reduce_by_runs(const OpDef& op, Tensor x, const Attrs& attrs, std::optional<SumTypes> types) {
   int64_t mask = attrs.ints[0];
   const Dims sizes = x.sizes();
+  if (reduces_rows_first(sizes, attrs)) {
+    Attrs rows{.ints = {int64_t{1} << (sizes.rank() - 1), 0}};
+    if (types) rows.ints.push_back(static_cast<int64_t>(types->accumulator));
+    x = call(op, {x}, rows);
+    Attrs rest{.ints = {1, 0}};
+    if (types) rest.ints.push_back(static_cast<int64_t>(types->result));
+    return call(op, {reshape(x, {x.numel()})}, rest);
+  }
   for (;;) {
     const ReducedRun run = last_run(x.sizes(), mask);
     if (run.is_all) break;
@@ -134,8 +148,13 @@ constexpr OpDef kSum = {
           const Tensor kept = reshape(g.grad_out(), kept_sizes(g.input_sizes(0), g.integer(0)));
           g.set(0, expand(kept.to(g.input_dtype(0)), g.input_sizes(0)));
         },
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
-    .traits = {.additive = true},
+    .lower =
+        [](LoopBuilder& b) {
+          LoopValue x = b.input(0);
+          if (!is_floating(x.type)) x = b.emit(LoopOp::kCast, kI64, x);
+          b.output(0, b.reduce(LoopOp::kReduceSum, x));
+        },
+    .traits = {.additive = true, .folds = true},
 };
 
 namespace {
@@ -152,16 +171,6 @@ void extremum_grad(const GradContext& g) {
 
 }  // namespace
 
-namespace {
-
-// A bool counts as 0 or 1.
-LoopValue as_number(LoopBuilder& b) {
-  const LoopValue x = b.input(0);
-  return x.type == kBool ? b.emit(LoopOp::kCast, kF32, x) : x;
-}
-
-}  // namespace
-
 constexpr OpDef kMax = {
     .name = "max",
     .kind = OpKind::kReduction,
@@ -171,10 +180,10 @@ constexpr OpDef kMax = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMax, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, as_number(b))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
+    .traits = {.folds = true},
 };
 
-// As max of -x, negated.
 constexpr OpDef kMin = {
     .name = "min",
     .kind = OpKind::kReduction,
@@ -184,7 +193,8 @@ constexpr OpDef kMin = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMin, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
-    .lower = [](LoopBuilder& b) { b.output(0, -b.reduce(LoopOp::kReduceMax, -as_number(b))); },
+    .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMin, b.input(0))); },
+    .traits = {.folds = true},
 };
 
 Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {

@@ -1,6 +1,8 @@
 // Shared by ops over sets of dimensions. Their attributes begin with ints = {mask of the reduced dimensions, keepdim}.
 #pragma once
 
+#include <bit>
+
 #include "rondo/runtime/op.h"
 
 namespace rondo::ops {
@@ -18,6 +20,9 @@ Dims kept_sizes(const Dims& sizes, int64_t mask);
 // The number of elements that each result is made of.
 int64_t reduced_numel(const Dims& sizes, int64_t mask);
 
+// The dimension of a reduction over one; 0 of a scalar, which has none.
+inline int reduced_dim(int64_t mask) { return mask == 0 ? 0 : std::countr_zero(static_cast<uint64_t>(mask)); }
+
 // The last run of reduced dimensions: Note [Runs] of ops/reduction_order.h.
 struct ReducedRun {
   int64_t mask = 0;  // its dimensions
@@ -26,6 +31,9 @@ struct ReducedRun {
   bool is_all = true;       // no other dimension is reduced
 };
 ReducedRun last_run(const Dims& sizes, int64_t mask);
+
+// True for a call that reduces each row to one number and then these: Note [Full order].
+bool reduces_rows_first(const Dims& sizes, const Attrs& attrs);
 
 // The dimension of a softmax of `sizes`: ints {dim}; none: the last one.
 inline int softmax_dim(const Dims& sizes, const Attrs& attrs) {

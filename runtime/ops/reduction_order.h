@@ -15,8 +15,10 @@
 // Blocks and chunks are bounded, so that no more than some thousand numbers are added one after the other: an f32 that
 //   grows by 8 million small ones is off by a part in 300.
 // Note [Full order]. A reduction over every dimension (not keeping them) splits the elements, in row-major order, into
-//   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. Such a reduction has one
-//   row, so it is never fused; with kept dimensions it is a row reduction of a normalisation and follows row order.
+//   chunks of kFullChunk; each is reduced in row order, and so are then the chunks' results. If full_row() names a row,
+//   the rows are reduced first, in row order, and then their results, accumulators, in this way: the first half fuses
+//   with what makes the elements. With kept dimensions a full reduction is a row reduction of a normalisation and
+//   follows row order.
 // Accumulators are f32 for f32, bf16 and f16, and f64 for f64.
 #pragma once
 
@@ -33,6 +35,13 @@ inline constexpr int64_t kFullChunk = 1 << 12;
 // True for a reduction that follows Note [Full order]: `mask` has a bit for each reduced dimension.
 constexpr bool is_full_reduction(int64_t mask, bool keepdim, int rank) {
   return !keepdim && rank > 0 && mask == (int64_t{1} << rank) - 1;
+}
+
+// The columns of a row of Note [Full order], for a tensor of `numel` elements whose last dimension is `last`; 0: there
+// are no rows. Short rows would cost more than they save, and few long ones would keep few threads busy.
+constexpr int64_t full_row(int64_t numel, int64_t last) {
+  constexpr int64_t kLeastRow = 32, kMostRow = 1 << 16;
+  return last >= kLeastRow && last <= kMostRow && numel > last ? last : 0;
 }
 
 inline constexpr int64_t kLeastChunk = 16, kMostChunk = 1 << 12;

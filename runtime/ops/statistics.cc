@@ -1,4 +1,5 @@
 // Variance and standard deviation.
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/table.h"
@@ -41,6 +42,7 @@ constexpr OpDef kVar = {
     .saved = {.inputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &infer_floating,
+    .on = {{&cpu::var_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = variance(in[0], attrs).to(in[0].dtype()); },
     .grad = [](const GradContext& g) { g.set(0, variance_grad(g, g.grad_out())); },
@@ -51,6 +53,7 @@ constexpr OpDef kStd = {
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &infer_floating,
+    .on = {{&cpu::std_kernel}},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = sqrt(variance(in[0], attrs)).to(in[0].dtype()); },
     .grad =

@@ -9,9 +9,10 @@ namespace {
 using namespace ops;
 
 constexpr const OpList* kFamilies[] = {
-    &kElementwiseOps, &kComparisonOps,    &kCastOps,       &kMathOps,   &kActivationOps, &kViewOps,      &kTriangleOps,
-    &kReductionOps,   &kPredicateOps,     &kStatisticsOps, &kMatmulOps, &kNormOps,       &kAttentionOps, &kEmbeddingOps,
-    &kLossOps,        &kPointwiseLossOps, &kIndexingOps,   &kRotaryOps, &kDropoutOps,    &kRandomOps,    &kWindowOps};
+    &kElementwiseOps, &kComparisonOps, &kBitwiseOps,   &kCastOps,      &kMathOps,          &kActivationOps,
+    &kViewOps,        &kTriangleOps,   &kReductionOps, &kPredicateOps, &kStatisticsOps,    &kMatmulOps,
+    &kNormOps,        &kAttentionOps,  &kEmbeddingOps, &kLossOps,      &kPointwiseLossOps, &kIndexingOps,
+    &kRotaryOps,      &kDropoutOps,    &kRandomOps,    &kWindowOps,    &kFactoryOps};
 
 }  // namespace
 

@@ -12,9 +12,9 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 
 // The ops of each family, listed at the end of its file. A constant, so the library needs no static constructor.
 using OpList = std::initializer_list<const OpDef*>;
-extern const OpList kElementwiseOps, kComparisonOps, kCastOps, kMathOps, kActivationOps, kViewOps, kTriangleOps,
-    kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps, kLossOps,
-    kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps;
+extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
+    kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
+    kLossOps, kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps, kFactoryOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc

@@ -170,6 +170,8 @@ constexpr OpDef kRevalue = {
     .lower = [](LoopBuilder& b) { b.output(0, b.input(1)); },
 };
 
+bool is_same_variable(const OpDef& op) { return &op == &kRevalue; }
+
 constexpr OpList kWindowOps = {&kStridedView, &kWindowCopy, &kOverwrite, &kRevalue};
 
 }  // namespace rondo::ops

@@ -20,6 +20,9 @@ struct Window {
 // Of a call of kOverwrite or kWindowCopy, which names a tensor of so many elements. Throws InternalError if it reaches
 // out of it.
 Window window_of_call(const Attrs& attrs, int64_t numel);
+// True for kRevalue. Its output is the variable that input 0 is, with the values of input 1: on the tape they are one,
+// and gradients of both meet in one sum.
+bool is_same_variable(const OpDef& op);
 // The elements of `dense` there.
 Tensor look(const Tensor& dense, const Window& window);
 

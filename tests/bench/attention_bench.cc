@@ -1,5 +1,5 @@
 // CPU attention, causal, on slices of one [B, T, 3C] projection as a model lays them out. Counters: GFLOP/s of the
-// unmasked tiles (64 x 64) and time per call.
+// unmasked tiles (64 x 64) and time per call. dropped: per cent.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -36,6 +36,10 @@ template <class T> struct Problem {
     std::normal_distribution<float> normal;
     for (T& x : qkv) x = T(normal(rng));
     for (T& x : grad_out) x = T(normal(rng));
+  }
+  explicit Problem(const benchmark::State& state)
+      : Problem(state.range(0), state.range(1), state.range(2), state.range(3)) {
+    shape.dropout = {.p = static_cast<double>(state.range(4)) / 100, .seed = 1, .offset = 2};
   }
   template <class E> HeadsView<E> slice(std::vector<T>& x, int64_t part) {
     const int64_t stride = x.size() == qkv.size() ? row : channels;
@@ -75,20 +79,21 @@ void report(benchmark::State& state, double flops) {
 }
 
 template <class T> void forward(benchmark::State& state) {
-  Problem<T> problem(state.range(0), state.range(1), state.range(2), state.range(3));
+  Problem<T> problem(state);
   for (auto _ : state) problem.forward();
   report(state, 2 * problem.product_flops());
 }
 template <class T> void backward(benchmark::State& state) {
-  Problem<T> problem(state.range(0), state.range(1), state.range(2), state.range(3));
+  Problem<T> problem(state);
   problem.forward();
   for (auto _ : state) problem.backward();
   report(state, 5 * problem.product_flops());
 }
 
 void shapes(benchmark::internal::Benchmark* b) {
-  b->ArgNames({"B", "H", "T", "D"})->Unit(benchmark::kMicrosecond)->UseRealTime();
-  b->Args({8, 6, 256, 64})->Args({4, 12, 64, 64})->Args({12, 4, 64, 32})->Args({1, 12, 1024, 64});
+  b->ArgNames({"B", "H", "T", "D", "dropped"})->Unit(benchmark::kMicrosecond)->UseRealTime();
+  for (const int64_t dropped : {0, 20}) b->Args({8, 6, 256, 64, dropped});
+  b->Args({4, 12, 64, 64, 0})->Args({12, 4, 64, 32, 0})->Args({1, 12, 1024, 64, 0});
 }
 BENCHMARK(forward<float>)->Apply(shapes);
 BENCHMARK(backward<float>)->Apply(shapes);

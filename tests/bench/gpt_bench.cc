@@ -3,10 +3,10 @@
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
-// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --accumulate=N: a step is N
-// backward passes over the same batch and one update. --grad_clip=0 leaves out clipping; then --update_at_seams makes
-// the updates during backward, whose time they are part of. --inference: a step is the forward pass alone, without
-// gradients.
+// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --capture=record or replay;
+// --accumulate=N: a step is N backward passes over the same batch and one update. --grad_clip=0 leaves out clipping;
+// then --update_at_seams makes the updates during backward, whose time they are part of. --inference: a step is the
+// forward pass alone, without gradients.
 // --dropout=P: of the embeddings, the attention weights, and the results of attention and MLP.
 // --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward
 // computes again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the
@@ -133,7 +133,10 @@ class Trainer {
     model_.to(device_);
     if (inference_) model_.eval();
     const std::string recompute = o.text("recompute", mode_ == "none" ? "none" : "auto");
-    const compile::CompileOptions options = compile_options(o.text("mode", "default"), recompute);
+    compile::CompileOptions options = compile_options(o.text("mode", "default"), recompute);
+    if (const std::string capture = o.text("capture", "record"); capture == "replay")
+      options.capture = compile::Capture::kReplay;
+    else if (capture != "record") throw Error("--capture takes record or replay");
     if (mode_ == "regions") regions_ = compile::compile_regions(model_, options);
     else if (mode_ == "whole") regions_ = compile::compile_module(model_, options);
     else if (mode_ != "none") throw Error("--compile takes none, regions or whole");

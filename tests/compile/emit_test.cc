@@ -151,6 +151,31 @@ TEST(Emit, RowReductions) {
   }
 }
 
+TEST(Emit, ExtremaAndPlaces) {
+  for (DType type : {kF32, kF64, kBF16, kI64, kI32, kU8, kBool})
+    for (int64_t cols : {1, 15, 16, 17, 33, 100}) {
+      expect_equal_bits(extrema(type, 11, cols));
+      expect_equal_bits(extrema_along_rows(type, 3, cols, 19), {.calls = {{0, 7}, {7, 41}, {41, 57}}});
+    }
+}
+
+TEST(Emit, RunningSums) {
+  for (DType type : {kF32, kF64, kBF16, kI64, kU8, kBool})
+    for (int64_t cols : {2, 15, 16, 17, 32, 33, 100}) {
+      expect_equal_bits(running_sums(type, 7, cols), {.samples = Samples::kWide});
+      expect_equal_bits(running_sums(type, 3, cols, 21), {.samples = Samples::kWide});
+    }
+}
+
+TEST(Emit, ReductionsOverRows) {
+  for (DType type : {kF32, kF64, kBF16, kI64, kI32, kU8})
+    for (int64_t cols : {1, 15, 16, 17, 100}) {
+      LoopKernel kernel = over_rows(type, 70, cols);
+      kernel.chunk_rows = 16;
+      expect_equal_bits(kernel);
+    }
+}
+
 LoopKernel layer_norm(DType type, int64_t rows, int64_t cols) {
   const DType compute = compute_dtype(type);
   KernelBuilder b("layer_norm", rows, cols, 3);

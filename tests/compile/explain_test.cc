@@ -223,7 +223,7 @@ TEST_F(Explain, HtmlIsOneWholePage) {
 
 TEST_F(Explain, BreaksAndUnfusedOpsAreHints) {
   struct Integers : nn::Module<Integers> {
-    Tensor forward(const Tensor& x) { return ops::sum(x, {1}); }
+    Tensor forward(const Tensor& x) { return ops::sum(x); }
   };
   Integers integers;
   const Explanation e = explain(integers, Tensor::zeros({8, 16}, {kI64}));

@@ -106,9 +106,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
     if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
   }
-  for (auto family :
-       {fuzz::pointwise_steps(), fuzz::shape_steps(), fuzz::layer_steps(), fuzz::index_steps(), fuzz::effect_steps()})
-    for (const fuzz::StepKind& kind : family) EXPECT_TRUE(kinds.contains(kind.name)) << kind.name;
+  for (const fuzz::StepKind* kind : fuzz::all_steps()) EXPECT_TRUE(kinds.contains(kind->name)) << kind->name;
   for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
                     watched, dynamic, flipped, overwritten, threads, second_order, annealed})
     EXPECT_GT(count, 30);

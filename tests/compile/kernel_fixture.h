@@ -58,6 +58,17 @@ class KernelBuilder : public LoopBuilder {
     return add({op, op == LoopOp::kRandomKeep ? kBool : kF32, p.id, -1, -1, stream, 0}, list());
   }
 
+  // The number of element (row, col): row * row_stride + col * col_stride.
+  LoopValue place(int64_t row_stride, int64_t col_stride) {
+    Operand place;
+    place.dtype = kI64;
+    place.col_stride = col_stride;
+    place.is_index = true;
+    if (row_stride != 0) place.axes = {{1, kernel.rows, row_stride}};
+    kernel.operands.push_back(std::move(place));
+    return add({.op = LoopOp::kIndex, .type = kI64, .index = static_cast<int32_t>(kernel.operands.size() - 1)}, list());
+  }
+
   KernelBuilder& stage(int s) { return stage_ = s, row_ = false, *this; }
   KernelBuilder& in_row() { return row_ = true, *this; }
   KernelBuilder& in_column() { return row_ = false, *this; }
@@ -84,6 +95,10 @@ class KernelBuilder : public LoopBuilder {
   }
   LoopValue load(int32_t operand, DType type) { return add({LoopOp::kLoad, type, -1, -1, -1, operand, 0}, list()); }
   void store(int32_t operand, LoopValue v) { add({LoopOp::kStore, v.type, v.id, -1, -1, operand, 0}, list()); }
+  void reduce_rows(LoopOp op, LoopValue v) {
+    const int32_t to = partial(v.type);
+    add({.op = op, .type = v.type, .a = v.id, .index = to}, list());
+  }
   void column_sum(int32_t operand, LoopValue v) { add({LoopOp::kColumnSum, v.type, v.id, -1, -1, operand, 0}, list()); }
   LoopValue cast(LoopValue v, DType type) { return emit(LoopOp::kCast, type, v); }
   LoopValue reduce(LoopOp op, LoopValue v) override {
@@ -159,6 +174,7 @@ inline std::string first_difference(DType type, const Buffer& expected, const Bu
 
 inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_random) return 2;
+  if (operand.is_index) return 1;
   if (operand.is_partial) return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows * kernel.cols;
   int64_t last = (kernel.cols - 1) * operand.col_stride;
   for (const OperandAxis& axis : operand.axes)
@@ -292,7 +308,12 @@ inline LoopKernel every_integer_op(DType type, int64_t rows, int64_t cols) {
   const LoopValue vy = b.load(y, type);
   for (int i = 0; i < 4; ++i) vx = b.emit(LoopOp::kMul, type, vx, b.emit(LoopOp::kAdd, type, vx, vy));
   for (LoopOp op : {LoopOp::kAdd, LoopOp::kSub, LoopOp::kMul}) output(b.emit(op, type, vx, vy));
-  for (LoopOp op : {LoopOp::kNeg, LoopOp::kAbs}) output(b.emit(op, type, vx));
+  for (LoopOp op : {LoopOp::kNeg, LoopOp::kAbs, LoopOp::kNot}) output(b.emit(op, type, vx));
+  for (LoopOp op : {LoopOp::kAnd, LoopOp::kOr, LoopOp::kXor, LoopOp::kShiftLeft, LoopOp::kShiftRight})
+    output(b.emit(op, type, vx, vy));
+  const LoopValue few = b.emit(LoopOp::kSub, type, b.emit(LoopOp::kAnd, type, vy, b.constant(127, type)),
+                               b.constant(20, type));
+  for (LoopOp op : {LoopOp::kShiftLeft, LoopOp::kShiftRight}) output(b.emit(op, type, vx, few));
   for (LoopOp op : {LoopOp::kLt, LoopOp::kLe, LoopOp::kEq, LoopOp::kNe}) output(b.emit(op, kBool, vx, vy));
   const LoopValue less = b.emit(LoopOp::kLt, kBool, vx, vy);
   output(b.emit(LoopOp::kSelect, type, less, vx, vy));
@@ -303,6 +324,69 @@ inline LoopKernel every_integer_op(DType type, int64_t rows, int64_t cols) {
   for (DType to : {kF64, kF32, kI64, kI32, kU8, kBool}) output(b.cast(vx, to));
   for (DType to : {kBF16, kF16}) b.store(b.dense(to, true), b.cast(vx, to));
   output(b.cast(less, type));
+  return b.kernel;
+}
+
+// Extrema and sums of a row, where the smallest stands, and places. `type`: any.
+inline LoopKernel extrema(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("extrema", rows, cols, 3);
+  const DType held = type == kBool ? kBool : compute_dtype(type);
+  const int32_t x = b.dense(type), largest = b.per_row(held, true), smallest = b.per_row(held, true);
+  const int32_t sums = b.per_row(kI64, true), at = b.per_row(kI64, true), places = b.dense(kI64, true);
+  const LoopValue v = b.load(x, held);
+  const LoopValue max = b.reduce(LoopOp::kReduceMax, v), min = b.reduce(LoopOp::kReduceMin, v);
+  const LoopValue sum = b.reduce(LoopOp::kReduceSum, b.cast(v, kI64));
+  b.stage(1).in_row().store(largest, max);
+  b.store(smallest, min);
+  b.store(sums, sum);
+  b.in_column();
+  const LoopValue hit = b.emit(LoopOp::kEq, kBool, b.load(x, held), min), place = b.place(1, 3);
+  const LoopValue first = b.reduce(LoopOp::kReduceMin,
+                                   b.emit(LoopOp::kSelect, kI64, hit, place, b.constant(0x1p63, kI64)));
+  b.stage(2).in_row().store(at, first);
+  b.store(b.per_row(kI64, true), b.place(7, 0));
+  b.in_column().store(places, b.place(cols, 1));
+  return b.kernel;
+}
+// The same over the columns of (outer, cols, inner).
+inline LoopKernel extrema_along_rows(DType type, int64_t outer, int64_t cols, int64_t inner) {
+  LoopKernel kernel = extrema(type, outer * inner, cols);
+  kernel.inner = inner;
+  for (Operand& operand : kernel.operands) {
+    if (operand.col_stride == 0 || operand.is_index) continue;
+    operand.axes = {{inner, outer, cols * inner}, {1, inner, 1}};
+    operand.col_stride = inner;
+  }
+  return kernel;
+}
+
+// Running sums along the columns of (outer, cols, inner), and what is computed from them.
+inline LoopKernel running_sums(DType type, int64_t outer, int64_t cols, int64_t inner = 1) {
+  KernelBuilder b("running_sums", outer * inner, cols);
+  const DType held = type == kBool ? kBool : compute_dtype(type), wide = is_floating(type) ? kF64 : kI64;
+  const int32_t x = b.dense(type), per_row = b.per_row(type), sums = b.dense(wide, true), more = b.dense(wide, true);
+  const auto sum_of = [&](LoopValue v) { return b.emit(LoopOp::kScan, wide, b.cast(v, wide)); };
+  b.in_row();
+  const LoopValue same = b.load(per_row, held);
+  b.in_column();
+  const LoopValue sum = sum_of(b.load(x, held));
+  b.store(sums, sum);
+  b.store(more, b.emit(LoopOp::kMul, wide, sum_of(same), sum));
+  if (inner == 1) return b.kernel;
+  b.kernel.inner = inner;
+  for (Operand& operand : b.kernel.operands) {
+    if (operand.col_stride == 0) continue;
+    operand.axes = {{inner, outer, cols * inner}, {1, inner, 1}};
+    operand.col_stride = inner;
+  }
+  return b.kernel;
+}
+
+// Reductions over the rows of each chunk. The kernel has no chunks yet.
+inline LoopKernel over_rows(DType type, int64_t rows, int64_t cols) {
+  KernelBuilder b("over_rows", rows, cols);
+  const LoopValue v = b.load(b.dense(type), compute_dtype(type)), given = is_floating(type) ? v : b.cast(v, kI64);
+  for (LoopOp op : {LoopOp::kColumnMax, LoopOp::kColumnMin, LoopOp::kColumnSum}) b.reduce_rows(op, given);
   return b.kernel;
 }
 

@@ -2,6 +2,8 @@
 // dimensions and transposed operands, compiled as eager, without a library call.
 #include <gtest/gtest.h>
 
+#include "rondo/compile/codegen/cpu/schedule.h"
+#include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/compile.h"
 #include "rondo/runtime/ops/ops.h"
@@ -57,7 +59,11 @@ TEST_F(AlongRows, InColumnOrder) {
     for (int64_t inner : {2, 3, 15, 16, 17, 64, 69, 130})
       for (int64_t cols : {1, 5, 40, 1100}) {
         if (type != kF32 && (cols == 1100 || inner == 64)) continue;
-        expect_equal_bits(softmax_along_rows(type, 3, cols, inner), {.samples = Samples::kWide});
+        LoopKernel kernel = softmax_along_rows(type, 3, cols, inner);
+        expect_equal_bits(kernel, {.samples = Samples::kWide});
+        if (cols == 1100) continue;
+        kernel.streams = true;  // 64 rows are whole lines, 69 and 130 are not
+        expect_equal_bits(kernel, {.samples = Samples::kWide});
       }
 }
 
@@ -112,7 +118,10 @@ TEST_F(Tiles, Pointwise) {
   for (DType type : {kF32, kF64, kBF16})
     for (int64_t line : {2, 16, 37, 150})
       for (int64_t cols : {2, 16, 33, 150}) {
-        expect_equal_bits(transposed_sum(type, 1, line, cols));
+        LoopKernel kernel = transposed_sum(type, 1, line, cols);
+        expect_equal_bits(kernel);
+        kernel.streams = true;  // 16 columns are whole lines, 33 and 150 are not
+        expect_equal_bits(kernel);
         if (type == kF32) expect_equal_bits(transposed_sum(type, 3, line, cols));
       }
 }
@@ -121,6 +130,37 @@ TEST_F(Tiles, InPartsAndInPlace) {
   const LoopKernel kernel = transposed_sum(kF32, 2, 35, 50);
   expect_equal_bits(kernel, {.in_place = {{6, 0}}});
   expect_equal_bits(kernel, {.in_place = {{5, 1}}, .calls = {{0, 3}, {3, 40}, {40, 41}, {41, 70}}});
+}
+
+// Results larger than the caches are streamed past them, where they are written line by line; code says so.
+TEST_F(Layouts, LargeResultsAreStreamed) {
+  const auto scheduled = [](LoopKernel kernel) {
+    cpu::schedule(kernel);
+    return kernel;
+  };
+  const LoopKernel large = scheduled(transposed_sum(kF32, 1, 4096, 4096));
+  EXPECT_TRUE(large.streams);
+  EXPECT_TRUE(scheduled(softmax_along_rows(kF32, 64, 64, 4096)).streams);
+  EXPECT_FALSE(scheduled(transposed_sum(kF32, 1, 1024, 1024)).streams);
+  EXPECT_FALSE(scheduled(transposed_sum(kBF16, 1, 8192, 8192)).streams) << "its vectors are half a line";
+  EXPECT_TRUE(parse_loop_kernel(to_string(large)).streams);
+}
+TEST_F(Layouts, LargeResultsOfTensors) {
+  const Tensor x = Tensor::randn({3, 40, 300, 256});  // 37 MB
+  const auto expect_same = [&](std::vector<Tensor> (*fn)(const Tensor&)) {
+    auto compiled = compile(fn, CompileOptions{.exact = true});
+    for (const Tensor& in : {x, x.slice(3, {0, 250}), x.slice(3, {3, 243})}) {
+      const std::vector<Tensor> expected = fn(in), results = compiled(in);
+      for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(test::same_bits(results[i], expected[i]));
+    }
+  };
+  expect_same([](const Tensor& x) { return std::vector{ops::softmax(x, 1)}; });
+  expect_same([](const Tensor& x) { return std::vector{x.permute({0, 2, 3, 1}).contiguous()}; });
+  // Dense copies against plain loops.
+  for (const Dims& order : {Dims{0, 2, 3, 1}, Dims{0, 1, 3, 2}}) {
+    const Tensor seen = x.permute(order);
+    EXPECT_EQ(test::bytes_of(seen.contiguous()), test::bytes_of(seen));
+  }
 }
 
 using Results = std::vector<Tensor>;

@@ -77,6 +77,36 @@ TEST_F(RegionWrites, ThroughAViewMadeInside) {
     row.mutable_data<float>()[2] = -3;
   });
 }
+// A write through a view of a view makes a new version of the whole; the view between them has not looked at it when
+// the next write to it is a graph break.
+TEST_F(RegionWrites, ThroughAViewOfAnOlderVersion) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor h = x * b.bias;
+    Tensor flat = h.view({24});
+    flat.view({4, 6}).add_(1.0);
+    no_grad([&] { flat.add_(3.0); });
+    return Tensors{h.slice(0, {0, 2})};
+  };
+  expect_as_eager(body, one_step);
+  EXPECT_EQ(report.graph_breaks, 1) << report.last_break;
+}
+// A view that is made inside, of a view from outside: it follows the outside view's base.
+TEST_F(RegionWrites, ThroughAnOutsideViewWhoseViewIsReadAgain) {
+  const auto body = [](Block& b, const Tensor& x) {
+    no_grad([&] { b.state.kept[0].copy_(x); });
+    const Tensor row = b.state.kept[0][1];
+    b.state.kept[0].mul_(x);  // with a gradient: a graph break
+    return Tensors{row * 2.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::randn({6, 6}).slice(0, {1, 5})};
+    Tensors all = one_step(b);
+    EXPECT_TRUE(all.back().defined());
+    all.push_back(b.state.kept[0].detach());
+    return all;
+  });
+  EXPECT_EQ(report.graph_breaks, 1) << report.last_break;
+}
 // A view is read again after its base, and after a write through a sibling: three gradients meet at the base, and their
 // sum has eager's order.
 TEST_F(RegionWrites, ThroughASiblingOfAViewThatIsReadAgain) {

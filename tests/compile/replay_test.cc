@@ -225,28 +225,86 @@ TEST_F(ReplayTest, AViewOfAWrittenParameter) {
   }
 }
 
-TEST_F(ReplayTest, RandomNumbersAreRecorded) {
+// Replays draw what forward would: masks of dropout, in attention too, while somebody else draws between the calls.
+TEST_F(ReplayTest, DrawsTheNextRandomNumbers) {
   const nn::GPT2Config config{
       .vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 24, .dropout = 0.3};
   const Tensor tokens = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6, 7, 8}, {1, 8});
   std::vector<Tensors> grads;
+  std::vector<uint64_t> offsets;
   for (bool replay : {false, true}) {
     nn::GPT2 model(config, 3);
     std::optional<compile::Regions> regions;
     if (replay) regions = compile::compile_regions(model, {.exact = true, .capture = Capture::kReplay});
     manual_seed(5);
-    for (int i = 0; i < 3; ++i) model.loss(tokens, tokens).backward();
+    for (int i = 0; i < 3; ++i) {
+      model.loss(tokens, tokens).backward();
+      Tensor::randn({2});
+    }
+    offsets.push_back(default_generator().offset());
     Tensors& all = grads.emplace_back();
     for (const Tensor& p : model.parameters()) all.push_back(p.grad());
     if (regions) {
-      EXPECT_EQ(regions->report()[0].replays, 0);
-      EXPECT_NE(regions->report()[0].why_not_replayed.find("random state"), std::string::npos);
-      model.eval();
-      no_grad([&] { model.loss(tokens, tokens), model.loss(tokens, tokens); });
-      EXPECT_EQ(regions->report()[0].replays, 3);
+      EXPECT_EQ(regions->report()[0].replays, 6) << regions->report()[0].why_not_replayed;
     }
   }
+  EXPECT_EQ(offsets[0], offsets[1]);
   for (size_t i = 0; i < grads[0].size(); ++i) EXPECT_TRUE(test::same_bits(grads[0][i], grads[1][i])) << i;
+}
+
+struct Drawing : nn::Module<Drawing> {
+  Generator own{7};
+  bool draws_own = false, sets_stream = false, draws_unused = false;
+  Tensor forward(const Tensor& x) {
+    Tensor y = ops::dropout(x, 0.5) + Tensor::randn(x.sizes());
+    if (draws_own) y = y * ops::dropout(x, 0.5, &own);
+    if (sets_stream) default_generator().set_state(default_generator().seed() + 1, 0);
+    if (draws_unused) Tensor::rand({5});
+    return y + ops::bernoulli(x * 0.4);
+  }
+};
+
+TEST_F(ReplayTest, RefusesDrawsThatItCannotRepeat) {
+  const Tensor x = Tensor::ones({5, 6});
+  for (bool Drawing::*what : {&Drawing::draws_unused, &Drawing::draws_own, &Drawing::sets_stream}) {
+    Drawing eager, replayed;
+    eager.*what = replayed.*what = true;
+    const compile::Regions regions = compile::compile_module(replayed, {.exact = true, .capture = Capture::kReplay});
+    const auto run = [&](Drawing& module) {
+      manual_seed(9);
+      Tensors all;
+      for (int i = 0; i < 3; ++i) all.push_back(module(x));
+      all.push_back(Tensor::rand({1}));
+      return all;
+    };
+    const Tensors a = run(eager), b = run(replayed);
+    for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(test::same_bits(a[i], b[i])) << i;
+    const compile::RegionReport report = regions.report()[0];
+    const bool repeats = what == &Drawing::draws_unused;
+    EXPECT_EQ(report.replays, repeats ? 2 : 0) << report.why_not_replayed;
+    EXPECT_EQ(report.why_not_replayed.find("random numbers") != std::string::npos, !repeats) << report.why_not_replayed;
+  }
+}
+
+// Each thread draws from its own default generator, as forward there would.
+TEST_F(ReplayTest, ThreadsDrawFromTheirOwnStream) {
+  const Tensor x = Tensor::ones({5, 6});
+  Drawing eager, replayed;
+  const compile::Regions regions = compile::compile_module(replayed, {.exact = true, .capture = Capture::kReplay});
+  replayed(x);
+  const auto draws_equally = [&, device = default_device()](uint64_t seed) {
+    const DeviceScope here(device);
+    for (int i = 0; i < 4; ++i) {
+      manual_seed(seed + static_cast<uint64_t>(i));
+      const Tensor expected = eager(x);
+      manual_seed(seed + static_cast<uint64_t>(i));
+      EXPECT_TRUE(test::same_bits(replayed(x), expected));
+    }
+  };
+  std::thread other([&] { draws_equally(100); });
+  draws_equally(200);
+  other.join();
+  EXPECT_EQ(regions.report()[0].replays, 8) << regions.report()[0].why_not_replayed;
 }
 
 // A write that comes before everything else makes no piece of a recording, but is part of the call.

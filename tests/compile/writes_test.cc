@@ -199,6 +199,17 @@ TEST_F(Writes, GradientsOfViews) {
                     return Tensors{h * x, late, row, columns * 2.0};
                   });
 }
+// The sign of a zero gradient: at a write through a view, zeros are added to the base's gradient.
+TEST_F(Writes, GradientsOfAViewThatShowsAll) {
+  expect_no_break([] { return Tensors{}; },
+                  [](Block& b, const Tensor& x) {
+                    Tensor h = x * b.bias, k = x * 3.0, m = x * 2.0;
+                    h.slice(0, {0, 4}).mul_(h);
+                    k.slice(0, {0, 4}).add_(1.0);
+                    m.slice(0, {0, 4}).mul_(m.slice(0, {0, 4}));
+                    return Tensors{h * 0.0, k * -0.0, ops::where(x > 0, m, 0.0)};
+                  });
+}
 TEST_F(Writes, OfAParameterUnderNoGrad) {
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor before = x + b.bias;
@@ -229,6 +240,46 @@ TEST_F(Writes, OfAResultUnderNoGrad) {
   };
   expect_as_eager(body, one_step);
   EXPECT_GT(report.graph_breaks, 0);
+}
+// Such a write makes no new variable: the gradients of reads before it, of reads after it, and of uses outside meet in
+// one sum, in the order of eager execution.
+TEST_F(Writes, GradientsOfAVariableMeetInOneSum) {
+  const auto body = [](Block&, const Tensor& x) {
+    Tensor h = x;
+    const Tensor before = x * 0.3;
+    no_grad([&] { h.add_(h); });
+    return Tensors{before, ops::tanh(h), h.t() * 3.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor leaf = input({40, 60}), x = leaf * 1.25;
+    const Tensors out = b(x);
+    Tensor loss = ops::sum(x * Tensor::rand(x.sizes()));
+    for (const Tensor& y : out) loss = loss + ops::sum(y * Tensor::rand(y.sizes()));
+    loss.backward();
+    return Tensors{out[0], out[1], out[2], leaf.grad()};
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+// Eager execution adds the gradient of what is written through a view to zeros, even if the view shows the whole.
+TEST_F(Writes, SignsOfZeroGradientsOfAWholeView) {
+  const auto body = [](Block&, const Tensor& x) {
+    const Tensor y = x * 1.0, row = y[1];
+    y.slice(0, {0, 4}).mul_(-1.1);
+    return Tensors{row * 3.0};
+  };
+  expect_as_eager(body, one_step);
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+// The write through a handle without history, by something with one, is a break: all handles get their values there.
+TEST_F(Writes, ThroughASecondHandleOfAVersion) {
+  const auto body = [](Block&, const Tensor& x) {
+    Tensor h = ops::erf(x), second = h.detach();
+    h.mul_(2.0);
+    second.mul_(h);
+    return Tensors{second, h.detach()};
+  };
+  expect_as_eager(body, [](Block& b) { return b(input()); });
+  EXPECT_EQ(report.graph_breaks, 1) << report.last_break;
 }
 TEST_F(Writes, SavedResultsThatAreOverwritten) {
   for (const bool compiled : {false, true}) {
@@ -388,6 +439,27 @@ TEST_F(Writes, AreReplayed) {
   const auto both = [](Norm& n) { return n(n.ring); };
   EXPECT_TRUE(same_bits(both(eager), both(compiled)));
   EXPECT_EQ(compiled.forwards, 2);
+}
+
+// A view of written memory as an argument: its place is a constant of the recording, which serves no other tensor.
+struct Sum : nn::Module<Sum> {
+  Tensor& total = buffer("total", Tensor::ones({4, 6}));
+  Tensor forward(const Tensor& x) {
+    no_grad([&] { total.mul_(2.0); });
+    return x + ops::sum(total);
+  }
+};
+TEST_F(Writes, AViewOfThemAsAnArgumentIsNotReplayed) {
+  Sum eager, compiled;
+  const auto regions = compile::compile_module(compiled, {.exact = true, .capture = Capture::kReplay});
+  const auto steps = [](Sum& sum) {
+    Tensors all = {sum(sum.total.slice(0, {1, 3})), sum(sum.total.slice(0, {2, 4})), sum(Tensor::zeros({2, 6}))};
+    all.push_back(sum(Tensor::full({2, 6}, 3)));
+    return all;
+  };
+  const Tensors a = steps(eager), b = steps(compiled);
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(same_bits(a[i], b[i])) << i;
+  EXPECT_EQ(regions.report()[0].replays, 1) << regions.report()[0].why_not_replayed;
 }
 
 TEST_F(Writes, SeveralThreadsOnSeveralModels) {

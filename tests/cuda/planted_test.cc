@@ -68,7 +68,7 @@ TEST(PlantedKernels, Barriers) {
   expect_other_numbers({ops::kArgsort, {reals({200})}, {.ints = {0, 0}}},
                        "put(tile[t], keys.at(line + from + t));\n    __syncthreads();",
                        "put(tile[t], keys.at(line + from + t));");
-  expect_other_numbers({ops::kArgmax, {reals({3, 200})}, {.ints = {1, 0}}}, "__syncthreads();\n      if (t < width)",
+  expect_other_numbers({ops::kArgmax, {reals({3, 200})}, {.ints = {2, 1, 0}}}, "__syncthreads();\n      if (t < width)",
                        "if (t < width)");
   expect_other_numbers({ops::kCrossEntropy, {reals({4, 300}), integers(4, 300)}, {.ints = {-1, 0}, .floats = {0.1}}, 2},
                        "__syncthreads();\n  V all", "V all");
@@ -79,7 +79,7 @@ TEST(PlantedKernels, OrdersOfEqualElements) {
                        "is_right ? other <= mine : other < mine", "other < mine");
   expect_other_numbers({ops::kArgsort, {integers(100, 5)}, {.ints = {0, 0}}}, "other == mine && from + j < at",
                        "other == mine && from + j > at");
-  expect_other_numbers({ops::kArgmax, {integers(500, 5)}, {.ints = {0, 0}}}, "other_at < my_at", "other_at > my_at");
+  expect_other_numbers({ops::kArgmax, {integers(500, 5)}, {.ints = {1, 1, 0}}}, "other_at < my_at", "other_at > my_at");
 }
 TEST(PlantedKernels, WhatMeetsInOnePlace) {
   const Tensor index = integers(60, 4);
@@ -128,7 +128,7 @@ TEST(PlantedKernelsDeathTest, TSanReportsAMissingBarrier) {
     GTEST_SKIP() << "needs kernels with TSan: kernels_thread_cuda";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const Call sort{ops::kArgsort, {reals({200})}, {.ints = {0, 0}}},
-      best{ops::kArgmax, {reals({3, 200})}, {.ints = {1, 0}}};
+      best{ops::kArgmax, {reals({3, 200})}, {.ints = {2, 1, 0}}};
   const auto run_without = [](const Call& call, const std::string& part, const std::string& by) {
     is_right(call, 0, part, by);
     exit(0);

@@ -141,6 +141,37 @@ TEST(CudaEmit, ReductionsAlongRows) {
   batch.check();
 }
 
+TEST(CudaEmit, ExtremaAndPlaces) {
+  Batch batch;
+  for (DType type : {kF32, kF64, kBF16, kI64, kI32, kU8, kBool})
+    for (int64_t cols : {1, 4, 37, 300, 1030}) batch.add_both(extrema(type, 9, cols));
+  for (DType type : {kF32, kI64, kI32, kU8, kBool})
+    for (int64_t cols : {1, 20, 130}) batch.add_both(extrema_along_rows(type, 2, cols, 37));
+  batch.check();
+}
+
+TEST(CudaEmit, RunningSums) {
+  Batch batch;
+  for (DType type : {kF32, kF64, kBF16, kI64, kU8, kBool})
+    for (int64_t cols : {2, 17, 130}) {
+      batch.add_both(running_sums(type, 40, cols));
+      batch.add_both(running_sums(type, 3, cols, 21));
+    }
+  batch.check();
+}
+
+TEST(CudaEmit, ReductionsOverRows) {
+  Batch batch;
+  for (DType type : {kF32, kF64, kBF16, kI64, kI32, kU8})
+    for (int64_t rows : {1, 37, 600})
+      for (int64_t cols : {1, 5, 100}) {
+        LoopKernel kernel = over_rows(type, rows, cols);
+        split(kernel);
+        batch.add_both(kernel);
+      }
+  batch.check();
+}
+
 TEST(CudaEmit, ColumnSums) {
   Batch batch;
   for (int64_t rows : {1, 8, 37, 600})

@@ -4,6 +4,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/emit.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::compile::cuda {
 namespace {
@@ -13,20 +16,31 @@ using cuda_on_host::Order;
 
 // The types that column sums are stored as, in tests: all in turn.
 DType stored_type(const Operand& partial, size_t n) {
-  constexpr DType kTypes[] = {kF32, kBF16, kF16};
+  constexpr DType kTypes[] = {kF32, kBF16, kF16}, kIntegers[] = {kI64, kI32, kU8, kBool};
+  if (partial.dtype == kI64) return kIntegers[n % std::size(kIntegers)];
   return partial.dtype == kF64 ? kF64 : kTypes[n % std::size(kTypes)];
 }
-template <class C> void combine_in_order(const C* in, int64_t chunks, int64_t cols, DType stored, std::byte* out) {
+template <class C>
+void combine_in_order(const C* in, LoopOp op, int64_t chunks, int64_t cols, DType stored, std::byte* out) {
+  const auto combine = [op](C a, C b) {
+    if constexpr (std::is_floating_point_v<C>)
+      return op == LoopOp::kColumnSum   ? a + b
+             : op == LoopOp::kColumnMax ? scalar::maximum(a, b)
+                                        : scalar::minimum(a, b);
+    else if (op != LoopOp::kColumnSum) return op == LoopOp::kColumnMax ? std::max(a, b) : std::min(a, b);
+    else return static_cast<C>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  };
+  const C start = op == LoopOp::kColumnSum ? C(0) : ops::convert<C>(identity_of(along_row(op), kF64));
   for (int64_t c = 0; c < cols; ++c) {
-    C total = 0;
+    C total = start;
     for (int64_t g = 0; g < kCombineGroups; ++g) {
-      C sum = 0;
-      for (int64_t k = g; k < chunks; k += kCombineGroups) sum = sum + in[k * cols + c];
-      total = g == 0 ? sum : total + sum;
+      C sum = start;
+      for (int64_t k = g; k < chunks; k += kCombineGroups) sum = combine(sum, in[k * cols + c]);
+      total = g == 0 ? sum : combine(total, sum);
     }
-    visit_floating(stored, [&](auto tag) {
+    visit_dtype(stored, [&](auto tag) {
       using T = typename decltype(tag)::type;
-      const T value = static_cast<T>(total);
+      const T value = ops::convert<T>(total);
       std::memcpy(out + static_cast<size_t>(c) * sizeof(T), &value, sizeof(T));
     });
   }
@@ -70,6 +84,15 @@ const char* name_of(Order order) {
 
 }  // namespace
 
+namespace {
+// What fills a partial operand.
+LoopOp reduction_into(const LoopKernel& kernel, size_t partial) {
+  for (const Instr& i : kernel.instrs)
+    if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial) return i.op;
+  throw_internal("nothing reduces into the operand");
+}
+}  // namespace
+
 int32_t Batch::add_source(const std::string& name, const std::string& text) {
   sources_.push_back({name, text});
   return static_cast<int32_t>(sources_.size()) - 1;
@@ -101,10 +124,12 @@ void Batch::add(LoopKernel kernel, RunOptions options, Sizes sizes, Contents giv
   cases_.push_back(std::move(c));
 }
 
-void combine_in_order(const void* partial, DType compute, int64_t chunks, int64_t cols, DType stored, void* out) {
+void combine_in_order(const void* partial, LoopOp op, DType compute, int64_t chunks, int64_t cols, DType stored,
+                      void* out) {
   auto* to = static_cast<std::byte*>(out);
-  if (compute == kF64) combine_in_order(static_cast<const double*>(partial), chunks, cols, stored, to);
-  else combine_in_order(static_cast<const float*>(partial), chunks, cols, stored, to);
+  if (compute == kF64) combine_in_order(static_cast<const double*>(partial), op, chunks, cols, stored, to);
+  else if (compute == kI64) combine_in_order(static_cast<const int64_t*>(partial), op, chunks, cols, stored, to);
+  else combine_in_order(static_cast<const float*>(partial), op, chunks, cols, stored, to);
 }
 
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
@@ -171,13 +196,16 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
 
   std::vector<Buffer> sums, totals;  // two by two, as the parameters
   std::vector<DType> sum_types;
+  std::vector<LoopOp> ops;  // by total
   int64_t n_chunks = chunks(c.kernel, c.schedule), cols = c.kernel.cols;
   for (size_t i = 0; i < expected.size(); ++i) {
     const Operand& operand = c.kernel.operands[i];
     if (!operand.is_partial) continue;
     const DType stored = stored_type(operand, i);
     totals.emplace_back(static_cast<size_t>(cols) * size_of(stored));
-    combine_in_order(expected[i].data(), operand.dtype, n_chunks, cols, stored, totals.back().data());
+    const LoopOp op = reduction_into(c.kernel, i);
+    ops.push_back(op);
+    combine_in_order(expected[i].data(), op, operand.dtype, n_chunks, cols, stored, totals.back().data());
     sum_types.insert(sum_types.end(), {operand.dtype, stored});
     sums.push_back(expected[i]);
     sums.push_back(Buffer(totals.back().size()));
@@ -185,8 +213,13 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   Operands second(sums, sum_types, order);
   RondoSums argument;
   for (size_t n = 0; n < totals.size(); ++n)
-    argument.at[n] = {second.pointers()[2 * n],           second.pointers()[2 * n + 1],          n_chunks, cols,
-                      static_cast<int>(sum_types[2 * n]), static_cast<int>(sum_types[2 * n + 1])};
+    argument.at[n] = {second.pointers()[2 * n],
+                      second.pointers()[2 * n + 1],
+                      n_chunks,
+                      cols,
+                      static_cast<int>(sum_types[2 * n]),
+                      static_cast<int>(sum_types[2 * n + 1]),
+                      combine_code(ops[n])};
   void* arguments[] = {&argument};
   // A launch may have columns for larger sums than these.
   const Grid combine = combine_grid(cols + 100, static_cast<int32_t>(totals.size()));

@@ -55,7 +55,11 @@ class Batch {
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
                         const double* scalars);
 // Note [Column order on CUDA].
-void combine_in_order(const void* partial, DType compute, int64_t chunks, int64_t cols, DType stored, void* out);
+// `op`: of the chunks' results, kColumnSum, kColumnMax or kColumnMin.
+void combine_in_order(const void* partial, LoopOp op, DType compute, int64_t chunks, int64_t cols, DType stored,
+                      void* out);
+// RondoSum::op
+inline long long combine_code(LoopOp op) { return static_cast<int>(op) - static_cast<int>(LoopOp::kColumnSum); }
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, const RunOptions& options,
                         std::vector<Buffer>& buffers);
 

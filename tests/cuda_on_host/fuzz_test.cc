@@ -19,8 +19,8 @@ TEST(CudaFuzz, KernelsOfPrograms) {
     split(kernel);
     bool reduces = false, sums = false;
     for (const Instr& instr : kernel.instrs) {
-      reduces = reduces || instr.op == LoopOp::kReduceSum || instr.op == LoopOp::kReduceMax;
-      sums = sums || instr.op == LoopOp::kColumnSum;
+      reduces = reduces || is_reduction(instr.op);
+      sums = sums || is_column_reduction(instr.op);
     }
     reductions += reduces;
     column_sums += sums;

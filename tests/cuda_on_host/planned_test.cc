@@ -63,7 +63,8 @@ void combine_on_fibers(Device, std::span<const CombineCall> calls, const LaunchF
                       chunks(*call.kernel, schedule(*call.kernel)),
                       call.kernel->cols,
                       static_cast<int>(sum.compute),
-                      static_cast<int>(sum.result)};
+                      static_cast<int>(sum.result),
+                      combine_code(sum.op)};
       most_cols = std::max(most_cols, call.kernel->cols);
     }
   gathered += calls.size() > 1;
@@ -79,7 +80,7 @@ void interpret_combine(Device, std::span<const CombineCall> calls, const LaunchF
   for (const CombineCall& call : calls) {
     const int64_t n_chunks = chunks(*call.kernel, schedule(*call.kernel));
     for (const CombineCall::Sum& sum : call.sums)
-      combine_in_order(sum.partial, sum.compute, n_chunks, call.kernel->cols, sum.result, sum.out);
+      combine_in_order(sum.partial, sum.op, sum.compute, n_chunks, call.kernel->cols, sum.result, sum.out);
   }
 }
 
@@ -102,8 +103,7 @@ std::vector<Tensor> run(const Planned& p, const Target& target) {
 bool has_reductions(const Plan& plan) {
   for (const LoweredUnit& unit : plan.kernels)
     for (const Instr& instr : unit.kernel.instrs)
-      if (instr.op == LoopOp::kReduceSum || instr.op == LoopOp::kReduceMax || instr.op == LoopOp::kColumnSum)
-        return true;
+      if (is_reduction(instr.op) || is_column_reduction(instr.op)) return true;
   return false;
 }
 

@@ -22,10 +22,8 @@ class Generator : public Draft {
     special_values_ = random.chance(0.1);
     main_dtype_ = random.pick<DType>({kF32, kF32, kF32, kF64, kBF16, kF16});
     const bool effects = random.chance(options.effects);
-    for (auto family : {pointwise_steps(), shape_steps(), layer_steps(), index_steps(), effect_steps()}) {
-      if (family.data() == effect_steps().data() && !effects) continue;
-      for (const StepKind& kind : family) kinds_.insert(kinds_.end(), static_cast<size_t>(kind.weight), &kind);
-    }
+    for (const StepKind* kind : all_steps())
+      if (effects || !kind->has(kEffect)) kinds_.insert(kinds_.end(), static_cast<size_t>(kind->weight), kind);
   }
 
   Program run() {
@@ -39,7 +37,8 @@ class Generator : public Draft {
     choose_parts();
     choose_capture();
     repair();
-    program_.anneal = random.chance(0.2);
+    program_.anneal = random.chance(0.25);
+    program_.wild = program_.anneal && random.chance(0.2);
     return std::move(program_);
   }
 
@@ -67,6 +66,17 @@ class Generator : public Draft {
     Leaf leaf;
     leaf.meta = {dtype, sizes};
     leaf.role = weight && constant && random.chance(0.8) ? Leaf::Role::kParameter : Leaf::Role::kInput;
+    return add_leaf(leaf);
+  }
+
+  ValueId state(DType dtype, const Dims& sizes) override {
+    if (random.chance(0.4))
+      for (const Leaf& leaf : program_.leaves)
+        if (leaf.role == Leaf::Role::kBuffer && leaf.meta.dtype == dtype && leaf.meta.sizes == sizes) return leaf.id;
+    Leaf leaf;
+    leaf.meta = {dtype, sizes};
+    leaf.role = Leaf::Role::kBuffer;
+    if (!is_floating(dtype)) leaf.bound = dtype == kBool ? 2 : 5;
     return add_leaf(leaf);
   }
 
@@ -265,7 +275,7 @@ class Generator : public Draft {
     if (!random.chance(0.5) || !program_.parts.empty()) return;
     for (const Step& step : program_.steps)
       if (step.when != Step::When::kAlways || (step.kind->has(kEffect) && !step.kind->has(kInPlace)) ||
-          step.kind->has(kReads))
+          step.kind->has(kReads) || step.kind->has(kCounts))
         return;
     for (Leaf& leaf : program_.leaves) {
       if (leaf.role == Leaf::Role::kOutside) leaf.role = Leaf::Role::kInput;

@@ -23,11 +23,15 @@ std::vector<Tensor> Interpreter::call(const Step& step, int64_t times) {
   std::optional<amp::Autocast> autocast;
   if (step.autocast) autocast.emplace(kBF16);
   Step annealed;
-  const bool changes = anneals && counter > 0 && step.kind->has(kScalar) && !step.kind->has(kEffect) &&
-                       !step.kind->has(kInPlace);
+  const bool changes = anneals && counter > 0 && step.kind->has(kScalar);
   if (changes) {
+    constexpr double kInf = std::numeric_limits<double>::infinity();
+    constexpr double kWild[] = {-0.0, kInf, std::numeric_limits<double>::quiet_NaN(), 1e30, -kInf, 1e-42};
     annealed = step;
     annealed.scalar /= static_cast<double>(1 + counter);
+    if (wild && counter % 2 == 1)
+      annealed.scalar =
+          kWild[static_cast<size_t>(counter / 2 + (step.out.empty() ? 0 : step.out[0])) % std::size(kWild)];
   }
   Scene scene{changes ? annealed : step, {}, batch, counter, training, kept, retained, hook_calls, generator};
   for (ValueId id : step.in) scene.in.push_back(value(id));

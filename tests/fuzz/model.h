@@ -20,6 +20,7 @@ class Interpreter {
   int64_t batch = 5, counter = 0;
   bool training = true;
   bool anneals = false;  // scalars shrink with the counter
+  bool wild = false;     // ... and are no usual numbers in odd steps
   std::vector<Tensor> kept, retained;
   int64_t hook_calls = 0;
   rondo::Generator generator{99};

@@ -111,7 +111,7 @@ std::string to_string(const Program& program) {
   if (program.autocast) result += "; autocast(bf16) but for the second step";
   if (program.flip_leaves) result += "; computed inputs are leaves now and then";
   if (program.overwrite) result += "; computed inputs are overwritten before backward";
-  if (program.anneal) result += "; scalars are annealed";
+  if (program.anneal) result += program.wild ? "; scalars are annealed, and wild" : "; scalars are annealed";
   if (program.threads) result += "; thread counts change";
   if (program.watch) result += "; outputs are watched";
   constexpr const char* kBackward[] = {"", "; backward after every call", "; backward twice",

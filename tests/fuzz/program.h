@@ -108,6 +108,7 @@ struct Program {
   bool flip_leaves = false;    // computed inputs are leaves in every second step
   bool overwrite = false;      // computed inputs are overwritten between the calls and the backward
   bool anneal = false;         // scalars change in each step
+  bool wild = false;           // ... and are NaN, infinite, huge, tiny or -0 in every second one
   bool threads = false;        // compiled code runs with another number of threads in each step
   bool watch = false;          // hooks and retained gradients on what forward returns
   // kCreateGraph: gradients of the gradients.

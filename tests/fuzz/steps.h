@@ -42,6 +42,8 @@ class Draft {
   virtual ValueId value(const std::function<bool(const Tensor&)>& fits) = 0;
   // A leaf of these sizes, new or one that is there; a parameter if it can be one and `weight` asks for it.
   virtual ValueId leaf(DType dtype, const Dims& sizes, bool weight) = 0;
+  // A buffer of these sizes, new or one that is there: what the block keeps from call to call.
+  virtual ValueId state(DType dtype, const Dims& sizes) = 0;
   // Integers in [0, bound).
   virtual ValueId indices(const Dims& sizes, int64_t bound) = 0;
   // Sizes with multiples of the batch size coded as such.
@@ -59,6 +61,12 @@ enum StepFlags : unsigned {
   kScalar = 4,   // takes Step::scalar
   kInPlace = 8,  // writes to operand 0
   kReads = 16,   // the value of operand 1, as it is: nothing is recorded where that is an argument
+  kCounts = 32,  // takes the number of the training step, which no argument tells
+  kMerges = 64,  // a product for each step of a loop, which default mode may merge (transform/merge_products.cc)
+  // What a region may break for (breaks.h).
+  kOwnMemory = 128,  // writes memory that it made itself
+  kHost = 256,       // reads or writes values on the host
+  kTape = 512,       // watches gradients, or goes backward
 };
 struct StepKind {
   const char* name;
@@ -74,6 +82,10 @@ std::span<const StepKind> pointwise_steps();
 std::span<const StepKind> shape_steps();
 std::span<const StepKind> layer_steps();
 std::span<const StepKind> index_steps();
+std::span<const StepKind> loop_steps();
+std::span<const StepKind> write_steps();
 std::span<const StepKind> effect_steps();
+// All of these, in this order.
+std::vector<const StepKind*> all_steps();
 
 }  // namespace rondo::fuzz

@@ -76,8 +76,7 @@ bool pick_fresh(Draft& draft, Step& step) {
 bool pick_host_write(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return t.numel() > 0 && t.dtype() != kBool; })};
   if (step.in[0] == kNone) return false;
-  step.ints = {draft.random.below(1 << 20)};
-  step.scalar = static_cast<double>(draft.random.below(2));  // an index stays one
+  step.ints = {draft.random.below(1 << 20), draft.random.below(2)};  // an index stays one
   return true;
 }
 // Writes one element through a pointer.
@@ -159,17 +158,17 @@ const StepKind kKinds[] = {
      kEffect | kScalar | kInPlace},
     {"host_write", 4, &pick_host_write,
      [](Scene& s) {
-       host_write(s.in[0], s.n(0), s.step.scalar);
+       host_write(s.in[0], s.n(0), static_cast<double>(s.n(1)));
        return Tensors{};
      },
-     kEffect | kScalar | kInPlace},
+     kEffect | kInPlace | kHost},
     {"backward_inside", 1, &pick_backward,
      [](Scene& s) {
        if (s.in[0].requires_grad() && grad_enabled())
          ops::sum(ops::tanh(s.in[0])).backward(Tensor(), /*retain_graph=*/true);
        return Tensors{};
      },
-     kEffect},
+     kEffect | kTape},
     {"grad_inside", 2, &pick_grad,
      [](Scene& s) {
        if (!s.in[0].requires_grad() || !s.in[1].requires_grad() || !grad_enabled()) return Tensors{s.in[1] * 0.5};
@@ -177,7 +176,7 @@ const StepKind kKinds[] = {
        const Tensor grad = autograd::grad(roots, inputs, {}, true, s.n(0) == 1, true)[0];
        return Tensors{grad.defined() ? grad * 0.5 : s.in[1] * 0.5};
      },
-     kEffect},
+     kEffect | kTape},
     {"keep", 2, &pick_any,
      [](Scene& s) {
        s.kept.push_back(s.in[0]);
@@ -193,7 +192,7 @@ const StepKind kKinds[] = {
          });
        return Tensors{};
      },
-     kEffect},
+     kEffect | kTape},
     {"retain_grad", 2, &pick_differentiable,
      [](Scene& s) {
        if (s.in[0].requires_grad()) {
@@ -202,17 +201,18 @@ const StepKind kKinds[] = {
        }
        return Tensors{};
      },
-     kEffect},
+     kEffect | kTape},
     {"scale_by_item", 2, &pick_read,
-     [](Scene& s) { return Tensors{s.in[0] * (1.5 + moderate(ops::sum(s.in[1]).item()))}; }},
+     [](Scene& s) { return Tensors{s.in[0] * (1.5 + moderate(ops::sum(s.in[1]).item()))}; }, kHost},
     {"branch_on_item", 3, &pick_read,
-     [](Scene& s) { return Tensors{ops::max(s.in[1]).item() > 0.5 ? ops::tanh(s.in[0]) : ops::sigmoid(s.in[0])}; }},
+     [](Scene& s) { return Tensors{ops::max(s.in[1]).item() > 0.5 ? ops::tanh(s.in[0]) : ops::sigmoid(s.in[0])}; },
+     kHost},
     {"add_first_element", 2, &pick_read,
      [](Scene& s) {
        const std::vector<double> values = s.in[1].to_vector<double>();
        return Tensors{s.in[0] + (values.empty() ? 1.0 : moderate(values[0]))};
      },
-     kReads},
+     kReads | kHost},
     {"throw", 1, &pick_throw,
      [](Scene& s) {
        if (s.counter % 3 == s.n(0)) throw std::runtime_error("thrown in forward");
@@ -226,7 +226,7 @@ const StepKind kKinds[] = {
        s.retained.push_back(leaf);
        return Tensors{leaf};
      },
-     kEffect},
+     kEffect | kTape | kHost},
     {"zeros", 1, &pick_fresh, [](Scene& s) { return Tensors{Tensor::zeros(s.sizes(), {s.in[0].dtype()})}; }, kSizes},
     {"randn", 1, &pick_fresh, [](Scene& s) { return Tensors{Tensor::randn(s.sizes(), {s.in[0].dtype()})}; }, kSizes},
 };
@@ -234,5 +234,13 @@ const StepKind kKinds[] = {
 }  // namespace
 
 std::span<const StepKind> effect_steps() { return kKinds; }
+
+std::vector<const StepKind*> all_steps() {
+  std::vector<const StepKind*> all;
+  for (auto family :
+       {pointwise_steps(), shape_steps(), layer_steps(), index_steps(), loop_steps(), write_steps(), effect_steps()})
+    for (const StepKind& kind : family) all.push_back(&kind);
+  return all;
+}
 
 }  // namespace rondo::fuzz

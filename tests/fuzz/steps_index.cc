@@ -57,6 +57,29 @@ bool pick_targets(Draft& draft, Step& step, bool slices) {
   return true;
 }
 
+// Integers or masks. ints: keepdim, then the dimensions (none: all).
+bool pick_integer_reduction(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return !is_floating(t.dtype()) && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  step.ints = {draft.random.below(2)};
+  for (int d = 0; d < draft.tensor(step.in[0]).rank(); ++d)
+    if (draft.random.chance(0.45)) step.ints.push_back(d);
+  return true;
+}
+Dims dims_of(const Step& step) { return Dims(std::span<const int64_t>(step.ints).subspan(1)); }
+bool pick_integer_dim(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return !is_floating(t.dtype()) && t.rank() > 0 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  step.ints = {draft.random.below(draft.tensor(step.in[0]).rank())};
+  return true;
+}
+bool pick_extreme(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() > 0 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  step.ints = {draft.random.below(draft.tensor(step.in[0]).rank()), draft.random.below(2)};
+  return true;
+}
+
 Tensor scattered(Scene& s, const Tensor& index) {
   Dims sizes = s.in[0].sizes();
   sizes[static_cast<int>(s.n(0))] = s.n(1);
@@ -90,6 +113,33 @@ const StepKind kKinds[] = {
     {"narrow_integer", 1, &pick_integer,
      [](Scene& s) {
        return Tensors{s.in[0].to(kU8), s.in[0].to(kI32)};
+     }},
+    {"integer_sum", 3, &pick_integer_reduction,
+     [](Scene& s) { return Tensors{ops::sum(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
+    {"integer_any_all", 2, &pick_integer_reduction,
+     [](Scene& s) {
+       const Tensor truth = ops::not_equal(s.in[0], s.in[0] * 0);
+       return Tensors{ops::any(truth, dims_of(s.step), s.n(0) != 0), ops::all(truth, dims_of(s.step), s.n(0) != 0)};
+     }},
+    {"integer_cumsum", 2, &pick_integer_dim, [](Scene& s) { return Tensors{ops::cumsum(s.in[0], s.n(0))}; }},
+    {"count_where", 3,
+     [](Draft& d, Step& s) {
+       s.ints = {d.random.below(2)};
+       return (s.in = {d.floating(1)})[0] != kNone;
+     },
+     [](Scene& s) { return Tensors{ops::sum(ops::greater(s.in[0], 0.25), {-1}, s.n(0) != 0)}; }},
+    {"argmin", 2, &pick_extreme,
+     [](Scene& s) {
+       const Tensor at = ops::argmin(s.in[0], s.n(0), true);
+       return Tensors{at, s.n(1) == 0 ? ops::gather(s.in[0], s.n(0), at) : at.to(kF32) * 0.5};
+     }},
+    // An index that the block makes.
+    {"roll", 3, &pick_extreme,
+     [](Scene& s) {
+       const int64_t n = s.in[0].size(s.n(0));
+       const Tensor ahead = Tensor::arange(n, {kI64}) + 1;
+       const Tensor index = ops::where(ops::less(ahead, n), ahead, ahead - n);
+       return Tensors{ops::index_select(s.in[0], s.n(0), index)};
      }},
     {"index_select", 5, &pick_list,
      [](Scene& s) { return Tensors{ops::index_select(s.in[0], s.n(0), within(s, s.in[1]))}; }},

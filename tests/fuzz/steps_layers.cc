@@ -200,6 +200,35 @@ const StepKind kKinds[] = {
                       Tensor::rand(s.in[0].sizes(), like, &s.generator)};
      },
      kScalar},
+    {"random_mask", 3, &pick_dropout,
+     [](Scene& s) {
+       const Tensor drawn = ops::less(Tensor::rand(s.in[0].sizes()), s.step.scalar);
+       return Tensors{s.in[0] * drawn.to(s.in[0].dtype()), drawn};
+     },
+     kScalar},
+    {"two_dropouts", 2, &pick_dropout,
+     [](Scene& s) {
+       const Tensor x = ops::dropout(s.in[0], s.step.scalar);
+       return Tensors{x + ops::dropout(ops::tanh(s.in[0]), s.step.scalar), ops::dropout(x, 0.5)};
+     },
+     kScalar},
+    {"dropout_of_a_view", 2, &pick_softmax,
+     [](Scene& s) { return Tensors{ops::dropout(s.in[0].transpose(s.n(0), 0), 0.3)}; }},
+    {"randint", 1, &pick_dropout,
+     [](Scene& s) {
+       const Tensor drawn = Tensor::randint(-3, 4, s.in[0].sizes());
+       return Tensors{s.in[0] + drawn.to(s.in[0].dtype()), drawn};
+     },
+     kScalar},
+    {"permuted_moments", 4, &pick_reduction,
+     [](Scene& s) {
+       Dims reversed;
+       for (int64_t d = s.in[0].rank(); d-- > 0;) reversed.push_back(d);
+       const Tensor x = s.in[0].permute(reversed) * 1.5;
+       const Dims dims = dims_of(s.step);
+       return Tensors{ops::mean(x, dims, s.n(0) != 0), ops::var(x, dims, 0.0, s.n(0) != 0),
+                      x - ops::max(x, dims, /*keepdim=*/true)};
+     }},
     {"bernoulli", 1, &pick_dropout,
      [](Scene& s) { return Tensors{s.in[0] * ops::bernoulli(s.in[0] * 0.0 + s.step.scalar)}; }, kScalar},
 };

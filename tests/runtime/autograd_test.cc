@@ -282,6 +282,15 @@ TEST_F(Autograd, ASiblingViewSeesALaterDifferentiableWrite) {
   EXPECT_EQ(values(s.grad()), (V{2}));
 }
 
+TEST_F(Autograd, AViewOfPlainDataIsWrittenAfterItsBase) {
+  Tensor x = Tensor::from<float>({1, 2, 3, 4}, {2, 2}).requires_grad_(), p = Tensor::ones({2, 2}), row = p[0];
+  p.copy_(x);
+  row.mul_(5);
+  EXPECT_EQ(values(p), (V{5, 10, 3, 4}));
+  ops::sum(p).backward();
+  EXPECT_EQ(values(x.grad()), (V{5, 5, 1, 1}));
+}
+
 TEST_F(Autograd, OverwritingDropsTheOldGradientEvenIfItIsNaN) {
   Tensor w = leaf({2}), h = w * 1.0;
   h.fill_(3);

@@ -39,6 +39,26 @@ TEST(LongSums, NormalisationsAreRight) {
   EXPECT_LT(std::abs(ops::softmax(x, 1).reshape({-1})[0].item() * kMany - 1), 2e-5);
 }
 
+// Note [Full order]: the rows first, where the last dimension is neither short nor very long.
+TEST(LongSums, AFullReductionReducesRowsFirst) {
+  const NoGrad off;
+  for (const Dims& sizes : {Dims{8, 32}, Dims{3, 5, 33}, Dims{2, 65'536}, Dims{70, 1000}, Dims{5000, 40}}) {
+    for (DType type : {kF32, kBF16}) {
+      SCOPED_TRACE(to_string(sizes));
+      const Tensor x = Tensor::randn(sizes).to(type);
+      const Tensor rows = ops::sum(x.to(kF32), -1).reshape({-1});
+      EXPECT_EQ(ops::sum(x).item(), ops::sum(rows).to(type).item());
+      EXPECT_EQ(ops::max(x).item(), ops::max(ops::max(x, -1)).item());
+    }
+  }
+  // In order, in chunks.
+  for (const Dims& sizes : {Dims{300, 31}, Dims{2, 65'537}, Dims{1, 9000}, Dims{9000}}) {
+    SCOPED_TRACE(to_string(sizes));
+    const Tensor x = Tensor::randn(sizes);
+    EXPECT_EQ(ops::sum(x).item(), ops::sum(x.reshape({-1})).item());
+  }
+}
+
 TEST(LongSums, BlocksHaveTheirEdges) {
   for (int64_t n : {1, 15, 16, 17, 4095, 4096, 4097, 4111, 4112, 8191, 8192, 8193, 12'345}) {
     // Whole numbers: any order is exact, and a number that is left out or added twice shows.

@@ -242,6 +242,9 @@ TEST(OpSweep, LowerPrecisionFollowsF64) {
 TEST(OpSweep, IntegersFollowF64) {
   for_each_sample(false, [](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
     if (!spec.takes_integers || sample.attrs.floats.size() != 0) return;
+    bool follows = false;  // an op whose operands are all given as they are would be compared with itself
+    for (size_t i = 0; i < sample.inputs.size(); ++i) follows = follows || sample.role(i) == Role::kReal;
+    if (!follows) return;
     for (DType dtype : {kI64, kI32, kU8}) {
       SCOPED_TRACE(name_of(dtype));
       const std::vector<Tensor> inputs = sample.inputs_as(dtype);

@@ -62,6 +62,8 @@ class RowSums : public testing::Test {
       set_num_threads(threads);
       const Tensor zeros = Tensor::zeros({rows, cols}, {dtype});
       EXPECT_TRUE(test::same_bits(ops::index_add(zeros, 0, at, values), sums));
+      const Tensor x = Tensor::ones({rows, cols}, {dtype});  // no sum of an element is -0
+      EXPECT_TRUE(test::same_bits(ops::index_add(x, 0, at, values), x + sums));
       if (cols > 1) {  // as columns, which no row sum serves
         const Tensor t = ops::index_add(zeros.transpose(0, 1), 1, at, values.transpose(0, 1));
         EXPECT_TRUE(test::same_bits(t.transpose(0, 1).contiguous(), sums));
@@ -78,11 +80,13 @@ class RowSums : public testing::Test {
   int threads_ = num_threads();
 };
 
-// Buckets hold a power of two of rows: 2^18 bytes of them, or more where there would be too many buckets.
+// Buckets hold a power of two of rows: 2^16 bytes of sums, or more where there would be too many buckets. Rows of 16 to
+// 256 columns may be whole lines.
 TEST_F(RowSums, AtTheEndsOfBuckets) {
   for (DType dtype : {kF32, kBF16, kF64, kI64, kI32, kU8}) {
-    for (int64_t cols : {1, 17, 300}) {
-      const int64_t bucket = std::bit_floor(static_cast<uint64_t>((1 << 18) / (cols * size_of(compute_dtype(dtype)))));
+    for (int64_t cols : {1, 16, 17, 32, 64, 128, 256, 300}) {
+      if (!is_floating(dtype) && cols > 17) continue;
+      const int64_t bucket = std::bit_floor(static_cast<uint64_t>((1 << 16) / (cols * size_of(compute_dtype(dtype)))));
       for (int64_t rows : {bucket - 1, bucket, bucket + 1, 2 * bucket + 1}) {
         std::vector<int64_t> index = {0, rows - 1, 0, rows - 1, rows / 2};
         for (int64_t edge : {bucket - 1, bucket, 2 * bucket - 1, 2 * bucket})
@@ -104,6 +108,25 @@ TEST_F(RowSums, LongAndShortSegments) {
                                    : static_cast<int64_t>((i * 2654435761u >> 3) % static_cast<uint64_t>(rows)));
       check(dtype, rows, 5, index);
     }
+}
+
+// Results larger than the caches, which are written past them: every row named, few of them named, rows that are not
+// whole lines, and onto the tensor's own memory.
+TEST_F(RowSums, LargeResults) {
+  const auto check_large = [](DType dtype, int64_t rows, int64_t cols, int64_t n) {
+    SCOPED_TRACE(testing::Message() << name_of(dtype) << ": " << n << " rows of " << cols << " to " << rows);
+    ASSERT_GT(rows * cols * static_cast<int64_t>(size_of(dtype)), 32 << 20);
+    std::vector<int64_t> index;
+    for (int64_t i = 0; i < n; ++i) index.push_back(n > rows && i < rows ? i : (i * 7919 + 3) % rows);
+    const Tensor values = Tensor::randn({n, cols}).to(dtype), at = Tensor::from<int64_t>(index, {n}),
+                 sums = expected(values, index, rows), x = Tensor::ones({rows, cols}, {dtype});
+    EXPECT_TRUE(test::same_bits(ops::index_add(Tensor::zeros({rows, cols}, {dtype}), 0, at, values), sums));
+    EXPECT_TRUE(test::same_bits(ops::index_add(x, 0, at, values), x + sums));
+  };
+  check_large(kF32, 270'001, 32, 300'000);
+  check_large(kF32, 270'001, 32, 1'000);
+  check_large(kF32, 290'000, 31, 5'000);
+  check_large(kBF16, 540'001, 32, 20'000);
 }
 
 TEST_F(RowSums, NoRowsAndBadArguments) {

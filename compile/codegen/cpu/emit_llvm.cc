@@ -42,6 +42,7 @@ class KernelEmitter : ValueEmitter {
   Value* row_value(const Instr& i) {
     if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
     if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
+    if (i.op == LoopOp::kIndex) return row_ptrs_[i.index];
     if (is_random(i.op)) return random_.scalar(i, scalar(i.a));
     return arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
   }
@@ -57,6 +58,8 @@ class KernelEmitter : ValueEmitter {
     return !kernel_.split_columns && (llvm::isa<llvm::ConstantInt>(cols_) ? kernel_.cols : known(0).max) > kRowBlock;
   }
   void make_splats(const Stage& stage, Level level);
+  // Integers may be added in any order.
+  static bool adds_in_blocks(const Instr& i) { return i.op == LoopOp::kReduceSum && !is_integer(i.type); }
 
   // ---- Memory
   Value* row_offset(size_t index, Value* row);
@@ -114,7 +117,8 @@ class KernelEmitter : ValueEmitter {
   std::vector<Value*> scalars_;  // by instruction: kernel and row level
   // By copy of the column step and instruction: column level, and splats of the others where needed.
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
-  std::vector<Value*> bases_, row_ptrs_;  // by operand
+  std::vector<Value*> bases_, row_ptrs_;  // by operand; of places, the row's first number
+  std::vector<Value**> scans_;            // by instruction: the running sum that is carried through the sweep
   std::vector<Value*> pick_ptrs_;         // by instruction: kPick at column level whose index is one for the row
   RandomEmitter random_{b_, kernel_};
 };
@@ -135,6 +139,7 @@ llvm::Function* KernelEmitter::emit() {
   levels_ = levels_of(kernel_);
   scalars_.assign(kernel_.instrs.size(), nullptr);
   pick_ptrs_ = scalars_;
+  scans_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
   // An empty range must touch nothing: the invariant loads below stand in front of the loop.
@@ -155,7 +160,9 @@ llvm::Function* KernelEmitter::emit() {
     bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
   row_ptrs_ = bases_;
-  random_.begin_call(bases_);
+  for (size_t i = 0; i < kernel_.operands.size(); ++i)
+    if (kernel_.operands[i].is_index) row_ptrs_[i] = b_.getInt64(0);
+  random_.begin_call(bases_, [&](int32_t id) { return levels_[id] == Level::kKernel; });
   emit_kernel_level();
   zero_partials();
 
@@ -215,12 +222,11 @@ void KernelEmitter::emit_kernel_level() {
 }
 
 void KernelEmitter::zero_partials() {
-  for (size_t i = 0; i < kernel_.operands.size(); ++i) {
-    const Operand& operand = kernel_.operands[i];
-    if (!operand.is_partial) continue;
-    Value* zero = llvm::Constant::getNullValue(widen(memory_type(operand.dtype), kLanes));
+  for (const Instr& i : kernel_.instrs) {
+    if (!is_column_reduction(i.op)) continue;
+    Value* start = identity(along_row(i.op), i.type);
     sweep(1, {}, nullptr,
-          [&](Value* column, Value* mask, int) { store(static_cast<int32_t>(i), bases_[i], zero, column, mask); });
+          [&](Value* column, Value* mask, int) { store(i.index, bases_[i.index], start, column, mask); });
   }
 }
 
@@ -229,8 +235,10 @@ void KernelEmitter::emit_row(Value* row) {
     const Operand& operand = kernel_.operands[i];
     if (operand.is_partial || !moves_with_row(operand)) continue;
     if (operand.is_random) random_.begin_row(i, row_offset(i, row));
+    else if (operand.is_index) row_ptrs_[i] = row_offset(i, row);
     else row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
   }
+  random_.draw_masks(cols_, [&](int32_t id) { return scalar(id); });
   for (const Stage& stage : kernel_.stages) emit_stage(stage);
 }
 
@@ -261,64 +269,47 @@ void KernelEmitter::emit_stage(const Stage& stage) {
   for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
   if (!has_column_work) return;
 
-  // Two carried values for a maximum: see Note [NaN flags].
+  // Lanes, totals of Note [Row order] (the sums of the blocks before this one), and running sums.
   llvm::SmallVector<Value*, 8> lanes;
-  for (int32_t id : stage.reductions) {
-    const bool is_sum = instr(id).op == LoopOp::kReduceSum;
-    Type* type = register_type(instr(id).type, kLanes);
-    lanes.push_back(is_sum ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
-    if (!is_sum) lanes.push_back(llvm::Constant::getNullValue(register_type(kBool, kLanes)));
-  }
-  // Note [Row order]: the sums of the blocks before this one follow the lanes.
+  for (int32_t id : stage.reductions) begin_lanes(instr(id), lanes);
   const size_t n_lanes = lanes.size();
   if (has_blocks())
     for (int32_t id : stage.reductions)
-      if (instr(id).op == LoopOp::kReduceSum) lanes.push_back(real(register_type(instr(id).type, kLanes), 0.0));
+      if (adds_in_blocks(instr(id))) lanes.push_back(real(register_type(instr(id).type, kLanes), 0.0));
+  const bool in_blocks = lanes.size() > n_lanes;
+  std::vector<int32_t> scans;
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kScan) scans.push_back(id);
+  for (int32_t id : scans) lanes.push_back(constant(0, instr(id).type));
+  for (size_t i = 0; i < scans.size(); ++i) scans_[scans[i]] = lanes.end() - scans.size() + i;
   const auto end_block = [&](Value* ends) {
-    Value** lane = lanes.begin();
-    Value** total = lanes.begin() + n_lanes;
+    Value **lane = lanes.begin(), **total = lanes.begin() + n_lanes;
     for (int32_t id : stage.reductions) {
-      Value* const here = *lane;
-      lane += instr(id).op == LoopOp::kReduceSum ? 1 : 2;
-      if (instr(id).op != LoopOp::kReduceSum) continue;
-      Value *sum = b_.CreateFAdd(*total, here), *zero = real(here->getType(), 0.0);
-      *total = ends ? b_.CreateSelect(ends, sum, *total) : sum;
-      lane[-1] = ends ? b_.CreateSelect(ends, zero, here) : zero;
-      ++total;
+      if (adds_in_blocks(instr(id))) {
+        Value *sum = b_.CreateFAdd(*total, *lane), *zero = real((*lane)->getType(), 0.0);
+        *total = ends ? b_.CreateSelect(ends, sum, *total) : sum;
+        *lane = ends ? b_.CreateSelect(ends, zero, *lane) : zero;
+        ++total;
+      }
+      lane += carried(instr(id));
     }
   };
-  const bool in_blocks = lanes.size() > n_lanes;
   sweep(copies_of(stage), lanes, in_blocks ? end_block : llvm::function_ref<void(Value*)>(),
         [&](Value* column, Value* mask, int copies) {
           emit_steps(stage, column, mask, copies);
           for (int copy = 0; copy < copies; ++copy) {
             Value** lane = lanes.begin();
-            auto update = [&](Value* next) {
-              *lane = mask ? b_.CreateSelect(mask, next, *lane) : next;
-              ++lane;
-            };
             for (int32_t id : stage.reductions) {
-              Value* v = vector(instr(id).a, copy);
-              if (instr(id).op == LoopOp::kReduceSum) {
-                update(b_.CreateFAdd(*lane, v));
-              } else {
-                // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a
-                // NaN at the next step; that one was seen is kept aside in a flag. Equal to maximum() step by step,
-                // with half the latency.
-                update(b_.CreateSelect(b_.CreateFCmpOLT(v, *lane), *lane, v));
-                update(b_.CreateOr(*lane, b_.CreateFCmpUNO(v, v)));
-              }
+              step_lanes(instr(id), vector(instr(id).a, copy), mask, lane);
+              lane += carried(instr(id));
             }
           }
         });
   if (in_blocks) end_block(nullptr);
-  Value** lane = lanes.begin();
-  Value** total = lanes.begin() + n_lanes;
+  Value **lane = lanes.begin(), **total = lanes.begin() + n_lanes;
   for (int32_t id : stage.reductions) {
-    Value* all = *lane++;
-    if (in_blocks && instr(id).op == LoopOp::kReduceSum) all = *total++;
-    if (instr(id).op == LoopOp::kReduceMax)
-      all = b_.CreateSelect(*lane++, llvm::ConstantFP::getNaN(all->getType()), all);
+    Value* all = in_blocks && adds_in_blocks(instr(id)) ? *total++ : end_lanes(instr(id), lane);
+    lane += carried(instr(id));
     scalars_[id] = lanes_to_scalar(all, instr(id).op);
   }
 }
@@ -343,10 +334,10 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 // instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
 // to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  constexpr int kRandomWork = 24;  // two steps fill its vectors
-  int work = 0;                    // in registers
+  int work = 0;  // in registers
   for (int32_t id : stage.column)
-    if (levels_[id] == Level::kColumn) work += is_random(instr(id).op) ? kRandomWork : instr(id).type == kF64 ? 2 : 1;
+    if (levels_[id] == Level::kColumn)
+      work += is_random(instr(id).op) ? random_.work_of(id) : instr(id).type == kF64 ? 2 : 1;
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
@@ -372,9 +363,18 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
           store(i.index, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, mask);
           break;
         }
-        case LoopOp::kColumnSum: {
-          Value* sum = b_.CreateFAdd(load_vector(i.index, bases_[i.index], at, mask), a);
-          store(i.index, bases_[i.index], sum, at, mask);
+        case LoopOp::kColumnSum:
+        case LoopOp::kColumnMax:
+        case LoopOp::kColumnMin: {
+          Value* all = meet(along_row(i.op), load_vector(i.index, bases_[i.index], at, mask), a);
+          store(i.index, bases_[i.index], all, at, mask);
+          break;
+        }
+        case LoopOp::kScan: result = scan(a, *scans_[id]); break;
+        case LoopOp::kIndex: {
+          Value* stride = strides_[static_cast<size_t>(i.index)].col_stride;
+          Value* apart = b_.CreateMul(neighbours(at), b_.CreateVectorSplat(kLanes, stride));
+          result = b_.CreateAdd(b_.CreateVectorSplat(kLanes, row_ptrs_[i.index]), apart);
           break;
         }
         default: result = arithmetic(i, scalar_array_, a, vector(i.b, copy), vector(i.c, copy));

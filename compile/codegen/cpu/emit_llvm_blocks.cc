@@ -76,6 +76,18 @@ void BlockEmitter::store_vector(DType memory, Value* raw, Value* ptr, Value* mas
   else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
+Value* BlockEmitter::is_line(llvm::ArrayRef<Value*> bytes) {
+  Value* all = number(0);
+  for (Value* v : bytes) all = b_.CreateOr(all, v);
+  return b_.CreateICmpEQ(b_.CreateAnd(all, number(kCacheLine - 1)), number(0));
+}
+
+void BlockEmitter::stream_vector(Value* raw, Value* ptr) {
+  auto* store = b_.CreateAlignedStore(raw, ptr, llvm::Align(kCacheLine));
+  store->setMetadata(llvm::LLVMContext::MD_nontemporal,
+                     llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
+}
+
 void BlockEmitter::fetch_line(Value* ptr, FetchTo to) {
   const uint32_t write = to == FetchTo::kWrite ? 1 : 0, second_cache = 2, data = 1;
   b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()},

@@ -10,6 +10,8 @@
 
 namespace rondo::compile {
 
+inline constexpr int64_t kCacheLine = 64;  // bytes
+
 class BlockEmitter : protected ValueEmitter {
  public:
   BlockEmitter(const LoopKernel& kernel, llvm::Module& module)
@@ -31,6 +33,7 @@ class BlockEmitter : protected ValueEmitter {
   BasicBlock* block(const char* name) { return BasicBlock::Create(context_, name, function_); }
   // Offset, in elements, of a row at column 0; of a vector of rows, a vector.
   Value* row_offset(size_t operand, Value* row);
+  using ValueEmitter::constant;
   // The value of kConst and kScalar, for all lanes.
   Value* constant(const Instr& i) { return splat(arithmetic(i, scalar_array_, nullptr, nullptr, nullptr)); }
   static bool is_constant(const Instr& i) { return i.op == LoopOp::kConst || i.op == LoopOp::kScalar; }
@@ -44,6 +47,16 @@ class BlockEmitter : protected ValueEmitter {
   // kLanes neighbours in memory. `mask` null: all of them.
   Value* load_vector(DType memory, Value* ptr, Value* mask);
   void store_vector(DType memory, Value* raw, Value* ptr, Value* mask);
+  // LoopKernel::streams. True for operands whose vectors are whole lines where is_line(their addresses and strides).
+  bool may_stream(size_t operand) const {
+    return kernel_.streams && kernel_.operands[operand].is_output && size_of(kernel_.operands[operand].dtype) >= 4;
+  }
+  Value* is_line(llvm::ArrayRef<Value*> bytes);
+  void stream_vector(Value* raw, Value* ptr);
+  // What was streamed is there before the call ends.
+  void end_streams() {
+    if (kernel_.streams) b_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
+  }
   // Fetches the cache line of an address into the second cache.
   enum class FetchTo : uint8_t { kRead, kWrite };
   void fetch_line(Value* ptr, FetchTo to);

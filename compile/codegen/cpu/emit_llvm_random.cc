@@ -1,6 +1,7 @@
 #include "rondo/compile/codegen/cpu/emit_llvm_random.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
 
 namespace rondo::compile {
@@ -21,13 +22,13 @@ constexpr uint64_t kLow = 0xFFFFFFFF, kFirst = 0xD2511F53, kSecond = 0xCD9E8D57;
 
 // ---- A call
 
-void RandomEmitter::begin_call(llvm::ArrayRef<Value*> states) {
+void RandomEmitter::begin_call(llvm::ArrayRef<Value*> states, llvm::function_ref<bool(int32_t)> is_known) {
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     if (!kernel_.operands[i].is_random) continue;
     streams_.emplace(i, stream(states[i], kernel_.operands[i].increment));
     row_elements_[i] = b_.getInt64(0);
   }
-  if (!streams_.empty()) find_repeated();
+  if (!streams_.empty() && !kernel_.split_columns) find_masks(is_known);
 }
 
 RandomEmitter::Stream RandomEmitter::stream(Value* state, int64_t increment) {
@@ -66,25 +67,48 @@ int64_t RandomEmitter::divisor_of_rows(size_t operand) const {
   return divisor;
 }
 
-// See Note [Kept masks].
-void RandomEmitter::find_repeated() {
+// See Note [Drawn masks].
+void RandomEmitter::find_masks(llvm::function_ref<bool(int32_t)> is_known) {
   const bool cols_vary = !kernel_.varying.empty() && kernel_.varying[0] && may_vary(kernel_.cols);
   const int64_t most = !cols_vary ? kernel_.cols : kernel_.ranges.empty() ? INT64_MAX : kernel_.ranges[0].max;
   if (most > kMostKept) return;
-  std::map<std::pair<int32_t, int32_t>, std::vector<int32_t>> masks;  // by operand and p
+  const auto steps = static_cast<uint64_t>((most + kLanes - 1) / kLanes);
+  drawn_ = static_cast<size_t>(std::min(std::bit_ceil(std::max<uint64_t>(steps, 1)), uint64_t{kMostDrawn}));
+  std::map<std::pair<int32_t, int32_t>, Value*> known;  // by operand and p
   for (const Stage& stage : kernel_.stages)
     for (int32_t id : stage.column) {
       const Instr& i = kernel_.instrs[static_cast<size_t>(id)];
-      if (i.op == LoopOp::kRandomKeep && kernel_.operands[static_cast<size_t>(i.index)].col_stride == 1)
-        masks[{i.index, i.a}].push_back(id);
-    }
-  for (const auto& [mask, ids] : masks) {
-    if (ids.size() < 2) continue;
-    Value* bits = b_.CreateAlloca(b_.getInt16Ty(), b_.getInt64(static_cast<uint64_t>(most / kLanes + 1)));
-    for (int32_t id : ids) {
+      if (i.op != LoopOp::kRandomKeep || !is_known(i.a)) continue;
+      if (kernel_.operands[static_cast<size_t>(i.index)].col_stride != 1) continue;
+      Value*& bits = known[{i.index, i.a}];
+      if (bits == nullptr) {
+        bits = b_.CreateAlloca(b_.getInt16Ty(), b_.getInt64((steps + drawn_ - 1) / drawn_ * drawn_));
+        masks_.push_back({id, bits});
+      }
       bits_[id] = bits;
-      draws_[id] = id == ids.front();
     }
+}
+
+void RandomEmitter::draw_masks(Value* cols, llvm::function_ref<Value*(int32_t)> value_of) {
+  for (const Mask& mask : masks_) {
+    const Instr& instr = kernel_.instrs[static_cast<size_t>(mask.id)];
+    llvm::Function* function = b_.GetInsertBlock()->getParent();
+    llvm::BasicBlock* before = b_.GetInsertBlock();
+    auto* loop = llvm::BasicBlock::Create(b_.getContext(), "mask", function);
+    auto* after = llvm::BasicBlock::Create(b_.getContext(), "drawn", function);
+    b_.CreateBr(loop);
+    b_.SetInsertPoint(loop);
+    auto* column = b_.CreatePHI(b_.getInt64Ty(), 2, "m");
+    column->addIncoming(b_.getInt64(0), before);
+    llvm::SmallVector<Value*, kMostDrawn> lanes(drawn_);
+    words_of(instr, column, b_.getInt64(1), lanes);
+    for (size_t i = 0; i < lanes.size(); ++i)
+      b_.CreateStore(b_.CreateBitCast(keeps(lanes[i], value_of(instr.a)), b_.getInt16Ty()),
+                     kept_bits(mask.bits, column, i));
+    Value* next = b_.CreateAdd(column, b_.getInt64(drawn_ * kLanes), "", true, true);
+    column->addIncoming(next, b_.GetInsertBlock());
+    b_.CreateCondBr(b_.CreateICmpSLT(next, cols), loop, after);
+    b_.SetInsertPoint(after);
   }
 }
 
@@ -103,19 +127,23 @@ Value* RandomEmitter::kept_bits(Value* bits, Value* column, size_t step) {
 }
 
 void RandomEmitter::steps(int32_t id, Value* p, Value* column, Value* col_stride, llvm::MutableArrayRef<Value*> lanes) {
-  const Instr& instr = kernel_.instrs[static_cast<size_t>(id)];
-  const auto operand = static_cast<size_t>(instr.index);
-  const bool keep = instr.op == LoopOp::kRandomKeep;
-  Value* bits = bits_.contains(id) ? bits_.at(id) : nullptr;
-  if (bits != nullptr && !draws_.at(id)) {
+  if (const auto drawn = bits_.find(id); drawn != bits_.end()) {
     auto* mask = llvm::FixedVectorType::get(b_.getInt1Ty(), kLanes);
     for (size_t i = 0; i < lanes.size(); ++i)
-      lanes[i] = b_.CreateBitCast(b_.CreateLoad(b_.getInt16Ty(), kept_bits(bits, column, i)), mask);
+      lanes[i] = b_.CreateBitCast(b_.CreateLoad(b_.getInt16Ty(), kept_bits(drawn->second, column, i)), mask);
     return;
   }
+  const Instr& instr = kernel_.instrs[static_cast<size_t>(id)];
+  words_of(instr, column, col_stride, lanes);
+  for (Value*& lane : lanes) lane = instr.op == LoopOp::kRandomKeep ? keeps(lane, p) : uniform(lane);
+}
+
+void RandomEmitter::words_of(const Instr& instr, Value* column, Value* col_stride,
+                             llvm::MutableArrayRef<Value*> lanes) {
+  const auto operand = static_cast<size_t>(instr.index);
   Value* first = b_.CreateAdd(row_elements_.at(operand), b_.CreateMul(column, col_stride));
   const int64_t divisor = divisor_of_rows(operand);
-  if (keep && kernel_.operands[operand].col_stride == 1 && divisor % 4 == 0) {
+  if (instr.op == LoopOp::kRandomKeep && kernel_.operands[operand].col_stride == 1 && divisor % 4 == 0) {
     neighbours(streams_.at(operand), first, divisor % (kLanes * std::ssize(lanes)) == 0, lanes);
   } else {
     llvm::SmallVector<llvm::Constant*, kLanes> numbers;
@@ -125,10 +153,6 @@ void RandomEmitter::steps(int32_t id, Value* p, Value* column, Value* col_stride
       Value* begin = b_.CreateAdd(first, b_.CreateMul(col_stride, b_.getInt64(i * kLanes)));
       lanes[i] = word(streams_.at(operand), instr.op, b_.CreateAdd(lift(begin, kLanes), apart));
     }
-  }
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    lanes[i] = keep ? keeps(lanes[i], p) : uniform(lanes[i]);
-    if (bits != nullptr) b_.CreateStore(b_.CreateBitCast(lanes[i], b_.getInt16Ty()), kept_bits(bits, column, i));
   }
 }
 

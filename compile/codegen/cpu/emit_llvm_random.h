@@ -20,10 +20,14 @@ class RandomEmitter {
 
   RandomEmitter(llvm::IRBuilder<>& builder, const LoopKernel& kernel) : b_(builder), kernel_(kernel) {}
 
-  // Where the kernel begins. `states`: by operand.
-  void begin_call(llvm::ArrayRef<Value*> states);
+  // Where the kernel begins. `states`: by operand. is_known(id): an instruction's value is there when a row begins.
+  void begin_call(llvm::ArrayRef<Value*> states, llvm::function_ref<bool(int32_t)> is_known);
   // Where a row begins whose first element of this operand is `element`. Before that, and without it: 0.
   void begin_row(size_t operand, Value* element) { row_elements_[operand] = element; }
+  // Draws the masks of a row of `cols` columns; after all begin_row(). value_of(id): the value of a known instruction.
+  void draw_masks(Value* cols, llvm::function_ref<Value*(int32_t)> value_of);
+  // Operations in registers for a step of instruction `id`; two steps fill the vectors of Philox.
+  int work_of(int32_t id) const { return bits_.contains(id) ? 1 : 24; }
   // The number at the row's first column. `p`: of kRandomKeep.
   Value* scalar(const Instr& instr, Value* p);
   // Those of instruction `id` for one or two steps of kLanes columns from `column` on, a multiple of kLanes times the
@@ -43,8 +47,10 @@ class RandomEmitter {
 
   Stream stream(Value* state, int64_t increment);
   int64_t divisor_of_rows(size_t operand) const;
-  void find_repeated();
+  void find_masks(llvm::function_ref<bool(int32_t)> is_known);
 
+  // The i32 of dropout's words, or of the first or second word, for steps of kLanes columns from `column` on.
+  void words_of(const Instr& instr, Value* column, Value* col_stride, llvm::MutableArrayRef<Value*> lanes);
   Words philox(const Stream& stream, Value* low, Value* high);
   // lanes[i]: kLanes i32, of the elements from first + i * kLanes on, where four neighbours share a counter. `first` is
   // a multiple of 4; `whole`: of kLanes times the number of vectors, too.
@@ -65,12 +71,19 @@ class RandomEmitter {
   const LoopKernel& kernel_;
   std::map<size_t, Stream> streams_;       // by operand
   std::map<size_t, Value*> row_elements_;  // likewise
-  // Note [Kept masks]. A row may be swept several times, and each sweep computes its values again. A mask of dropout
-  // takes some 60 instructions for 32 elements, so the first sweep leaves it as bits on the stack, where a row is not
-  // too long for that.
+  // Note [Drawn masks]. Each word of Philox waits for ten rounds, and a row may be swept several times, each of which
+  // would draw its mask again. So a row's masks are drawn when it begins, up to 64 elements at a time, which keeps
+  // enough rounds under way and all registers free for them; they lie as bits on the stack. Rows that are too long for
+  // that are drawn where they are used.
   static constexpr int64_t kMostKept = 1 << 16;  // columns: 8 KiB
-  std::map<int32_t, Value*> bits_;               // by instruction: those of one mask have one place
-  std::map<int32_t, bool> draws_;                // likewise: this one is the first of them
+  static constexpr size_t kMostDrawn = 4;        // steps of kLanes columns at a time
+  size_t drawn_ = kMostDrawn;                    // in this kernel
+  struct Mask {
+    int32_t id;  // of one of its instructions
+    Value* bits;
+  };
+  std::vector<Mask> masks_;
+  std::map<int32_t, Value*> bits_;  // by instruction
 };
 
 }  // namespace rondo::compile

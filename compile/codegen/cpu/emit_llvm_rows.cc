@@ -29,7 +29,6 @@ constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
 // Columns of the next block of rows are fetched while this one is worked on, unless they would push this one out of the
 // second cache.
 constexpr int64_t kMostFetched = 1 << 18;  // bytes of a block
-constexpr int64_t kCacheLine = 64;
 
 // Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
 // is less than a vector) the addresses of each lane are computed.
@@ -49,7 +48,8 @@ class RowsEmitter : BlockEmitter {
   };
   struct Block {
     int copies;
-    Value* mask;  // null: all lanes
+    Value* mask;           // null: all lanes
+    bool streams = false;  // stores go past the caches
   };
 
   void find_levels();
@@ -69,13 +69,15 @@ class RowsEmitter : BlockEmitter {
   int copies() const;
   // Rows that are left in the line of `row`, up to the call's end.
   Value* rows_left(Value* row);
+  Value* stores_lines(Value* row);
   void point_at(Value* row, const Block& block);
   void emit_block(Value* row, const Block& block);
   void emit_stage(const Stage& stage, const Block& block);
   void emit_instr(int32_t id, Value* column, const Block& block);
   void emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums);
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
-  void store(const Instr& instr, Value* column, int copy, Value* mask);
+  void store(const Instr& instr, Value* column, int copy, const Block& block);
+  Value* place(const Instr& instr, Value* column, int copy);
   // The element in the block's first row. `column` null: column 0.
   Value* address(const Instr& i, Value* column);
 
@@ -88,6 +90,8 @@ class RowsEmitter : BlockEmitter {
   int64_t line() const { return lines_are_inner() ? kernel_.inner : kernel_.rows; }
 
   std::vector<Memory> memory_;    // by operand
+  Value* first_row_ = nullptr;    // of the block
+  std::vector<Value**> scans_;    // by instruction: the running sums that are carried through the columns, by copy
   std::vector<bool> live_;        // by instruction: it is computed
   std::vector<int32_t> kept_as_;  // by instruction: of kept_; -1: it is not kept
   std::vector<bool> from_kept_;   // by instruction: it is read there
@@ -104,7 +108,8 @@ void RowsEmitter::find_levels() {
     for (const std::vector<int32_t>* list : {&stage.row, &stage.column})
       for (int32_t id : *list) {
         const Instr& i = instr(id);
-        const bool moves = (i.op == LoopOp::kLoad && operand(i).col_stride != 0) || i.op == LoopOp::kStore;
+        const bool reads = i.op == LoopOp::kLoad || i.op == LoopOp::kIndex;
+        const bool moves = (reads && operand(i).col_stride != 0) || i.op == LoopOp::kStore || i.op == LoopOp::kScan;
         Level& own = level(id);
         if (!is_constant(i)) own = Level::kRow;
         if (moves && list == &stage.column) own = Level::kColumn;
@@ -142,7 +147,8 @@ void RowsEmitter::find_kept() {
   const auto keeps = [&](int32_t id) {
     const auto before = made.find(number[static_cast<size_t>(id)]);
     const Instr& i = instr(id);
-    if (before == made.end() || i.type == kBool || i.type == kF64 || cost[static_cast<size_t>(id)] < kWorthKeeping)
+    if (before == made.end() || i.type == kBool || i.type == kF64 || is_integer(i.type) ||
+        cost[static_cast<size_t>(id)] < kWorthKeeping)
       return false;
     int32_t& kept = kept_as_[static_cast<size_t>(before->second)];
     if (kept < 0) {
@@ -209,6 +215,7 @@ llvm::Function* RowsEmitter::emit() {
   live_.assign(kernel_.instrs.size(), false);
   from_kept_ = fetches_ = live_;
   kept_as_.assign(kernel_.instrs.size(), -1);
+  scans_.assign(kernel_.instrs.size(), nullptr);
   find_kept();
   for (std::vector<Value*>& copy : values_) copy.assign(kernel_.instrs.size(), nullptr);
   for (size_t i = 0; i < kernel_.operands.size(); ++i) memory_.push_back({.along = along(i)});
@@ -221,7 +228,7 @@ llvm::Function* RowsEmitter::emit() {
   b_.CreateBr(header);
 
   b_.SetInsertPoint(header);
-  auto* row = b_.CreatePHI(b_.getInt64Ty(), 3, "r");
+  auto* row = b_.CreatePHI(b_.getInt64Ty(), 4, "r");
   row->addIncoming(begin_, entry);
   b_.CreateCondBr(b_.CreateICmpSLT(row, end_), body, exit);
 
@@ -232,17 +239,41 @@ llvm::Function* RowsEmitter::emit() {
   BasicBlock *whole = block("whole"), *part = block("part");
   b_.CreateCondBr(b_.CreateICmpSGE(left, taken), whole, part);
   b_.SetInsertPoint(whole);
-  emit_block(row, {wide, nullptr});
-  row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
-  b_.CreateBr(header);
+  const auto emit_whole = [&](bool streams) {
+    emit_block(row, {wide, nullptr, streams});
+    row->addIncoming(b_.CreateAdd(row, taken, "", true, true), b_.GetInsertBlock());
+    b_.CreateBr(header);
+  };
+  if (kernel_.streams) {
+    BasicBlock *lines = block("lines"), *no_lines = block("no_lines");
+    b_.CreateCondBr(stores_lines(row), lines, no_lines);
+    b_.SetInsertPoint(lines);
+    emit_whole(true);
+    b_.SetInsertPoint(no_lines);
+  }
+  emit_whole(false);
   b_.SetInsertPoint(part);
   Value* few = least(left, number(kLanes));
   emit_block(row, {1, lanes_below(few)});
   row->addIncoming(b_.CreateAdd(row, few, "", true, true), b_.GetInsertBlock());
   b_.CreateBr(header);
   b_.SetInsertPoint(exit);
+  end_streams();
   b_.CreateRetVoid();
   return function_;
+}
+
+// True if the vectors of the block at `row` are whole lines of all operands that may be streamed.
+Value* RowsEmitter::stores_lines(Value* row) {
+  llvm::SmallVector<Value*, 8> bytes;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (!may_stream(i) || memory_[i].along != Along::kNext) continue;
+    const auto size = static_cast<int64_t>(size_of(kernel_.operands[i].dtype));
+    bytes.push_back(b_.CreatePtrToInt(operands_[i].base, b_.getInt64Ty()));
+    bytes.push_back(b_.CreateMul(row_offset(i, row), number(size)));
+    bytes.push_back(b_.CreateMul(operands_[i].col_stride, number(size)));
+  }
+  return is_line(bytes);
 }
 
 Value* RowsEmitter::rows_left(Value* row) {
@@ -253,6 +284,7 @@ Value* RowsEmitter::rows_left(Value* row) {
 
 // Sets where the block's rows lie.
 void RowsEmitter::point_at(Value* row, const Block& block) {
+  first_row_ = row;
   for (size_t i = 0; i < memory_.size(); ++i) {
     Memory& at = memory_[i];
     at.first = operands_[i].base;
@@ -283,44 +315,44 @@ void RowsEmitter::emit_stage(const Stage& stage, const Block& block) {
   for (int32_t id : stage.column) has_columns |= level(id) == Level::kColumn;
   if (!has_columns) return;
 
-  // By reduction and copy. A maximum is carried as in Note [NaN flags] of emit_llvm.cc: with a flag for each lane.
+  // By reduction and copy two vectors: of a sum, that of a chunk and the total of the chunks before it (Note [Column
+  // order]); else begin_lanes(), where a second vector may be missing. Then the running sums, by scan and copy.
   llvm::SmallVector<Value*, 16> sums;
-  for (int32_t id : stage.reductions) {
-    Type* type = register_type(instr(id).type, kLanes);
+  const auto fill_up = [&](size_t n) {
+    while (sums.size() % n != 0) sums.push_back(sums.back());
+  };
+  for (int32_t id : stage.reductions)
     for (int copy = 0; copy < block.copies; ++copy) {
-      sums.push_back(is_sum(id) ? real(type, 0.0) : llvm::ConstantFP::getInfinity(type, /*Negative=*/true));
-      sums.push_back(is_sum(id) ? real(type, 0.0) : llvm::Constant::getNullValue(register_type(kBool, kLanes)));
+      begin_lanes(instr(id), sums);
+      fill_up(2);
     }
-  }
+  std::vector<int32_t> scans;
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kScan && live_[static_cast<size_t>(id)]) scans.push_back(id);
+  const size_t first_scan = sums.size();
+  for (int32_t id : scans) sums.append(static_cast<size_t>(block.copies), splat(constant(0, instr(id).type)));
+  for (size_t i = 0; i < scans.size(); ++i)
+    scans_[static_cast<size_t>(scans[i])] = sums.begin() + first_scan + i * static_cast<size_t>(block.copies);
   emit_columns(stage, block, sums);
   Value** sum = sums.begin();
   for (int32_t id : stage.reductions)
-    for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
-      Value* nan = is_sum(id) ? nullptr : llvm::ConstantFP::getNaN(sum[0]->getType());
-      value(id, copy) = is_sum(id) ? sum[1] : b_.CreateSelect(sum[1], nan, sum[0]);
-    }
+    for (int copy = 0; copy < block.copies; ++copy, sum += 2)
+      value(id, copy) = is_sum(id) ? sum[1] : end_lanes(instr(id), sum);
 }
 
-// Note [Column order]: `sums` holds the sum of a chunk, and the total of the chunks before it.
 void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::MutableArrayRef<Value*> sums) {
   const auto each_column = [&](Value* column) {
     for (int32_t id : stage.column)
       if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)]) emit_instr(id, column, block);
     // What the next stage stores.
-    if (&stage != &kernel_.stages.back() && block.mask == nullptr && fetches_stores_)
+    if (&stage != &kernel_.stages.back() && block.mask == nullptr && !block.streams && fetches_stores_)
       for (int32_t id : (&stage + 1)->column)
         if (instr(id).op == LoopOp::kStore && memory_[static_cast<size_t>(instr(id).index)].along == Along::kNext)
           fetch(instr(id), address(instr(id), column), block, FetchTo::kWrite);
     Value** sum = sums.begin();
     for (int32_t id : stage.reductions)
       for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
-        Value* v = value(instr(id).a, copy);
-        if (is_sum(id)) {
-          sum[0] = b_.CreateFAdd(sum[0], v);
-          continue;
-        }
-        sum[1] = b_.CreateOr(sum[1], b_.CreateFCmpUNO(v, v));
-        sum[0] = b_.CreateSelect(b_.CreateFCmpOLT(v, sum[0]), sum[0], v);
+        step_lanes(instr(id), value(instr(id).a, copy), /*mask=*/nullptr, sum);
       }
   };
   const bool has_sums = std::any_of(stage.reductions.begin(), stage.reductions.end(),
@@ -335,8 +367,8 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
     for (int32_t id : stage.reductions)
       for (int copy = 0; copy < block.copies; ++copy, sum += 2) {
         if (!is_sum(id)) continue;
-        sum[1] = b_.CreateFAdd(sum[1], sum[0]);
-        sum[0] = real(sum[0]->getType(), 0.0);
+        sum[1] = add(sum[1], sum[0]);
+        sum[0] = identity(LoopOp::kReduceSum, instr(id).type);
       }
   });
 }
@@ -356,7 +388,13 @@ void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
     }
     switch (i.op) {
       case LoopOp::kLoad: value(id, copy) = load(i, column, copy, block.mask); break;
-      case LoopOp::kStore: store(i, column, copy, block.mask); break;
+      case LoopOp::kStore: store(i, column, copy, block); break;
+      case LoopOp::kIndex: value(id, copy) = place(i, column, copy); break;
+      case LoopOp::kScan: {
+        Value*& total = scans_[at][copy];
+        value(id, copy) = total = add(total, argument(i.a, copy));
+        break;
+      }
       default:
         value(id, copy) = arithmetic(i, scalar_array_, argument(i.a, copy), argument(i.b, copy), argument(i.c, copy));
     }
@@ -424,14 +462,24 @@ Value* RowsEmitter::load(const Instr& i, Value* column, int copy, Value* mask) {
   return from_memory(raw, dtype, i.type);
 }
 
-void RowsEmitter::store(const Instr& i, Value* column, int copy, Value* mask) {
+Value* RowsEmitter::place(const Instr& i, Value* column, int copy) {
+  const auto at = static_cast<size_t>(i.index);
+  Value* first = row_offset(
+      at, b_.CreateAdd(splat(first_row_), b_.CreateAdd(lane_numbers(), splat(number(int64_t{copy} * kLanes)))));
+  return column == nullptr ? first : b_.CreateAdd(first, splat(b_.CreateMul(column, operands_[at].col_stride)));
+}
+
+void RowsEmitter::store(const Instr& i, Value* column, int copy, const Block& block) {
+  Value* const mask = block.mask;
   const Memory& at = memory_[static_cast<size_t>(i.index)];
   const DType dtype = operand(i).dtype;
   Type* scalar = memory_type(dtype);
   Value *raw = to_memory(value(i.a, copy), dtype, /*already_rounded=*/false), *ptr = address(i, column);
-  if (at.along == Along::kNext)
-    return store_vector(dtype, raw, b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes),
-                        mask);
+  if (at.along == Along::kNext) {
+    ptr = b_.CreateConstInBoundsGEP1_64(scalar, ptr, static_cast<uint64_t>(copy) * kLanes);
+    if (block.streams && column != nullptr && may_stream(static_cast<size_t>(i.index))) return stream_vector(raw, ptr);
+    return store_vector(dtype, raw, ptr, mask);
+  }
   b_.CreateMaskedScatter(raw, b_.CreateGEP(scalar, ptr, at.lanes[static_cast<size_t>(copy)]),
                          llvm::Align(size_of(dtype)), mask ? mask : all_lanes());
 }

@@ -35,9 +35,14 @@ class TilesEmitter : BlockEmitter {
   struct Tile {
     Value *rows, *columns;          // how many there are
     Value *row_mask, *column_mask;  // null: all
+    bool streams = false;           // stores go past the caches
   };
 
   Value* rows_left(Value* row, Value* end);
+  bool streams(size_t operand) const {
+    return may_stream(operand) && !memory_[operand].transposed && kernel_.operands[operand].col_stride == 1;
+  }
+  Value* stores_lines();
   void emit_rows(Value* row, Value* count, Value* first_column, Value* end_column);
   void emit_tile(Value* column, const Tile& tile);
   void emit_row(Value* i, Value* column, const Tile& tile);
@@ -60,6 +65,7 @@ class TilesEmitter : BlockEmitter {
 
   std::vector<Memory> memory_;  // by operand
   std::vector<Value*> values_;  // by instruction
+  Value* stores_lines_ = nullptr;
 };
 
 llvm::Function* TilesEmitter::emit() {
@@ -78,6 +84,7 @@ llvm::Function* TilesEmitter::emit() {
       at.offsets = b_.CreateAlloca(b_.getInt64Ty(), number(kLanes));
     }
   }
+  if (kernel_.streams) stores_lines_ = stores_lines();
   BasicBlock *body = block("body"), *exit = block("exit");
   b_.CreateCondBr(b_.CreateICmpSLT(begin_, end_), body, exit);
   b_.SetInsertPoint(body);
@@ -101,8 +108,22 @@ llvm::Function* TilesEmitter::emit() {
   });
   b_.CreateBr(exit);
   b_.SetInsertPoint(exit);
+  end_streams();
   b_.CreateRetVoid();
   return function_;
+}
+
+// True if the vectors of whole tiles are whole lines of all operands that may be streamed. Tiles begin at multiples of
+// kLanes columns, or, of a transposed operand, of its rows.
+Value* TilesEmitter::stores_lines() {
+  llvm::SmallVector<Value*, 8> bytes;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    if (!streams(i)) continue;
+    const auto size = static_cast<int64_t>(size_of(kernel_.operands[i].dtype));
+    bytes.push_back(b_.CreatePtrToInt(operands_[i].base, b_.getInt64Ty()));
+    for (const AxisExtents& axis : operands_[i].axes) bytes.push_back(b_.CreateMul(axis.stride, number(size)));
+  }
+  return is_line(bytes);
 }
 
 Value* TilesEmitter::rows_left(Value* row, Value* end) {
@@ -134,6 +155,14 @@ void TilesEmitter::emit_rows(Value* row, Value* count, Value* first_column, Valu
     BasicBlock *whole = block("whole"), *part = block("part"), *done = block("done");
     b_.CreateCondBr(is_whole, whole, part);
     b_.SetInsertPoint(whole);
+    if (kernel_.streams) {
+      BasicBlock *lines = block("lines"), *no_lines = block("no_lines");
+      b_.CreateCondBr(stores_lines_, lines, no_lines);
+      b_.SetInsertPoint(lines);
+      emit_tile(column, {number(kLanes), number(kLanes), nullptr, nullptr, true});
+      b_.CreateBr(done);
+      b_.SetInsertPoint(no_lines);
+    }
     emit_tile(column, {number(kLanes), number(kLanes), nullptr, nullptr});
     b_.CreateBr(done);
     b_.SetInsertPoint(part);
@@ -213,6 +242,7 @@ void TilesEmitter::store(const Instr& i, Value* row, Value* column, const Tile& 
   Value* ptr = b_.CreateGEP(scalar, extents.base, offset);
   if (to.col_stride == 1) {
     Value* at = b_.CreateGEP(scalar, ptr, column);
+    if (tile.streams && streams(static_cast<size_t>(i.index))) return stream_vector(raw, at);
     if (tile.column_mask == nullptr) fetch_line(b_.CreateGEP(scalar, at, number(kStoresAhead)), FetchTo::kWrite);
     return store_vector(to.dtype, raw, at, tile.column_mask);
   }

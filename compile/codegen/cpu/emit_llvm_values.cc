@@ -162,25 +162,38 @@ Value* ValueEmitter::integer_arithmetic(const Instr& instr, Value* a, Value* b) 
     case LoopOp::kSub: return b_.CreateSub(a, b);
     case LoopOp::kMul: return b_.CreateMul(a, b);
     case LoopOp::kNeg: return b_.CreateNeg(a);
+    case LoopOp::kShiftLeft:
+    case LoopOp::kShiftRight: return shift(instr.op, a, b);
     case LoopOp::kAbs:
       return is_unsigned(a) ? a : b_.CreateBinaryIntrinsic(llvm::Intrinsic::abs, a, /*poison=*/b_.getInt1(false));
     default: llvm_unreachable("an operation that integers do not have");
   }
 }
 
+// shift_left() and shift_right() of ops/bitwise.h.
+Value* ValueEmitter::shift(LoopOp op, Value* a, Value* b) {
+  Type* type = a->getType();
+  const unsigned bits = type->getScalarSizeInBits();
+  Value *zero = llvm::Constant::getNullValue(type), *most = llvm::ConstantInt::get(type, bits - 1);
+  Value* inside = b_.CreateICmpULE(b, most);
+  if (op == LoopOp::kShiftRight && !is_unsigned(a)) return b_.CreateAShr(a, b_.CreateSelect(inside, b, most));
+  Value* within = b_.CreateSelect(inside, b, zero);
+  Value* shifted = op == LoopOp::kShiftLeft ? b_.CreateShl(a, within) : b_.CreateLShr(a, within);
+  return b_.CreateSelect(inside, shifted, zero);
+}
+
+Value* ValueEmitter::constant(double value, DType type) {
+  if (type == kBool) return b_.getInt1(value != 0);
+  if (!is_integer(type)) return convert(real(register_type(type, 1), value), type);
+  const int64_t whole = visit_dtype(
+      type, [&](auto tag) { return static_cast<int64_t>(ops::convert<typename decltype(tag)::type>(value)); });
+  return llvm::ConstantInt::get(register_type(type, 1), static_cast<uint64_t>(whole));
+}
+
 Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c) {
-  if (is_integer(instr.type) && instr.op >= LoopOp::kAdd && instr.op <= LoopOp::kMantissa)
-    return integer_arithmetic(instr, a, b);
+  if (is_integer(instr.type) && is_arithmetic(instr.op)) return integer_arithmetic(instr, a, b);
   switch (instr.op) {
-    case LoopOp::kConst:
-      if (instr.type == kBool) return b_.getInt1(instr.value != 0);
-      if (is_integer(instr.type)) {
-        const int64_t value = visit_dtype(instr.type, [&](auto tag) {
-          return static_cast<int64_t>(ops::convert<typename decltype(tag)::type>(instr.value));
-        });
-        return llvm::ConstantInt::get(register_type(instr.type, 1), static_cast<uint64_t>(value));
-      }
-      return convert(real(register_type(instr.type, 1), instr.value), instr.type);
+    case LoopOp::kConst: return constant(instr.value, instr.type);
     case LoopOp::kScalar: {
       Value* address = b_.CreateConstInBoundsGEP1_64(b_.getDoubleTy(), scalars, instr.index);
       return convert(b_.CreateLoad(b_.getDoubleTy(), address), instr.type);
@@ -204,6 +217,7 @@ Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Va
     case LoopOp::kNe: return compare(instr.op, a, b);
     case LoopOp::kAnd: return b_.CreateAnd(a, b);
     case LoopOp::kOr: return b_.CreateOr(a, b);
+    case LoopOp::kXor: return b_.CreateXor(a, b);
     case LoopOp::kNot: return b_.CreateNot(a);
     case LoopOp::kSelect: return b_.CreateSelect(a, b, c);
     case LoopOp::kCast: return convert(a, instr.type);
@@ -211,14 +225,71 @@ Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Va
   }
 }
 
-// maximum() of scalar_math.h.
-Value* ValueEmitter::maximum(Value* a, Value* b) {
-  Value* larger = b_.CreateSelect(b_.CreateFCmpOLT(b, a), a, b);
-  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, larger);
+// ---- Reductions
+
+Value* ValueEmitter::add(Value* a, Value* b) {
+  return a->getType()->isIntOrIntVectorTy() ? b_.CreateAdd(a, b) : b_.CreateFAdd(a, b);
+}
+
+Value* ValueEmitter::identity(LoopOp reduction, DType type) {
+  return b_.CreateVectorSplat(kLanes, constant(identity_of(reduction, type), type));
+}
+
+void ValueEmitter::begin_lanes(const Instr& r, llvm::SmallVectorImpl<Value*>& lanes) {
+  lanes.push_back(identity(r.op, r.type));
+  if (has_flag(r)) lanes.push_back(llvm::Constant::getNullValue(register_type(kBool, kLanes)));
+}
+
+void ValueEmitter::step_lanes(const Instr& r, Value* v, Value* mask, Value** lanes) {
+  const auto update = [&](Value*& old, Value* next) { old = mask ? b_.CreateSelect(mask, next, old) : next; };
+  if (!has_flag(r)) return update(lanes[0], meet(r.op, lanes[0], v));
+  Value* keeps = r.op == LoopOp::kReduceMax ? b_.CreateFCmpOLT(v, lanes[0]) : b_.CreateFCmpOLT(lanes[0], v);
+  update(lanes[0], b_.CreateSelect(keeps, lanes[0], v));
+  update(lanes[1], b_.CreateOr(lanes[1], b_.CreateFCmpUNO(v, v)));
+}
+
+Value* ValueEmitter::end_lanes(const Instr& r, Value** lanes) {
+  if (!has_flag(r)) return lanes[0];
+  return b_.CreateSelect(lanes[1], llvm::ConstantFP::getNaN(lanes[0]->getType()), lanes[0]);
+}
+
+// Of floats: maximum() and minimum() of scalar_math.h.
+Value* ValueEmitter::meet(LoopOp reduction, Value* a, Value* b) {
+  if (reduction == LoopOp::kReduceSum) return add(a, b);
+  const bool is_max = reduction == LoopOp::kReduceMax;
+  if (is_truth(a)) return is_max ? b_.CreateOr(a, b) : b_.CreateAnd(a, b);
+  if (is_integer_value(a)) {
+    const llvm::Intrinsic::ID larger = is_unsigned(a) ? llvm::Intrinsic::umax : llvm::Intrinsic::smax,
+                              smaller = is_unsigned(a) ? llvm::Intrinsic::umin : llvm::Intrinsic::smin;
+    return b_.CreateBinaryIntrinsic(is_max ? larger : smaller, a, b);
+  }
+  Value* keeps = is_max ? b_.CreateFCmpOLT(b, a) : b_.CreateFCmpOLT(a, b);
+  return b_.CreateSelect(b_.CreateFCmpUNO(a, a), a, b_.CreateSelect(keeps, a, b));
+}
+
+Value* ValueEmitter::scan(Value* lanes, Value*& total) {
+  if (lanes->getType()->isIntOrIntVectorTy()) {
+    // Any order gives the same integers: each step adds what is `apart` lanes before.
+    Value* zeros = llvm::Constant::getNullValue(lanes->getType());
+    for (int apart = 1; apart < kLanes; apart *= 2) {
+      llvm::SmallVector<int, kLanes> before;
+      for (int i = 0; i < kLanes; ++i) before.push_back(i < apart ? kLanes + i : i - apart);
+      lanes = b_.CreateAdd(lanes, b_.CreateShuffleVector(lanes, zeros, before));
+    }
+    lanes = b_.CreateAdd(lanes, b_.CreateVectorSplat(kLanes, total));
+    total = b_.CreateExtractElement(lanes, uint64_t{kLanes - 1});
+    return lanes;
+  }
+  Value* sums = llvm::PoisonValue::get(lanes->getType());
+  for (uint64_t i = 0; i < kLanes; ++i) {
+    total = b_.CreateFAdd(total, b_.CreateExtractElement(lanes, i));
+    sums = b_.CreateInsertElement(sums, total, i);
+  }
+  return sums;
 }
 
 // The tree of Note [Row order].
-Value* ValueEmitter::lanes_to_scalar(Value* lanes, LoopOp op) {
+Value* ValueEmitter::lanes_to_scalar(Value* lanes, LoopOp reduction) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
     llvm::SmallVector<int, kLanes> low, high;
     for (int i = 0; i < width; ++i) {
@@ -227,7 +298,7 @@ Value* ValueEmitter::lanes_to_scalar(Value* lanes, LoopOp op) {
     }
     Value* a = b_.CreateShuffleVector(lanes, low);
     Value* b = b_.CreateShuffleVector(lanes, high);
-    lanes = op == LoopOp::kReduceSum ? b_.CreateFAdd(a, b) : maximum(a, b);
+    lanes = meet(reduction, a, b);
   }
   return b_.CreateExtractElement(lanes, uint64_t{0});
 }

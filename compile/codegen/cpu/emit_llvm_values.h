@@ -65,8 +65,27 @@ class ValueEmitter {
   Value* exp2_int(Value* a);
   Value* exponent(Value* a);
   Value* mantissa(Value* a);
-  Value* maximum(Value* a, Value* b);
-  Value* lanes_to_scalar(Value* lanes, LoopOp op);
+  Value* shift(LoopOp op, Value* a, Value* b);
+  // The scalar of a kConst.
+  Value* constant(double value, DType type);
+
+  // ---- Reductions. Lanes are carried through a loop: one vector, and for the extremum of floats a second one.
+  // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a NaN at the next
+  // step; that one was seen is kept aside in a flag. Equal to maximum() step by step, with half the latency.
+  static bool has_flag(const Instr& reduction) {
+    return reduction.op != LoopOp::kReduceSum && reduction.type != kBool && !is_integer(reduction.type);
+  }
+  static size_t carried(const Instr& reduction) { return has_flag(reduction) ? 2 : 1; }
+  Value* identity(LoopOp reduction, DType type);  // kLanes of them
+  void begin_lanes(const Instr& reduction, llvm::SmallVectorImpl<Value*>& lanes);
+  void step_lanes(const Instr& reduction, Value* v, Value* mask, Value** lanes);
+  Value* end_lanes(const Instr& reduction, Value** lanes);
+  // Two results, where a NaN of either wins.
+  Value* meet(LoopOp reduction, Value* a, Value* b);
+  Value* lanes_to_scalar(Value* lanes, LoopOp reduction);
+  Value* add(Value* a, Value* b);
+  // The sums of the lanes up to each one, onto `total`, which becomes the last of them.
+  Value* scan(Value* lanes, Value*& total);
 
   llvm::IRBuilder<> b_;
 };

@@ -3,14 +3,32 @@
 #include <algorithm>
 
 #include "rondo/compile/codegen/flatten.h"
+#include "rondo/compile/codegen/tiles.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile::cpu {
+namespace {
+
+// A result of so many bytes has left the caches when its reader comes.
+constexpr int64_t kLeastStreamed = 32 << 20;
+
+// Kernels whose stores jump from line to line: a line that is read before it is overwritten costs the most there.
+bool streams(const LoopKernel& kernel) {
+  if (kernel.inner == 1 && !goes_in_tiles(kernel)) return false;
+  return std::any_of(kernel.operands.begin(), kernel.operands.end(), [&](const Operand& operand) {
+    return operand.is_output && operand.col_stride != 0 && size_of(operand.dtype) >= 4 &&
+           kernel.rows * kernel.cols * static_cast<int64_t>(size_of(operand.dtype)) >= kLeastStreamed;
+  });
+}
+
+}  // namespace
+
 void schedule(LoopKernel& kernel) {
   const bool sums_columns = std::any_of(kernel.operands.begin(), kernel.operands.end(),
                                         [](const Operand& operand) { return operand.is_partial; });
   if (sums_columns) kernel.chunk_rows = column_chunk_rows(kernel.rows);
   else flatten(kernel);
+  kernel.streams = streams(kernel);
 }
 
 }  // namespace rondo::compile::cpu

@@ -1,6 +1,7 @@
 #include "rondo/compile/codegen/cuda/emit.h"
 
 #include <algorithm>
+#include <array>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -100,6 +101,18 @@ void KernelEmitter::elements() {
   emit_step(stage);
 }
 
+// What the results of a reduction over rows start from: of one element, and of a thread's.
+std::string KernelEmitter::start_of(size_t partial) const {
+  for (const Instr& i : k_.instrs)
+    if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial)
+      return i.op == LoopOp::kColumnSum ? "0" : literal(identity_of(along_row(i.op), i.type), i.type);
+  return "0";
+}
+std::string KernelEmitter::starts_of(size_t partial) const {
+  const std::vector<std::string> all(static_cast<size_t>(s_.elements), start_of(partial));
+  return absl::StrCat("{", absl::StrJoin(all, ", "), "}");
+}
+
 // ---- Shape::kColumns
 
 void KernelEmitter::columns() {
@@ -111,7 +124,8 @@ void KernelEmitter::columns() {
       "const Index end = n_rows < begin + chunk_rows ? static_cast<Index>(n_rows) : static_cast<Index>(begin + "
       "chunk_rows);");
   for (size_t i = 0; i < k_.operands.size(); ++i)
-    if (k_.operands[i].is_partial) line(register_type(k_.operands[i].dtype), " sum", i, "[", s_.elements, "] = {};");
+    if (k_.operands[i].is_partial)
+      line(register_type(k_.operands[i].dtype), " sum", i, "[", s_.elements, "] = ", starts_of(i), ";");
   const Stage& stage = k_.stages[0];
   {
     const Block loop = block("for (Index row = begin; row < end; ++row)");
@@ -153,12 +167,14 @@ void KernelEmitter::rows() {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     if (!k_.operands[i].is_partial) continue;
     if (s_.keeps_sums) {
-      line(register_type(k_.operands[i].dtype), " sum", i, "[", s_.steps, "][", s_.elements, "] = {};");
+      const std::vector<std::string> steps(static_cast<size_t>(s_.steps), starts_of(i));
+      line(register_type(k_.operands[i].dtype), " sum", i, "[", s_.steps, "][", s_.elements, "] = {",
+           absl::StrJoin(steps, ", "), "};");
       continue;
     }
     line(memory_type(k_.operands[i].dtype), "* const sum", i, " = p", i, " + chunk * cols;");
     const Block each = block("for (Index c = ", first, "; begin < n_rows && c < cols; c += ", step, ")");
-    line("for (int e = 0; e < ", s_.elements, " && c + e < cols; ++e) sum", i, "[c + e] = 0;");
+    line("for (int e = 0; e < ", s_.elements, " && c + e < cols; ++e) sum", i, "[c + e] = ", start_of(i), ";");
   }
   {
     // Every thread takes as many turns: the shuffles and barriers of a row want all of them.
@@ -210,20 +226,23 @@ std::string emit_combine(const std::string& name) {
                                  "(RondoSums sums) {\n");
   absl::StrAppend(&out, "  const RondoSum& s = sums.at[blockIdx.y];\n",
                   "  const int t = static_cast<int>(threadIdx.x) % ", kWarp,
-                  ", group = static_cast<int>(threadIdx.x) / ", kWarp, ";\n",
+                  ", group = static_cast<int>(threadIdx.x) / ", kWarp, ", op = static_cast<int>(s.op);\n",
                   "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n",
                   "  if (c - t >= s.cols) return;\n");  // no thread of the block has a column
-  for (const DType compute : {kF32, kF64}) {
-    const std::string type = register_type(compute), w = absl::StrCat("w_", type);
+  for (const DType compute : {kF32, kF64, kI64}) {
+    const std::string type = register_type(compute), w = absl::StrCat("w_", compute == kI64 ? "long" : type);
+    const auto start = [&](LoopOp reduction) { return literal(identity_of(reduction, compute), compute); };
     absl::StrAppend(&out, "  if (s.compute == ", static_cast<int>(compute), ") {\n", "    __shared__ ", type, " ", w,
                     "[", kCombineGroups, "][", kWarp, "];\n", "    const ", type, "* const p = static_cast<const ",
-                    type, "*>(s.partial);\n", "    ", type, " sum = 0;\n", "    if (c < s.cols)\n",
-                    "      for (long long k = group; k < s.chunks; k += ", kCombineGroups,
-                    ") sum = sum + read(p + k * s.cols + c);\n", "    put(", w, "[group][t], sum);\n",
+                    type, "*>(s.partial);\n", "    ", type, " sum = op == 0 ? ", start(LoopOp::kReduceSum),
+                    " : op == 1 ? ", start(LoopOp::kReduceMax), " : ", start(LoopOp::kReduceMin), ";\n",
+                    "    if (c < s.cols)\n", "      for (long long k = group; k < s.chunks; k += ", kCombineGroups,
+                    ") sum = combine_by(op, sum, read(p + k * s.cols + c));\n", "    put(", w, "[group][t], sum);\n",
                     "    __syncthreads();\n", "    if (group == 0 && c < s.cols) {\n", "      ", type, " total = get(",
                     w, "[0][t]);\n", "#pragma unroll\n", "      for (int g = 1; g < ", kCombineGroups,
-                    "; ++g) total = total + get(", w, "[g][t]);\n", "      switch (s.stored) {\n");
-    for (const DType stored : {kF32, kBF16, kF16, kF64})
+                    "; ++g) total = combine_by(op, total, get(", w, "[g][t]));\n", "      switch (s.stored) {\n");
+    const std::array<DType, 4> floats{kF32, kBF16, kF16, kF64}, others{kI64, kI32, kU8, kBool};
+    for (const DType stored : compute == kI64 ? others : floats)
       absl::StrAppend(&out, "        case ", static_cast<int>(stored), ": write(static_cast<", memory_type(stored),
                       "*>(s.out) + c, ", to_memory("total", compute, stored), "); break;\n");
     absl::StrAppend(&out, "      }\n    }\n  }\n");

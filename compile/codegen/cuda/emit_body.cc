@@ -1,11 +1,21 @@
 // The work of a thread: rows, steps of columns, and the reductions of a row.
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/str_join.h"
 #include "rondo/compile/codegen/cuda/kernel_emitter.h"
 
 namespace rondo::compile::cuda {
+namespace {
+
+// The struct of device_math.cc that combines two results.
+const char* combine_name(LoopOp reduction) {
+  return reduction == LoopOp::kReduceSum ? "Sum" : reduction == LoopOp::kReduceMax ? "Max" : "Min";
+}
+std::string combine_text(LoopOp reduction, const std::string& a, const std::string& b) {
+  return absl::StrCat(combine_name(reduction), "::combine(", a, ", ", b, ")");
+}
+
+}  // namespace
 
 std::string KernelEmitter::row_offset(size_t index) const {
   const Operand& o = k_.operands[index];
@@ -36,6 +46,13 @@ std::string KernelEmitter::picked(const Instr& i) const {
   const size_t at = extent_of_[static_cast<size_t>(i.index)] + 1;
   return absl::StrCat("r", i.index, " + pick_at(v", i.a, ", ", extent(at + 1, axis.size), ") * ",
                       extent(at + 2, axis.stride));
+}
+
+std::string KernelEmitter::place(const Instr& i, const std::string& c) const {
+  std::string sum = row_offset(static_cast<size_t>(i.index));
+  if (!c.empty() && operand(i).col_stride != 0)
+    absl::StrAppend(&sum, sum.empty() ? "" : " + ", c, " * ", col_stride(static_cast<size_t>(i.index)));
+  return absl::StrCat("static_cast<long long>(", sum.empty() ? "0" : sum, ")");
 }
 
 bool KernelEmitter::is_row_value(int32_t id) const {
@@ -92,6 +109,8 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       emit_load(id);
     } else if (is_random(i.op)) {
       emit_one_random(id, /*row=*/true);
+    } else if (i.op == LoopOp::kIndex) {
+      line("const long long v", id, " = ", place(i, ""), ";");
     } else if (i.op == LoopOp::kStore) {
       if (!waited) emit_row_barrier();
       waited = true;
@@ -149,11 +168,19 @@ void KernelEmitter::emit_step(const Stage& stage) {
         case LoopOp::kStore:
           line("o", id, ".at[e] = ", to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype), ";");
           break;
-        case LoopOp::kColumnSum: {
+        case LoopOp::kIndex: line("const long long v", id, " = ", place(i, "(c + e)"), ";"); break;
+        case LoopOp::kScan:
+          line("scan", id, " = ", combine_text(LoopOp::kReduceSum, absl::StrCat("scan", id), absl::StrCat("v", i.a)),
+               ";");
+          line("const ", register_type(i.type), " v", id, " = scan", id, ";");
+          break;
+        case LoopOp::kColumnSum:
+        case LoopOp::kColumnMax:
+        case LoopOp::kColumnMin: {
           const std::string sum = s_.shape == Shape::kColumns ? absl::StrCat("sum", i.index, "[e]")
                                   : s_.keeps_sums             ? absl::StrCat("sum", i.index, "[k][e]")
                                                               : absl::StrCat("sum", i.index, "[c + e]");
-          line(sum, " = ", sum, " + v", i.a, ";");
+          line(sum, " = ", combine_text(along_row(i.op), sum, absl::StrCat("v", i.a)), ";");
           break;
         }
         case LoopOp::kRandomKeep:
@@ -166,7 +193,7 @@ void KernelEmitter::emit_step(const Stage& stage) {
     }
     for (int32_t id : stage.reductions) {
       const Instr& i = instr(id);
-      line("a", id, "[e] = ", i.op == LoopOp::kReduceSum ? "Sum" : "Max", "::combine(a", id, "[e], v", i.a, ");");
+      line("a", id, "[e] = ", combine_text(i.op, absl::StrCat("a", id, "[e]"), absl::StrCat("v", i.a)), ";");
     }
   }
   for (int32_t id : stage.column)
@@ -176,12 +203,12 @@ void KernelEmitter::emit_step(const Stage& stage) {
 void KernelEmitter::emit_sweep(const Stage& stage) {
   for (int32_t id : stage.reductions) {
     const Instr& i = instr(id);
-    const std::string identity = i.op == LoopOp::kReduceSum
-                                     ? "0"
-                                     : literal(-std::numeric_limits<double>::infinity(), i.type == kF64 ? kF64 : kF32);
+    const std::string identity = i.op == LoopOp::kReduceSum ? "0" : literal(identity_of(i.op, i.type), i.type);
     std::vector<std::string> values(static_cast<size_t>(s_.elements), identity);
     line(register_type(i.type), " a", id, "[", s_.elements, "] = {", absl::StrJoin(values, ", "), "};");
   }
+  for (int32_t id : stage.column)
+    if (instr(id).op == LoopOp::kScan) line(register_type(instr(id).type), " scan", id, " = 0;");
   if (stage.column.empty() && stage.reductions.empty()) return;
   if (k_.inner > 1 && !stage.reductions.empty()) return emit_sweep_in_chunks(stage);
   if (s_.steps > 0) {
@@ -240,7 +267,7 @@ void KernelEmitter::emit_reductions(const Stage& stage) {
   const std::string half = sums_columns() ? "[turn & 1]" : "";
   for (int32_t id : stage.reductions) {
     const Instr& i = instr(id);
-    const std::string op = i.op == LoopOp::kReduceSum ? "Sum" : "Max", type = register_type(i.type);
+    const std::string op = combine_name(i.op), type = register_type(i.type);
     const std::string own = absl::StrCat("thread_reduce<", op, ">(a", id, ")");
     if (s_.threads_per_row == 1) {
       line("const ", type, " v", id, " = ", own, ";");
@@ -254,7 +281,7 @@ void KernelEmitter::emit_reductions(const Stage& stage) {
   if (warps() <= 1) return;
   line("__syncthreads();");
   for (int32_t id : stage.reductions) {
-    const std::string op = instr(id).op == LoopOp::kReduceSum ? "Sum" : "Max";
+    const std::string op = combine_name(instr(id).op);
     line("const ", register_type(instr(id).type), " v", id, " = thread_reduce<", op, ">(w", id, half, ");");
   }
 }

@@ -63,6 +63,8 @@ void KernelEmitter::tiles() {
         const std::string value = to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype);
         if (goes_through(static_cast<size_t>(i.index))) line("put(", in_tile, ", ", value, ");");
         else line("write(r", i.index, " + c * ", col_stride(static_cast<size_t>(i.index)), ", ", value, ");");
+      } else if (i.op == LoopOp::kIndex) {
+        line("const long long v", id, " = ", place(i, "c"), ";");
       } else if (is_random(i.op)) {
         if (operand(i).col_stride != 0) emit_one_random(id, /*row=*/false);
       } else {

@@ -58,9 +58,6 @@ std::string register_type(DType type) {
 
 DType result_type(const Instr& i) {
   switch (i.op) {
-    case LoopOp::kAnd:
-    case LoopOp::kOr:
-    case LoopOp::kNot: return kBool;
     default: return is_comparison(i.op) ? kBool : i.type;
   }
 }
@@ -133,6 +130,12 @@ std::string integer_arithmetic(const Instr& i) {
     case LoopOp::kSub: return wrapped(absl::StrCat(wide(i.a), " - ", wide(i.b)));
     case LoopOp::kMul: return wrapped(absl::StrCat(wide(i.a), " * ", wide(i.b)));
     case LoopOp::kNeg: return minus;
+    case LoopOp::kShiftLeft: return absl::StrCat("shift_left(v", i.a, ", v", i.b, ")");
+    case LoopOp::kShiftRight: return absl::StrCat("shift_right(v", i.a, ", v", i.b, ")");
+    case LoopOp::kAnd: return wrapped(absl::StrCat("v", i.a, " & v", i.b));
+    case LoopOp::kOr: return wrapped(absl::StrCat("v", i.a, " | v", i.b));
+    case LoopOp::kXor: return wrapped(absl::StrCat("v", i.a, " ^ v", i.b));
+    case LoopOp::kNot: return wrapped(absl::StrCat("~v", i.a));
     case LoopOp::kAbs:
       return i.type == kU8 ? absl::StrCat("v", i.a) : absl::StrCat("v", i.a, " < 0 ? ", minus, " : v", i.a);
     default: throw_internal("an operation that integers do not have");
@@ -142,7 +145,8 @@ std::string integer_arithmetic(const Instr& i) {
 }  // namespace
 
 std::string arithmetic(const LoopKernel& kernel, const Instr& i) {
-  if (is_integer(i.type) && i.op >= LoopOp::kAdd && i.op <= LoopOp::kMantissa) return integer_arithmetic(i);
+  const bool of_bits = i.op >= LoopOp::kAnd && i.op <= LoopOp::kNot;
+  if (is_integer(i.type) && (is_arithmetic(i.op) || of_bits)) return integer_arithmetic(i);
   const auto v = [](int32_t id) { return absl::StrCat("v", id); };
   const auto binary = [&](const char* op) { return absl::StrCat(v(i.a), " ", op, " ", v(i.b)); };
   const auto call = [&](const char* function) { return absl::StrCat(function, "(", v(i.a), ")"); };
@@ -168,6 +172,7 @@ std::string arithmetic(const LoopKernel& kernel, const Instr& i) {
     case LoopOp::kNe: return binary("!=");
     case LoopOp::kAnd: return binary("&&");
     case LoopOp::kOr: return binary("||");
+    case LoopOp::kXor: return binary("!=");
     case LoopOp::kNot: return absl::StrCat("!", v(i.a));
     case LoopOp::kSelect: return absl::StrCat(v(i.a), " ? ", v(i.b), " : ", v(i.c));
     case LoopOp::kCast: return convert(v(i.a), kernel.instrs[static_cast<size_t>(i.a)].type, i.type);

@@ -100,6 +100,10 @@ class KernelEmitter {
     if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
     return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));
   }
+  // Of kIndex, at the column `c` (an expression; empty: the first one).
+  std::string place(const Instr& i, const std::string& c) const;
+  std::string start_of(size_t partial) const;
+  std::string starts_of(size_t partial) const;
   std::string col_stride(size_t index) const { return extent(extent_of_[index], k_.operands[index].col_stride); }
   std::string pack(const Instr& i) const {
     return absl::StrCat("Pack<", memory_type(operand(i).dtype), ", ", s_.elements, ">");
@@ -121,7 +125,7 @@ class KernelEmitter {
 template <class Use> void KernelEmitter::emit_row_pointers(Use use) {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     const Operand& o = k_.operands[i];
-    if (o.is_partial || o.is_random || !use(i)) continue;
+    if (o.is_partial || !has_elements(o) || !use(i)) continue;
     const std::string offset = row_offset(i);
     line(o.is_output ? "" : "const ", memory_type(o.dtype), "* const r", i, " = p", i, offset.empty() ? "" : " + ",
          offset, ";");

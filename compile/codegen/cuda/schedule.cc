@@ -41,10 +41,14 @@ constexpr int64_t kUnrolled = 1200;
 // Below, tiles would be mostly empty.
 constexpr int64_t kSmallestTiled = 8;
 
+// A thread takes the columns of a row in order.
+bool scans(const LoopKernel& kernel) {
+  return std::any_of(kernel.instrs.begin(), kernel.instrs.end(), [](const Instr& i) { return i.op == LoopOp::kScan; });
+}
+
 bool needs_rows(const LoopKernel& kernel) {
   if (kernel.split_columns) return false;
-  if (kernel.inner > 1) return true;
-  if (kernel.stages.size() > 1) return true;
+  if (kernel.inner > 1 || kernel.stages.size() > 1 || scans(kernel)) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
     // Threads of several blocks would share what is stored once for a row.
@@ -178,7 +182,7 @@ Schedule schedule(const LoopKernel& kernel) {
   if (sums > 0) s.chunk_rows = kernel.chunk_rows;
   if (needs_rows(kernel)) {
     s.shape = Schedule::Shape::kRows;
-    s.threads_per_row = kernel.inner > 1 ? 1 : threads_of_row(kernel.cols, s.elements);
+    s.threads_per_row = kernel.inner > 1 || scans(kernel) ? 1 : threads_of_row(kernel.cols, s.elements);
     s.threads = s.threads_per_row > kWarp ? s.threads_per_row : sums > 0 ? 128 : 256;
     keep(kernel, divide_up(kernel.cols, int64_t{s.threads_per_row} * s.elements), s);
   } else if (sums > 0) {

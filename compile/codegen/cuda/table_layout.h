@@ -27,8 +27,9 @@ RONDO_HERE_AND_ON_DEVICE(
       void* const* operands;
     };);
 
-// Column sums whose partial sums are added up by one launch, row y of its grid for each. partial: [chunks, cols] of the
-// DType `compute`; out: [cols] of the DType `stored`. A launch takes at most 4 KiB of arguments.
+// Reductions over rows whose partial results are combined by one launch, row y of its grid for each. partial: [chunks,
+// cols] of the DType `compute`; out: [cols] of the DType `stored`; op: that of combine_by(). A launch takes at most 4
+// KiB of arguments.
 RONDO_HERE_AND_ON_DEVICE(
     kSumsLayout,
     struct RondoSum {
@@ -38,11 +39,12 @@ RONDO_HERE_AND_ON_DEVICE(
       long long cols;
       int compute;
       int stored;
+      long long op;
     };
     struct RondoSums { RondoSum at[64]; };);
 inline constexpr size_t kMostSums = 64;
 #undef RONDO_HERE_AND_ON_DEVICE
 static_assert(sizeof(RondoTableRow) == 48, "six words of 8 bytes, the same on both sides");
-static_assert(sizeof(RondoSums) == 64 * 40, "five words of 8 bytes each, the same on both sides");
+static_assert(sizeof(RondoSums) == 64 * 48, "six words of 8 bytes each, the same on both sides");
 
 }  // namespace rondo::compile::cuda

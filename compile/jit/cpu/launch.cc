@@ -8,6 +8,8 @@
 #include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/jit/cpu/rows_on_device.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::compile::cpu {
@@ -41,19 +43,33 @@ void run(const KernelCall& call) {
                });
 }
 
-// out[c] = the sum over chunks of partial[chunk][c], in order, onto the first.
+// partial[0][c] = the reduction over chunks of partial[chunk][c], in order, onto the first.
+template <class C, class Combine> void fold(C* partial, int64_t chunks, int64_t cols, Combine combine) {
+  for (int64_t k = 1; k < chunks; ++k)
+    for (int64_t c = 0; c < cols; ++c) partial[c] = combine(partial[c], partial[k * cols + c]);
+}
 template <class C> void combine(const CombineCall::Sum& sum, int64_t chunks, int64_t cols) {
   auto* partial = reinterpret_cast<C*>(sum.partial);
-  for (int64_t k = 1; k < chunks; ++k)
-    for (int64_t c = 0; c < cols; ++c) partial[c] = partial[c] + partial[k * cols + c];
-  visit_floating(sum.result, [&](auto tag) {
+  if constexpr (std::is_floating_point_v<C>) {
+    if (sum.op == LoopOp::kColumnSum) fold(partial, chunks, cols, [](C a, C b) { return a + b; });
+    else if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return scalar::maximum(a, b); });
+    else fold(partial, chunks, cols, [](C a, C b) { return scalar::minimum(a, b); });
+  } else {
+    if (sum.op == LoopOp::kColumnSum)
+      fold(partial, chunks, cols,
+           [](C a, C b) { return static_cast<C>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); });
+    else if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return std::max(a, b); });
+    else fold(partial, chunks, cols, [](C a, C b) { return std::min(a, b); });
+  }
+  visit_dtype(sum.result, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    for (int64_t c = 0; c < cols; ++c) reinterpret_cast<T*>(sum.out)[c] = static_cast<T>(partial[c]);
+    for (int64_t c = 0; c < cols; ++c) reinterpret_cast<T*>(sum.out)[c] = ops::convert<T>(partial[c]);
   });
 }
 void run(std::span<const CombineCall::Sum> sums, int64_t chunks, int64_t cols) {
   for (const CombineCall::Sum& sum : sums) {
     if (sum.compute == kF64) combine<double>(sum, chunks, cols);
+    else if (sum.compute == kI64) combine<int64_t>(sum, chunks, cols);
     else combine<float>(sum, chunks, cols);
   }
 }

@@ -60,7 +60,8 @@ void launch_combine(Device device, std::span<const CombineCall> calls, const Lau
                       chunks(*call.kernel),
                       call.kernel->cols,
                       static_cast<int>(sum.compute),
-                      static_cast<int>(sum.result)};
+                      static_cast<int>(sum.result),
+                      static_cast<int>(sum.op) - static_cast<int>(LoopOp::kColumnSum)};
       most_cols = std::max(most_cols, call.kernel->cols);
     }
   }

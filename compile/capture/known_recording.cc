@@ -1,0 +1,188 @@
+// Note [Known recordings]. A block is recorded at every call, and nearly every recording is the one before. So a call
+//   is first compared, as it comes, with the call at its place in the recording that this module made last. If all is
+//   equal, nothing is appended: no shapes are inferred, no node is made, and at the end no key is packed and looked up.
+//   This compares all that the key holds (Note [What shapes a plan]), and the lines of the program, so that what is
+//   taken over tells of the same lines. Results keep their handles from one call to the next, if nobody holds them.
+//   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
+#include <algorithm>
+#include <bit>
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/per_thread.h"
+
+namespace rondo::compile {
+namespace {
+
+bool is_same_place(std::source_location a, std::source_location b) {
+  return a.line() == b.line() && a.column() == b.column() && a.file_name() == b.file_name();
+}
+
+bool has_same_bits(SymFloat a, SymFloat b) {
+  return std::bit_cast<uint64_t>(a.value()) == std::bit_cast<uint64_t>(b.value());
+}
+
+// A tensor outside of the recording whose history an op may have to look at, or to refuse.
+bool has_view_to_watch(const Tensor& tensor) {
+  const AutogradMeta* meta = tensor.impl()->autograd.get();
+  return meta != nullptr && (meta->no_grad_view || (meta->base.defined() && meta->view_version != tensor.version()));
+}
+
+}  // namespace
+
+void Trace::follow(KnownRecording known) {
+  invariant(graph.nodes.empty() && handles_.empty(), "a recording that has begun cannot follow another one");
+  if (known.number != known_handles_of_) known_handles_.clear();
+  known_handles_of_ = known.number;
+  known_ = std::move(known);
+  handles_.reserve(known_.graph->values.size());
+}
+
+bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                         std::span<Tensor> outputs, std::source_location where) {
+  if (!follows()) return false;
+  const size_t n_values = handles_.size(), n_external = external_.size();
+  if (!is_next_known(op, inputs, attrs, outputs.size(), where)) {
+    handles_.resize(n_values);
+    external_.resize(n_external);
+    return false;
+  }
+  const GraphNode& node = known_.graph->nodes[n_known_++];
+  for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const ValueId id = node.outputs[i];
+    outputs[i] = known_result(id);
+    if (op.kind == OpKind::kView) {
+      const Tensor& viewed = *inputs[0];
+      outputs[i].impl()->offset = viewed.impl()->offset + known_.graph->value(id).offset -
+                                  known_.graph->value(node.inputs[0]).offset;
+      if (!grad_enabled() || autograd::is_no_grad_view(viewed)) autograd::mark_no_grad_view(outputs[i]);
+    }
+    handles_.push_back(outputs[i]);
+  }
+  return true;
+}
+
+bool Trace::is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
+                          std::source_location where) {
+  if (n_known_ == known_.graph->nodes.size()) return false;
+  const GraphNode& node = known_.graph->nodes[n_known_];
+  if (node.op != &op || node.inputs.size() != inputs.size() || node.outputs.size() != n_outputs ||
+      node.attrs.floats.size() != attrs.floats.size() || !is_same_place(node.where, where) ||
+      !(node.attrs.ints == attrs.ints))
+    return false;
+  const bool gradients = grad_enabled();
+  if (known_.graph->value(node.outputs[0]).grad_mode != gradients) return false;
+  if (!gradients && autograd::LeafNotes::now() != nullptr) return false;
+  if (inputs.empty() && !(default_device() == known_.device)) return false;
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!is_known_operand(*inputs[i], node.inputs[i])) return false;
+  for (size_t i = 0; i < attrs.floats.size(); ++i)
+    if (!has_same_bits(attrs.floats[i], node.attrs.floats[i])) return infers_as_known(node, inputs, attrs, where);
+  return true;
+}
+
+bool Trace::is_known_operand(const Tensor& tensor, ValueId id) {
+  if (!tensor.defined() || id == kNoValue) return !tensor.defined() && id == kNoValue;
+  const TensorImpl& impl = *tensor.impl();
+  const Value& value = known_.graph->value(id);
+  if (impl.recorder == this) return impl.recorded_value == id && impl.requires_grad == value.requires_grad;
+  if (impl.recorder != nullptr || value.producer >= 0) return false;
+  const auto at = static_cast<size_t>(id);
+  if (at < handles_.size()) return handles_[at].impl() == &impl;
+  // The operand is met for the first time.
+  if (at > handles_.size() || !impl.storage || impl.dtype != value.dtype || !(impl.device == known_.device) ||
+      impl.requires_grad != value.requires_grad || tensor.requires_grad() != value.requires_grad ||
+      (impl.requires_grad && tensor.is_leaf()) != value.leaf || grad_enabled() != value.grad_mode ||
+      !(impl.sizes == value.sizes) || !(impl.strides == value.strides) || has_view_to_watch(tensor))
+    return false;
+  for (const Tensor& other : external_)
+    if (other.impl() == &impl) return false;
+  handles_.push_back(tensor);
+  external_.push_back(tensor);
+  return true;
+}
+
+// For floats that are not those of the known call: a rule may look at them.
+bool Trace::infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                            std::source_location where) const {
+  InferContext infer(*node.op, inputs, attrs, where);
+  try {
+    node.op->infer(infer);
+  } catch (const Error&) {
+    return false;  // the call is made as usual, and says so to the user
+  }
+  const std::span<const TensorMeta> results = infer.outputs();
+  return results.size() == node.outputs.size() &&
+         std::equal(results.begin(), results.end(), node.outputs.begin(), [&](const TensorMeta& meta, ValueId id) {
+           const Value& value = known_.graph->value(id);
+           return meta.dtype == value.dtype && meta.sizes == value.sizes && meta.strides == value.strides;
+         });
+}
+
+Tensor Trace::known_result(ValueId id) {
+  const Value& value = known_.graph->value(id);
+  const auto at = static_cast<size_t>(id);
+  Tensor handle;
+  if (at < known_handles_.size()) handle = std::move(known_handles_[at]);
+  if (!handle.defined()) {
+    auto* impl = new TensorImpl;
+    impl->dtype = value.dtype;
+    impl->device = known_.device;
+    impl->sizes = value.sizes;
+    impl->strides = value.strides;
+    impl->recorded_value = id;
+    handle = Tensor(impl);
+  }
+  handle.impl()->requires_grad = value.requires_grad;
+  handle.impl()->recorder = this;
+  return handle;
+}
+
+bool Trace::is_known() const {
+  if (!follows() || n_known_ != known_.graph->nodes.size()) return false;
+  const Graph& known = *known_.graph;
+  const auto is_held = [&](ValueId id) { return !known.value(id).hidden; };
+  const auto held = std::count_if(known.outputs.begin(), known.outputs.end(), is_held);
+  std::ptrdiff_t alive = 0;
+  for (const GraphNode& node : known.nodes)
+    for (ValueId id : node.outputs) alive += is_alive(id);
+  return alive == held && std::all_of(known.outputs.begin(), known.outputs.end(),
+                                      [&](ValueId id) { return !is_held(id) || is_alive(id); });
+}
+
+void Trace::stop_following() {
+  if (!follows()) return;
+  const std::shared_ptr<const Graph> known = std::exchange(known_, {}).graph;
+  const auto n_values = static_cast<std::ptrdiff_t>(handles_.size());
+  graph.values.assign(known->values.begin(), known->values.begin() + n_values);
+  for (Value& value : graph.values) value.hidden = false;
+  graph.nodes.assign(known->nodes.begin(), known->nodes.begin() + static_cast<std::ptrdiff_t>(n_known_));
+  const double* number = known_floats_.data();
+  for (GraphNode& node : graph.nodes)
+    for (size_t i = 0; i < node.attrs.floats.size(); ++i) node.attrs.floats[i] = *number++;
+  for (size_t i = 0; i < external_.size(); ++i) {
+    graph.inputs.push_back(known->inputs[i]);
+    external_ids_[external_[i].impl()] = known->inputs[i];
+  }
+  n_known_ = 0;
+  known_floats_.clear();
+  known_handles_.clear();
+}
+
+// At the end: the handles that nobody else holds serve the next recording of this kind on this thread.
+void Trace::keep_known_handles() {
+  known_handles_.resize(handles_.size());
+  for (const GraphNode& node : std::span(known_.graph->nodes).first(n_known_))
+    for (ValueId id : node.outputs) {
+      TensorImpl& impl = *handle(id).impl();
+      if (impl.recorder != this) continue;  // it has a value now
+      impl.recorder = nullptr;
+      if (impl.refs.load(std::memory_order_acquire) == 1 && !impl.storage && impl.autograd == nullptr &&
+          impl.marks == nullptr)
+        known_handles_[static_cast<size_t>(id)] = std::move(handles_[static_cast<size_t>(id)]);
+    }
+}
+
+}  // namespace rondo::compile

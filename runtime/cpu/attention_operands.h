@@ -1,0 +1,135 @@
+// How attention packs what it multiplies: rows of q, k, v and of the output's gradient, and weights. Kernel sources
+// only.
+//
+// TileOperands<T> has two forms with the same members. f64, f32, and f16 through f32, multiply numbers of the compute
+// type; bf16 multiplies pairs where the processor can (Note [Pairs]).
+#pragma once
+
+#include "rondo/runtime/cpu/gemm_tile.h"
+
+namespace rondo::cpu {
+
+template <class T, bool kPairs = std::is_same_v<T, BFloat16>&& kMultipliesPairs> struct TileOperands {
+  using A = Compute<T>;
+  using Element = A;
+  // Numbers along the depth in one element.
+  static constexpr int64_t kDepth = 1;
+  // Scores: q is packed times their factor.
+  static constexpr Start kScores = Start::kZero;
+  // Rows of the compute type are read where they are, else packed to rows of `stride_of(cols)` elements.
+  static constexpr bool kDirect = std::is_same_v<T, A>;
+  static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
+
+  // A left operand whose rows are those of the source.
+  static LeftOperand<A, false> left_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
+    if constexpr (kDirect) return {rows, stride};
+    else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
+  }
+  // A left operand whose rows are the source's columns.
+  static LeftOperand<A, true> left_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
+    if constexpr (kDirect) return {rows, stride};
+    else return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
+  }
+  // A right operand whose depth are the source's rows.
+  static const A* right_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, A* packed) {
+    pack_rows<T>(rows, stride, n, cols, packed, stride_of(cols));
+    return packed;
+  }
+  // A right operand whose depth are the source's columns, times `factor`.
+  static void right_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A factor, A* packed,
+                            int64_t packed_stride) {
+    pack_transposed<T>(rows, stride, n, cols, factor, packed, packed_stride);
+  }
+  // `weights` [keys, stride] as an operand whose depth are the keys, in rows of `stride` elements.
+  static const A* by_keys(const A* weights, int64_t, int64_t, int, A*) { return weights; }
+  // The same with the queries as depth, in rows of stride / kDepth elements.
+  static const A* by_queries(const A* weights, int64_t, int64_t, int, A*) { return weights; }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+template <> struct TileOperands<BFloat16, true> {
+  using A = float;
+  using T = BFloat16;
+  using Element = BFloat16Pair;
+  static constexpr int64_t kDepth = 2;
+  // q is packed as it is: times a factor it would be rounded once more.
+  static constexpr Start kScores = Start::kTimes;
+  static int64_t stride_of(int64_t cols) { return round_up(cols, kWidth<A>); }
+
+  static LeftOperand<Element, false> left_rows(const T* rows, int64_t stride, int64_t n, int64_t cols,
+                                               Element* packed) {
+    if (cols % 2 == 0 && stride % 2 == 0) return {reinterpret_cast<const Element*>(rows), stride / 2};
+    for (int64_t r = 0; r < n; ++r)
+      for (int64_t c = 0; c < cols; c += 2 * kWidth<A>)
+        put(packed + r * stride_of(cols) + c / 2, load_pairs(rows + r * stride + c, cols - c));
+    return {packed, stride_of(cols)};
+  }
+  static LeftOperand<Element, true> left_columns(const T* rows, int64_t stride, int64_t n, int64_t cols,
+                                                 Element* packed) {
+    return {right_rows(rows, stride, n, cols, packed), stride_of(cols)};
+  }
+  static const Element* right_rows(const T* rows, int64_t stride, int64_t n, int64_t cols, Element* packed) {
+    for (int64_t r = 0; r < n; r += 2) {
+      const T *const even = rows + r * stride, *const odd = even + stride;
+      for (int64_t c = 0; c < cols; c += kWidth<A>) {
+        const auto first = vector_cast<BitVector<A>>(load(even + c, cols - c));
+        const auto second = r + 1 < n ? vector_cast<BitVector<A>>(load(odd + c, cols - c)) : BitVector<A>{};
+        put(packed + r / 2 * stride_of(cols) + c, vector_cast<Vector<A>>(first >> 16 | second));
+      }
+    }
+    return packed;
+  }
+  static void right_columns(const T* rows, int64_t stride, int64_t n, int64_t cols, A, Element* packed,
+                            int64_t packed_stride) {
+    constexpr int kN = kWidth<A>;
+    const int64_t depth = (cols + 1) / 2;
+    for (int64_t r = 0; r < n; r += kN)
+      for (int64_t c = 0; c < depth; c += kN) {
+        Vector<A> block[kN];
+        for (int i = 0; i < kN; ++i)
+          block[i] = r + i < n ? load_pairs(rows + (r + i) * stride + 2 * c, cols - 2 * c) : Vector<A>{};
+        transpose<A>(block);
+        for (int64_t i = 0; i < std::min<int64_t>(kN, depth - c); ++i)
+          put(packed + (c + i) * packed_stride + r, block[i]);
+      }
+  }
+  static const Element* by_keys(const A* weights, int64_t stride, int64_t keys, int vectors, Element* packed) {
+    // 0, 16, 1, 17, ...
+    const auto mixed = (__m512i)(((BitVector<A>)lane_numbers<A>() + 16) << 16 | (BitVector<A>)lane_numbers<A>());
+    for_row_pairs(weights, stride, keys, vectors, [&](int64_t j, int64_t i, __m512i both) {
+      put(packed + j / 2 * stride + i, (Vector<A>)_mm512_permutexvar_epi16(mixed, both));
+    });
+    return packed;
+  }
+  static const Element* by_queries(const A* weights, int64_t stride, int64_t keys, int vectors, Element* packed) {
+    for_row_pairs(weights, stride, keys, vectors, [&](int64_t j, int64_t i, __m512i both) {
+      Element* const to = packed + j * (stride / 2) + i / 2;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_castsi512_si256(both));
+      if (j + 1 < keys)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + stride / 2), _mm512_extracti64x4_epi64(both, 1));
+    });
+    return packed;
+  }
+
+ private:
+  static void put(Element* to, Vector<A> pairs) { __builtin_memcpy(static_cast<void*>(to), &pairs, sizeof(pairs)); }
+  // The next pairs of a row of which `n` numbers are left; 0 behind its end.
+  static Vector<A> load_pairs(const T* p, int64_t n) {
+    Vector<A> pairs{};
+    std::memcpy(&pairs, p, static_cast<size_t>(std::min<int64_t>(n, 2 * kWidth<A>)) * sizeof(T));
+    return pairs;
+  }
+  // Rows j and j + 1 (0 behind the last) from column i on, rounded: row j in the low half.
+  template <class Visit>
+  static void for_row_pairs(const A* weights, int64_t stride, int64_t keys, int vectors, Visit visit) {
+    for (int64_t j = 0; j < keys; j += 2)
+      for (int64_t i = 0; i < vectors * kWidth<A>; i += kWidth<A>) {
+        const A* const at = weights + j * stride + i;
+        const Vector<A> next = j + 1 < keys ? load(at + stride) : Vector<A>{};
+        visit(j, i, (__m512i)_mm512_cvtne2ps_pbh((__m512)next, (__m512)load(at)));
+      }
+  }
+};
+#endif
+
+}  // namespace rondo::cpu

@@ -1,0 +1,190 @@
+// What both passes of attention do with a panel of scores: masks, dropout, online softmax. Kernel sources only.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "rondo/runtime/cpu/attention.h"
+#include "rondo/runtime/cpu/attention_decode.h"
+#include "rondo/runtime/cpu/gemm_tile.h"
+#include "rondo/runtime/cpu/philox.h"
+#include "rondo/runtime/random_state.h"
+
+namespace rondo::cpu {
+
+// Queries and keys per tile. Part of the summation order: changing them changes bits.
+inline constexpr int64_t kQueryTile = 64;
+inline constexpr int64_t kKeyTile = 64;
+
+template <class T> T* row_of(const HeadsView<T>& view, int64_t batch, int64_t head, int64_t row) {
+  return view.data + batch * view.batch_stride + head * view.head_stride + row * view.row_stride;
+}
+
+// A panel of S^T: `vectors` vectors of queries from `query`, by `keys` keys from `key`.
+template <class A> struct Panel {
+  A* scores;  // [keys, stride]
+  int64_t stride;
+  int vectors;  // 1 or 2.
+  int64_t query, valid_queries, key, keys;
+};
+
+// ---- Masks
+
+// Writes the mask of a panel as an addend in base 2, [keys, kTileColumns]; queries beyond valid_queries get 0.
+template <class T, class A = Compute<T>>
+void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const Panel<A>& panel, A* rows, A* addend) {
+  const int64_t offset = batch * mask.strides[0] + head * mask.strides[1];
+  const int64_t step = mask.strides[3];
+  for (int64_t i = 0; i < panel.valid_queries; ++i) {
+    const int64_t at = offset + (panel.query + i) * mask.strides[2] + panel.key * step;
+    A* row = rows + i * kKeyTile;
+    if (mask.first_key) {
+      const int64_t masked = std::clamp<int64_t>(mask.first_key[at - panel.key * step] - panel.key, 0, panel.keys);
+      std::fill_n(row, masked, -kInfinity<A>);
+      std::fill_n(row + masked, panel.keys - masked, A(0));
+    } else if (mask.allowed) {
+      const bool* allowed = mask.allowed + at;
+      for (int64_t j = 0; j < panel.keys; ++j) row[j] = allowed[j * step] ? A(0) : -kInfinity<A>;
+    } else if (step == 1) {
+      pack_rows<T>(mask.bias + at, 0, 1, panel.keys, row, kKeyTile);
+    } else {
+      for (int64_t j = 0; j < panel.keys; ++j) row[j] = static_cast<A>(mask.bias[at + j * step]);
+    }
+  }
+  pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);
+}
+
+// The keys that a tile of queries reads: whole key tiles from `begin` on; those from `clear` on need no mask.
+struct KeyRange {
+  int64_t begin = 0, clear = 0;
+};
+template <class T>
+KeyRange key_range(const AttentionMask<T>& mask, int64_t batch, int64_t head, int64_t query, int64_t queries,
+                   int64_t keys) {
+  if (!mask) return {};
+  if (mask.first_key == nullptr) return {.begin = 0, .clear = keys};
+  const int64_t* const first = mask.first_key + batch * mask.strides[0] + head * mask.strides[1];
+  int64_t least = keys, most = 0;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t key = std::clamp<int64_t>(first[(query + i) * mask.strides[2]], 0, keys);
+    least = std::min(least, key);
+    most = std::max(most, key);
+  }
+  return {.begin = least / kKeyTile * kKeyTile, .clear = most};
+}
+
+template <class A> void add_mask(const Panel<A>& panel, const A* addend) {
+  const int64_t columns = round_up(panel.valid_queries, kWidth<A>);
+  for (int64_t j = 0; j < panel.keys; ++j) {
+    for (int64_t i = 0; i < columns; i += kWidth<A>) {
+      A* s = panel.scores + j * panel.stride + i;
+      store(s, load(s) + load(addend + j * kTileColumns<A> + i));
+    }
+  }
+}
+
+// Sets the scores of keys after their query to -inf.
+template <class A> void apply_causal(const Panel<A>& panel) {
+  const IntegerVector<A> lanes = lane_numbers<A>();
+  for (int64_t j = std::max<int64_t>(0, panel.query - panel.key + 1); j < panel.keys; ++j) {
+    using Integer = typename VectorOf<A>::Integer;
+    const Integer first_allowed = static_cast<Integer>(panel.key + j - panel.query);
+    for (int i = 0; i < panel.vectors; ++i) {
+      A* s = panel.scores + j * panel.stride + i * kWidth<A>;
+      store(s, lanes + i * kWidth<A> < first_allowed ? broadcast(-kInfinity<A>) : load(s));
+    }
+  }
+}
+
+// ---- Dropout
+
+// Calls visit(j, i, kept) for each row j of a panel and each vector i of its queries: `kept` says which weights dropout
+// keeps. Each query has a counter for four keys, so the words of a vector of counters are for four rows of S^T. Both
+// vectors of a panel are drawn at once, so that one's rounds fill the waits of the other's.
+template <int N, class A, class Visit>
+[[gnu::always_inline]] inline void for_kept(const AttentionShape& shape, int64_t batch, int64_t head,
+                                            const Panel<A>& panel, Visit visit) {
+  static_assert(kKeyTile % 4 == 0);
+  constexpr int kCounters = N * kWidth<A>;
+  const DropoutRule rule(shape.dropout.p);
+  const auto of_query = static_cast<uint64_t>((shape.keys + 3) / 4);
+  const auto row = static_cast<uint64_t>((batch * shape.heads + head) * shape.queries + panel.query);
+  const PhiloxCounters<kCounters> first = counters_from<kCounters>(row * of_query, of_query);
+  for (int64_t j = 0; j < panel.keys; j += 4) {
+    PhiloxWords<kCounters> words[4];
+    draw<kCounters>(shape.dropout.seed, shape.dropout.offset, first + static_cast<uint64_t>((panel.key + j) / 4),
+                    words);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < 4; ++k) {
+      if (j + k >= panel.keys) break;
+#pragma GCC unroll 2
+      for (int i = 0; i < N; ++i) {
+        PhiloxWords<kWidth<A>> part;
+        __builtin_memcpy(&part, reinterpret_cast<const char*>(&words[k]) + static_cast<size_t>(i) * sizeof(part),
+                         sizeof(part));
+        visit(j + k, i, __builtin_convertvector(part >= rule.threshold, IntegerVector<A>));
+      }
+    }
+  }
+}
+
+// Drops weights of a panel. The others are multiplied by dropout's factor when all are summed up: it is the same for
+// all, and a weight that is then rounded to bf16 keeps its last bit.
+template <int N, class A> void drop(const AttentionShape& shape, int64_t batch, int64_t head, const Panel<A>& panel) {
+  for_kept<N>(shape, batch, head, panel, [&](int64_t j, int i, IntegerVector<A> kept) {
+    A* const s = panel.scores + j * panel.stride + i * kWidth<A>;
+    store(s, kept ? load(s) : Vector<A>{});
+  });
+}
+// By which a sum over dropped weights is multiplied.
+template <class A> A dropout_factor(const AttentionShape& shape) {
+  return shape.dropout ? static_cast<A>(DropoutRule(shape.dropout.p).factor) : A(1);
+}
+
+// ---- Forward
+
+// Row j of a reduction goes to chain j % kChains, to hide the latency of an addition; left-over rows to chain 0, so
+// that chains stay in registers.
+inline constexpr int kChains = 4;
+template <class F> inline void for_rows(int64_t rows, F&& f) {
+  int64_t j = 0;
+  for (; j + kChains <= rows; j += kChains) {
+#pragma GCC unroll 4
+    for (int chain = 0; chain < kChains; ++chain) f(j + chain, chain);
+  }
+  for (; j < rows; ++j) f(j, 0);
+}
+
+// One step of online softmax on a panel: scores become exp2(score - maximum), maximum and sum are brought up to date,
+// and factors is what earlier sums must be multiplied by.
+template <int N, class A> void online_softmax(const Panel<A>& panel, A* maximum, A* sum, A* factors) {
+  constexpr int kW = kWidth<A>;
+  Vector<A> shift[N], total[kChains][N] = {};
+  Vector<A> top[kChains][N];
+  for (auto& chain : top)
+    for (int i = 0; i < N; ++i) chain[i] = load(maximum + i * kW);
+  for_rows(panel.keys, [&](int64_t j, int chain) {
+    for (int i = 0; i < N; ++i) top[chain][i] = larger(load(panel.scores + j * panel.stride + i * kW), top[chain][i]);
+  });
+  for (int i = 0; i < N; ++i) {
+    const Vector<A> last = larger(larger(top[0][i], top[1][i]), larger(top[2][i], top[3][i]));
+    // With no key allowed so far the maximum is -inf: subtract 0 then, so that exp2 sees -inf and not NaN.
+    shift[i] = last == -kInfinity<A> ? Vector<A>{} : last;
+    store(factors + i * kW, exp2<A>(load(maximum + i * kW) - shift[i]));
+    store(maximum + i * kW, last);
+  }
+  for_rows(panel.keys, [&](int64_t j, int chain) {
+    for (int i = 0; i < N; ++i) {
+      A* s = panel.scores + j * panel.stride + i * kW;
+      const Vector<A> p = exp2<A>(load(s) - shift[i]);
+      store(s, p);
+      total[chain][i] += p;
+    }
+  });
+  for (int i = 0; i < N; ++i) {
+    const Vector<A> sum_here = (total[0][i] + total[1][i]) + (total[2][i] + total[3][i]);
+    store(sum + i * kW, fma(load(sum + i * kW), load(factors + i * kW), sum_here));
+  }
+}
+
+}  // namespace rondo::cpu

@@ -1,0 +1,27 @@
+// Shifts of integers, defined for every number of bits: eager kernels and the interpreter of generated ones.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <type_traits>
+
+namespace rondo::ops {
+
+// A b that is negative or not less than T's bits shifts all of them out.
+template <std::integral T> constexpr T shift_left(T a, T b) {
+  using U = std::make_unsigned_t<T>;
+  constexpr U kBits = 8 * sizeof(T);
+  const U n = static_cast<U>(b);
+  const U shifted = static_cast<U>(static_cast<uint64_t>(static_cast<U>(a)) << (n & (kBits - 1)));
+  return static_cast<T>(n < kBits ? shifted : U(0));
+}
+// Keeps the sign.
+template <std::integral T> constexpr T shift_right(T a, T b) {
+  using U = std::make_unsigned_t<T>;
+  constexpr U kBits = 8 * sizeof(T);
+  const U n = static_cast<U>(b);
+  const T shifted = static_cast<T>(a >> (n & (kBits - 1)));
+  return n < kBits ? shifted : static_cast<T>(a < T(0) ? -1 : 0);
+}
+
+}  // namespace rondo::ops
