@@ -185,7 +185,8 @@ class MemoryPlanner {
             offer(in, launch.outputs[0]);
         }
       const int reusable = node.op->reuses;
-      if (reusable < 0 || static_cast<size_t>(reusable) >= own || node.inputs[static_cast<size_t>(reusable)] == kNoValue)
+      if (reusable < 0 || static_cast<size_t>(reusable) >= own ||
+          node.inputs[static_cast<size_t>(reusable)] == kNoValue)
         return pairs;
       const ValueId in = node.inputs[static_cast<size_t>(reusable)];
       const Value &from = graph_.value(in), &to = graph_.value(launch.outputs[0]);

@@ -212,7 +212,8 @@ template <class T, class Word> class RowSummer {
   void write_unnamed(int64_t row) const {
     T* const to = out_ + row * sums_.cols;
     const auto bytes = static_cast<size_t>(row_bytes());
-    if (onto_ == nullptr) return streams_ ? stream_zeros(to, bytes) : (void)std::memset(static_cast<void*>(to), 0, bytes);
+    if (onto_ == nullptr)
+      return streams_ ? stream_zeros(to, bytes) : (void)std::memset(static_cast<void*>(to), 0, bytes);
     const T* const from = onto_ + row * sums_.cols;
     if (from == to) return;
     if (streams_) stream_copy(to, from, bytes);
@@ -246,8 +247,7 @@ template <class Word> bool write_sums(const RowSums& sums) {
   const Buckets<Word> buckets(sums);
   if (buckets.failed()) return false;
   if (sums.cols == 0) return true;
-  visit_dtype(sums.dtype,
-              [&](auto tag) { RowSummer<typename decltype(tag)::type, Word>(sums, buckets).write(); });
+  visit_dtype(sums.dtype, [&](auto tag) { RowSummer<typename decltype(tag)::type, Word>(sums, buckets).write(); });
   return true;
 }
 
