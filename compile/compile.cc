@@ -301,8 +301,8 @@ class RegionTrace final : public Trace {
 
   Region& region_;
   const nn::ModuleCall& call_;
-  std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
   SharedRandomState& random_;
+  std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;

@@ -31,9 +31,9 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
     call(*node.op, args, node.attrs, outputs);
-    if (const Tensor& same = args[0].tensor;
-        differentiable && ops::is_same_variable(*node.op) && same.requires_grad()) {
-      const Edge edge = autograd::gradient_edge(same);
+    // A call may have no operands.
+    if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
+      const Edge edge = autograd::gradient_edge(args[0].tensor);
       autograd::set_history(outputs[0], edge.node, edge.output);
     }
     for (size_t i = 0; i < outputs.size(); ++i) values[static_cast<size_t>(node.outputs[i])] = outputs[i];
