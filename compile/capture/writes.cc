@@ -65,6 +65,7 @@ bool Trace::keeps_history(ValueId id) const {
 }
 
 const Tensor* Trace::outside_view(ValueId id) const {
+  if (!has_writes()) return nullptr;  // a recording that follows a known one has no graph, and no writes
   const Value& value = graph.value(id);
   const Memory* memory = memory_of(value.root);
   if (memory == nullptr || value.root == id || value.grad_mode) return nullptr;

@@ -5,9 +5,11 @@
 //                                       of the inputs
 //   sums   a_0 b_0 + a_1 b_1 + ...      (a_0, a_1, ...) (b_0; b_1; ...): the gradients of the weights, which otherwise
 //                                       go through memory at each step
-//          sum(a_0) + sum(a_1) + ...    sum(a_0; a_1; ...), over rows: the gradients of the biases
+//          sum(a_0) + sum(a_1) + ...    sum(a_0; a_1; ...), over rows: the gradients of the biases, where products have
+//                                       put a_0, a_1, ... side by side
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "rondo/compile/capture/trace.h"
@@ -47,6 +49,13 @@ class Finder {
     NodeMap<bool> taken(graph_, false);
     std::vector<Products> found = sums(taken);
     for (Products& rows : rows(taken)) found.push_back(std::move(rows));
+    // Sums of rows pay where products have put the same operands side by side.
+    std::set<std::vector<ValueId>> gathered;
+    for (const Products& products : found)
+      if (!is_sum_of_rows(graph_.node(products.nodes[0]))) gathered.insert(gathered_by(products));
+    std::erase_if(found, [&](const Products& sum) {
+      return is_sum_of_rows(graph_.node(sum.nodes[0])) && !gathered.contains(gathered_by(sum));
+    });
     return found;
   }
 
@@ -60,6 +69,12 @@ class Finder {
            is_matrix(node.inputs[1]);
   }
 
+  // The operands 0 in memory.
+  std::vector<ValueId> gathered_by(const Products& products) const {
+    std::vector<ValueId> operands;
+    for (int32_t n : products.nodes) operands.push_back(graph_.written(graph_.node(n).inputs[0]));
+    return operands;
+  }
   bool is_sum_of_rows(const GraphNode& node) const {
     constexpr int64_t kFirstDimension = 1;  // as a mask
     return node.op->kind == OpKind::kReduction && node.op->traits.additive && node.inputs.size() == 1 &&
