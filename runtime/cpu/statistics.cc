@@ -110,7 +110,12 @@ void run_variance(const KernelContext& context, bool is_root) {
   const int64_t mask = context.attrs.ints[0];
   const Tensor x = context.in(0).contiguous();
   const std::optional<Layout> layout = layout_of(x.sizes(), mask, context.attrs.ints[1] != 0);
-  if (!layout) return context.op.decompose(std::array{x}, context.attrs, context.outputs);
+  if (!layout) {
+    Tensor made;
+    context.op.decompose(std::array{x}, context.attrs, {&made, 1});
+    context.out().copy_(made);
+    return;
+  }
   const auto n = static_cast<double>(ops::reduced_numel(x.sizes(), mask));
   const double share = 1.0 / std::max(0.0, n - static_cast<double>(context.attrs.floats[0]));
   visit_floating(x.dtype(), [&](auto tag) {

@@ -197,6 +197,8 @@ class Runner {
                                            program_.may_chain(program_.outputs[i % program_.outputs.size()], leaf.id))
           slot = program_.backward == Program::Backward::kEveryCall ? y.detach() : y;  // its history is used up
     }
+    versions_before_.clear();
+    for (const auto& [id, tensor] : scene_.inputs) versions_before_[id] = tensor.version();
   }
   void overwrite_inputs() {
     for (const Leaf& leaf : program_.leaves) {
@@ -289,12 +291,18 @@ class Runner {
     for (size_t i = 0; i < scene_.machine.kept.size(); ++i)
       all.emplace_back(absl::StrCat("kept ", i), scene_.machine.kept[i]);
     const size_t fresh = all.size();
-    for (const auto& [id, tensor] : scene_.inputs) all.emplace_back(absl::StrCat("input %", id), tensor);
+    std::vector<int64_t> before;  // versions: of a region's results, which a chained call reads, they mean nothing
+    for (const auto& [id, tensor] : scene_.inputs) {
+      all.emplace_back(absl::StrCat("input %", id), tensor);
+      before.push_back(versions_before_.at(id));
+    }
     for (Block& block : model_.h)
       for (const auto& [id, handle] : block.lasting)
         all.emplace_back(absl::StrCat("value %", id, " of layer ", block.name()), *handle);
+    before.resize(all.size() - fresh, 0);
     for (size_t i = fresh; i < all.size(); ++i)
-      see(absl::StrCat(where, ", ", all[i].first), absl::StrCat("version ", all[i].second.version()));
+      see(absl::StrCat(where, ", ", all[i].first),
+          absl::StrCat(int64_t{all[i].second.version()} - before[i - fresh], " writes"));
     for (size_t i = 0; i < all.size(); ++i) {
       const auto& [name, tensor] = all[i];
       see(absl::StrCat(where, ", ", name), tensor);
@@ -332,6 +340,7 @@ class Runner {
   Stack model_;
   std::vector<compile::Regions> regions_;
   std::vector<std::pair<ValueId, Tensor>> leaves_;
+  std::map<ValueId, int64_t> versions_before_;  // of the inputs, when the call began
   Trail trail_;
 };
 
