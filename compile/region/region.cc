@@ -261,6 +261,7 @@ void Region::forget_oldest_entry() {
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace, trace.graph);
   if (!has_effects(trace.graph)) return nullptr;
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
     count(Outcome::kEager, "a recording");
@@ -285,12 +286,12 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   if (checks_floats()) check_forward_floats(*binding);
   entry.last_use = ++uses_;
   if (!has_effects(entry.forward_graph)) return binding;
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   return run_bound(trace, entry.forward_graph, std::move(binding));
 }
 
 std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& graph,
                                                  std::shared_ptr<const Binding> binding) {
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   const Entry& entry = *binding->entry();
   std::vector<Tensor> results, finished;
   try {
