@@ -45,7 +45,7 @@ class RegionTrace final : public Trace {
     Trace::follow(std::move(known));
     latest_ = std::move(latest);
   }
-  // Of the whole call, at its end; null: it ran in several pieces, or eagerly.
+  // At the end: what the whole call ran. Null: it ran in several pieces, or eagerly.
   std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,

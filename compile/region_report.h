@@ -16,8 +16,8 @@ struct RegionReport {
   int layers = 0;           // modules that share it
   int entries = 0;          // different recordings met: shapes, control flow, integers (floats do not count)
   int compilations = 0;     // times that code had to be generated: for a recording, or for a backward (other_backwards)
-  int kernels = 0;          // generated kernels of the latest entry, forward and backward. Of several entries that one
-                            // call needed, as a loop in pieces does: of the one with the most launches
+  int kernels = 0;          // generated kernels of the latest entry, forward and backward; where one call needs several
+                            // entries (a loop in pieces), those of the entry with the most launches
   int library_calls = 0;    // matrix products and the like, of the same entry
   int other_backwards = 0;  // compiled for other gradients than those of all outputs; each may count as a compilation
   int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, the recompile limit, a failed stage

@@ -49,7 +49,7 @@ enum class LoopOp : uint8_t {
   kLe,
   kEq,
   kNe,
-  // Of truths, or of the bits of integers
+  // These take truths, or the bits of integers.
   kAnd,
   kOr,
   kXor,

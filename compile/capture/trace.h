@@ -16,7 +16,7 @@ namespace rondo::compile {
 // writes nothing in place.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
-  Device device;        // of all that it reads and makes
+  Device device;        // all that it reads and makes is there
   uint64_t number = 0;  // no other has it
 };
 

@@ -309,7 +309,7 @@ class Interpreter {
     else write(r.f32);
   }
 
-  // Of a partial operand: it has the reduction's type.
+  // `to`: an element of a partial operand, which has the reduction's type.
   void combine_into(const Instr& i, char* to) const {
     store(i.type, combine(along_row(i.op), i.type, load(i, to), registers_[i.a]), i.type, to);
   }

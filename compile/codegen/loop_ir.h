@@ -141,7 +141,7 @@ struct LoopKernel {
   // One launch runs it on every item of a table (target/table.h): operands, scalars, and the width of rows (else the
   // number of columns) are those of the item; its own sizes stand for those of any.
   bool per_item = false;
-  // Results are larger than the caches, and are written past them where whole lines of them are written. Of a CPU.
+  // On a CPU: results are larger than the caches, and are written past them where whole lines are written at once.
   bool streams = false;
   std::vector<Operand> operands;
   int32_t n_scalars = 0;

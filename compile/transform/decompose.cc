@@ -40,7 +40,7 @@ std::optional<Graph> decompose_once(const Graph& graph) {
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   Trace trace;
-  const DeviceScope device(trace.device);  // of calls without operands
+  const DeviceScope device(trace.device);  // where calls without operands go
   RecorderScope record(&trace);
   trace.graph.values.reserve(graph.values.size());
   trace.graph.nodes.reserve(graph.nodes.size());

@@ -25,7 +25,7 @@ class Deriver {
     NoGrad off;
     amp::Autocast as_recorded(
         std::nullopt);  // backward runs in the dtypes that the forward chose, as the eager tape does
-    const DeviceScope device(trace_.device);  // of calls without operands
+    const DeviceScope device(trace_.device);  // where calls without operands go
     RecorderScope record(&trace_);
     trace_.first_call = 1 << 20;  // other numbers than the forward's, whose nodes may join
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {

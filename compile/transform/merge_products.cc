@@ -186,7 +186,7 @@ class Rewriter {
   Graph run() {
     NoGrad off;
     amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
-    const DeviceScope device(trace_.device);  // of calls without operands
+    const DeviceScope device(trace_.device);  // where calls without operands go
     RecorderScope record(&trace_);
     NodeMap<bool> gone(graph_, false);
     std::multimap<int32_t, const Products*> at;

@@ -4,9 +4,8 @@
 //   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
 //   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns; so it is with the
 //                                      other reductions that fold (Traits::folds), unless inner is large
-//   a running sum along a dimension    as a reduction over it; such a kernel reduces nothing, because on a GPU one
-//   thread
-//                                      takes a row
+//   a running sum along a dimension    as a reduction over it; such a kernel reduces nothing, because
+//                                      on a GPU one thread takes a row
 // A pointwise node takes any space that its dimensions can be grouped into. Its own is (all but the last dimension,
 // last dimension, 1).
 #pragma once

@@ -253,7 +253,7 @@ Value* ValueEmitter::end_lanes(const Instr& r, Value** lanes) {
   return b_.CreateSelect(lanes[1], llvm::ConstantFP::getNaN(lanes[0]->getType()), lanes[0]);
 }
 
-// Of floats: maximum() and minimum() of scalar_math.h.
+// Two floats meet as in maximum() and minimum() of scalar_math.h.
 Value* ValueEmitter::meet(LoopOp reduction, Value* a, Value* b) {
   if (reduction == LoopOp::kReduceSum) return add(a, b);
   const bool is_max = reduction == LoopOp::kReduceMax;

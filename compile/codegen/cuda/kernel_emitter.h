@@ -100,7 +100,7 @@ class KernelEmitter {
     if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
     return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));
   }
-  // Of kIndex, at the column `c` (an expression; empty: the first one).
+  // The value of a kIndex at the column `c` (an expression; empty: the first one).
   std::string place(const Instr& i, const std::string& c) const;
   std::string start_of(size_t partial) const;
   std::string starts_of(size_t partial) const;
