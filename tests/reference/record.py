@@ -538,6 +538,32 @@ def record_ops(folder, seed):
     save(os.path.join(folder, "ops.safetensors"), ops.out)
 
 
+def record_convolutions(folder, seed):
+    ops = Ops(seed)
+    r = ops.r
+
+    def add(case, function, x, weight, bias=True, **options):
+        inputs = {"x": r.normal(*x), "weight": r.normal(*weight)}
+        if bias:
+            transposed = function is F.conv_transpose2d
+            inputs["bias"] = r.normal(weight[1] * options.get("groups", 1) if transposed else weight[0])
+        ops.add(case, inputs, lambda x, weight, bias=None: function(x, weight, bias, **options))
+
+    add("conv1d", F.conv1d, (2, 3, 11), (4, 3, 3), stride=2, padding=1)
+    add("conv1d_same", F.conv1d, (2, 4, 9), (6, 2, 4), padding="same", dilation=2, groups=2)
+    add("conv2d", F.conv2d, (2, 3, 7, 6), (4, 3, 3, 2))
+    add("conv2d_stride", F.conv2d, (2, 3, 9, 11), (4, 3, 3, 3), bias=False, stride=(2, 3), padding=(1, 0))
+    add("conv2d_same", F.conv2d, (1, 3, 6, 7), (5, 3, 2, 4), padding="same", dilation=(1, 2))
+    add("conv2d_groups", F.conv2d, (2, 6, 6, 5), (9, 2, 3, 3), padding=1, dilation=(2, 1), groups=3)
+    add("conv2d_depthwise", F.conv2d, (2, 5, 7, 7), (5, 1, 3, 3), stride=2, padding=1, groups=5)
+    add("conv_transpose2d", F.conv_transpose2d, (2, 3, 4, 5), (3, 4, 3, 2))
+    add("conv_transpose2d_stride", F.conv_transpose2d, (1, 4, 4, 3), (4, 3, 3, 3), bias=False, stride=2, padding=1,
+        output_padding=1)
+    add("conv_transpose2d_groups", F.conv_transpose2d, (2, 4, 3, 4), (4, 3, 2, 3), stride=(3, 2), padding=(0, 1),
+        output_padding=(2, 0), groups=2, dilation=(1, 2))
+    save(os.path.join(folder, "convolutions.safetensors"), ops.out)
+
+
 def check_attention(out):
     """`attention` above against torch's own, where torch has the same case."""
     for case, options in {"sdpa": {}, "sdpa_causal": {"is_causal": True}, "sdpa_causal_rect": {"is_causal": True},
@@ -557,6 +583,7 @@ def main():
         record_model(folder, model, seed)
     record_optim(folder, 5)
     record_ops(folder, 6)
+    record_convolutions(folder, 7)
 
 
 if __name__ == "__main__":
