@@ -564,6 +564,35 @@ def record_convolutions(folder, seed):
     save(os.path.join(folder, "convolutions.safetensors"), ops.out)
 
 
+def record_images(folder, seed):
+    ops = Ops(seed)
+    x = ops.r.normal(2, 4, 6, 7)
+
+    def add(case, function, *args, **options):
+        ops.add(case, {"x": x}, lambda x: function(x, *args, **options))
+
+    add("max_pool2d", F.max_pool2d, 3, stride=2, padding=1)
+    add("max_pool2d_ceil", F.max_pool2d, (3, 2), stride=(2, 3), padding=(1, 0), ceil_mode=True)
+    add("max_pool2d_dilated", F.max_pool2d, 2, stride=1, dilation=(2, 3))
+    add("avg_pool2d", F.avg_pool2d, 2)
+    add("avg_pool2d_ceil", F.avg_pool2d, 3, stride=2, padding=1, ceil_mode=True)
+    add("avg_pool2d_inside", F.avg_pool2d, (3, 2), stride=2, padding=1, ceil_mode=True, count_include_pad=False)
+    for tag, size in (("one", 1), ("whole", (3, 7)), ("odd", (4, 3)), ("more", (8, 9))):
+        add(f"adaptive_avg_pool2d_{tag}", F.adaptive_avg_pool2d, size)
+    for tag, size in (("up", (12, 17)), ("down", (4, 3))):
+        add(f"interpolate_nearest_{tag}", F.interpolate, size=size)
+        add(f"interpolate_bilinear_{tag}", F.interpolate, size=size, mode="bilinear", align_corners=False)
+        add(f"interpolate_corners_{tag}", F.interpolate, size=size, mode="bilinear", align_corners=True)
+    add("pad_constant", F.pad, (1, 2, -1, 3), value=0.5)
+    add("pad_reflect", F.pad, (2, 1, 0, 5), mode="reflect")
+    add("pad_replicate", F.pad, (2, 9, 1, 0), mode="replicate")
+    add("pixel_shuffle", F.pixel_shuffle, 2)
+    edges = torch.tensor([0.0, 3.0, -3.0, 6.0, 7.0, -8.0], dtype=torch.float64)
+    ops.add("relu6", {"x": edges}, lambda x: F.relu6(x))
+    ops.add("hardswish", {"x": edges}, lambda x: F.hardswish(x))
+    save(os.path.join(folder, "images.safetensors"), ops.out)
+
+
 def check_attention(out):
     """`attention` above against torch's own, where torch has the same case."""
     for case, options in {"sdpa": {}, "sdpa_causal": {"is_causal": True}, "sdpa_causal_rect": {"is_causal": True},
@@ -584,6 +613,7 @@ def main():
     record_optim(folder, 5)
     record_ops(folder, 6)
     record_convolutions(folder, 7)
+    record_images(folder, 8)
 
 
 if __name__ == "__main__":
