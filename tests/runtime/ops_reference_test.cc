@@ -166,7 +166,7 @@ class OpsReference : public testing::TestWithParam<DType> {};
 TEST_P(OpsReference, ResultsAndGradients) {
   const double tolerance = GetParam() == kF64 ? 1e-10 : 1e-4;
   io::TensorMap file;
-  for (const char* name : {"/ops.safetensors", "/convolutions.safetensors", "/images.safetensors"})
+  for (const char* name : {"/ops.safetensors", "/convolutions.safetensors", "/pixel_ops.safetensors"})
     file.merge(io::load_safetensors(std::string(tests::kReferenceDir) + name).tensors);
   const auto expect_close = [&](const Tensor& got, const Tensor& want, const std::string& what) {
     ASSERT_TRUE(got.defined()) << what;

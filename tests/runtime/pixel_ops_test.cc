@@ -51,7 +51,7 @@ void expect_derivatives(const Tensor& x0, const std::function<Tensor(const Tenso
   EXPECT_NEAR(ops::sum(second[0] * toward).item(), change, 1e-5 * (1 + std::abs(change)));
 }
 
-TEST(Images, Derivatives) {
+TEST(PixelOps, Derivatives) {
   const Tensor x = uniform({2, 3, 6, 7}, -1, 1, 1);
   const std::pair<const char*, std::function<Tensor(const Tensor&)>> cases[] = {
       {"max_pool2d",
@@ -107,7 +107,7 @@ TEST(Images, Derivatives) {
   expect_derivatives(uniform({1, 8, 2, 3}, -1, 1, 2), [](const Tensor& t) { return ops::pixel_shuffle(t, 2); });
 }
 
-TEST(Images, EmptyBatches) {
+TEST(PixelOps, EmptyBatches) {
   const Tensor x = Tensor::zeros({0, 4, 6, 6});
   const Tensor results[] = {ops::max_pool2d(x, 2), ops::avg_pool2d(x, 2), ops::adaptive_avg_pool2d(x, 3),
                             ops::interpolate(x, 3), ops::pad(x, {1, 2})};
@@ -116,7 +116,7 @@ TEST(Images, EmptyBatches) {
   EXPECT_EQ(to_string(ops::pixel_shuffle(x, 2).sizes()), "[0, 1, 12, 12]");
 }
 
-TEST(Images, MaximaKeepTheLayoutAndNaN) {
+TEST(PixelOps, MaximaKeepTheLayoutAndNaN) {
   const Tensor x = uniform({2, 5, 9, 8}, -1, 1, 1).to(kF32);
   const Tensor y = ops::max_pool2d(x, 3, {.stride = 2, .padding = 1}),
                z = ops::max_pool2d(last(x), 3, {.stride = 2, .padding = 1});
@@ -130,11 +130,11 @@ TEST(Images, MaximaKeepTheLayoutAndNaN) {
   EXPECT_EQ(most[2], -inf);
 }
 
-TEST(Images, ErrorsNameTheNumbers) {
+TEST(PixelOps, ErrorsNameTheNumbers) {
   const Tensor x = Tensor::zeros({1, 6, 4, 5});
   const auto expect = [](const std::string& error, std::string_view part) {
     EXPECT_NE(error.find(part), std::string::npos) << error;
-    EXPECT_NE(error.find("images_test.cc:"), std::string::npos) << error;
+    EXPECT_NE(error.find("pixel_ops_test.cc:"), std::string::npos) << error;
   };
   expect(error_of([&] { ops::max_pool2d(x, 3, {.padding = 2}); }),
          "max_pool2d: the padding may be at most half of the kernel, 1, it is 2");
