@@ -528,6 +528,8 @@ std::vector<ConvSample> conv_samples(bool large) {
       {"empty batch", {0, 3, 5, 5}, {4, 3, 3, 3}, same3},
       {"only padding", {2, 3, 0, 5}, {4, 3, 2, 3}, {.before = {1, 1}, .after = {1, 1}}},
       {"two groups", {2, 4, 5, 6}, {6, 2, 3, 2}, {.stride = {2, 1}, .groups = 2}, false},
+      {"many channels", {2, 1024, 3, 7}, {8, 1024, 1, 1}, {}, false},
+      {"many outputs, bands", {1, 4, 40, 18}, {512, 4, 3, 3}, same3, false},
       {"several bands", {1, 32, 36, 33}, {32, 32, 3, 3}, same3, false},
       {"several bands, stride", {1, 24, 48, 31}, {40, 24, 3, 3}, {.stride = {2, 2}, .before = {1, 1}, .after = {1, 1}}},
   };

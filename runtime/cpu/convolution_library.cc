@@ -104,6 +104,57 @@ class LibraryConvolution::Step {
   Desc scratch_, from_, to_;
 };
 
+namespace {
+
+// (images, rows, columns) -> (images, columns, rows), each matrix dense in `to`, and in `from` with rows `step` apart
+// and images `image` apart; or, `back`, the other way around.
+template <bool kBack, class Word>
+void transpose_tiles(std::conditional_t<kBack, Word, const Word>* from, std::conditional_t<kBack, const Word, Word>* to,
+                     int64_t images, int64_t image, int64_t rows, int64_t step, int64_t columns) {
+  constexpr int64_t kTile = 16;
+  for (int64_t n = 0; n < images; ++n, from += image, to += rows * columns)
+    for (int64_t r = 0; r < rows; r += kTile)
+      for (int64_t c = 0; c < columns; c += kTile)
+        for (int64_t j = c; j < std::min(c + kTile, columns); ++j)
+          for (int64_t i = r; i < std::min(r + kTile, rows); ++i) {
+            if constexpr (kBack) from[i * step + j] = to[j * rows + i];
+            else to[j * rows + i] = from[i * step + j];
+          }
+}
+
+}  // namespace
+
+// Activations of a piece in the usual layout, and channels last.
+class LibraryConvolution::Conversion {
+ public:
+  // `usual`: the piece's in the caller's images; `reads`: the usual layout is read.
+  Conversion(const Desc& usual, const Desc& last, bool reads) : reads_(reads) {
+    const dnnl::memory::dims sizes = usual.dims();
+    images_ = sizes[0], channels_ = sizes[1], pixels_ = sizes[2] * sizes[3];
+    step_ = usual.data.format_desc.blocking.strides[1];
+    image_ = usual.data.format_desc.blocking.strides[0];
+    is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
+    // The library goes along one line after the other. Lines a large power of two apart meet few sets of the caches:
+    // measured on Zen 5 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
+    if (channels_ * (is_half_ ? 2 : 4) % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
+  }
+  void run(std::byte* usual, std::byte* last) const {
+    if (library_.has_value()) return library_->copy(reads_ ? usual : last, reads_ ? last : usual);
+    if (is_half_) run_tiles<uint16_t>(usual, last);
+    else run_tiles<uint32_t>(usual, last);
+  }
+
+ private:
+  template <class Word> void run_tiles(std::byte* usual, std::byte* last) const {
+    Word *const a = reinterpret_cast<Word*>(usual), *const b = reinterpret_cast<Word*>(last);
+    if (reads_) transpose_tiles<false, Word>(a, b, images_, image_, channels_, step_, pixels_);
+    else transpose_tiles<true, Word>(a, b, images_, image_, channels_, step_, pixels_);
+  }
+  int64_t images_, channels_, pixels_, step_, image_;
+  bool reads_, is_half_;
+  std::optional<Step> library_;
+};
+
 // The shape of a piece.
 class LibraryConvolution::Primitive {
  public:
@@ -130,7 +181,7 @@ class LibraryConvolution::Primitive {
   bool fast_ = false;
   Step step_;
   // Between the caller's activations and the primitive's; null where they are the same.
-  std::unique_ptr<const Step> convert_input_, convert_output_;
+  std::unique_ptr<const Conversion> convert_input_, convert_output_;
 };
 
 LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed)
@@ -200,14 +251,12 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
       break;
     }
   }
-  const auto convert = [&](const Desc& given, const Desc& ours, bool reads) {
-    return reads ? std::make_unique<const Step>(given, ours) : std::make_unique<const Step>(ours, given);
-  };
   if (!whole.input_last)
-    convert_input_ = convert(activations(part, true, false, whole.input[0]), input_, part.computes != Computes::kInput);
+    convert_input_ = std::make_unique<const Conversion>(activations(part, true, false, whole.input[0]), input_,
+                                                        part.computes != Computes::kInput);
   if (!whole.output_last)
-    convert_output_ = convert(activations(part, false, false, whole.output[0]), output_,
-                              part.computes != Computes::kOutput);
+    convert_output_ = std::make_unique<const Conversion>(activations(part, false, false, whole.output[0]), output_,
+                                                         part.computes != Computes::kOutput);
 }
 
 void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const {
@@ -216,12 +265,12 @@ void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std
   if (convert_input_ != nullptr) {
     input_copy = Storage::allocate(input_.get_size());
     in = input_copy.data();
-    if (part_.computes != Computes::kInput) convert_input_->copy(input, in);
+    if (part_.computes != Computes::kInput) convert_input_->run(input, in);
   }
   if (convert_output_ != nullptr) {
     output_copy = Storage::allocate(output_.get_size());
     out = output_copy.data();
-    if (part_.computes != Computes::kOutput) convert_output_->copy(output, out);
+    if (part_.computes != Computes::kOutput) convert_output_->run(output, out);
   }
   switch (part_.computes) {
     case Computes::kOutput:
@@ -229,12 +278,12 @@ void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std
                  {DNNL_ARG_WEIGHTS, &weight_, weight},
                  {DNNL_ARG_BIAS, &bias_, bias},
                  {DNNL_ARG_DST, &output_, out}});
-      if (convert_output_ != nullptr) convert_output_->copy(out, output);
+      if (convert_output_ != nullptr) convert_output_->run(output, out);
       break;
     case Computes::kInput:
       step_.run(
           {{DNNL_ARG_DIFF_SRC, &input_, in}, {DNNL_ARG_WEIGHTS, &weight_, weight}, {DNNL_ARG_DIFF_DST, &output_, out}});
-      if (convert_input_ != nullptr) convert_input_->copy(in, input);
+      if (convert_input_ != nullptr) convert_input_->run(input, in);
       break;
     case Computes::kWeight:
       step_.run(

@@ -31,6 +31,7 @@ class LibraryConvolution {
 
  private:
   class Step;
+  class Conversion;
   class Primitive;
   struct Piece {
     const Primitive* primitive;
