@@ -16,14 +16,6 @@ Tensor without_memory(const Dims& sizes) {
   return Tensor::over(Storage::allocate(0), 0, sizes, contiguous_strides(sizes), kF32);
 }
 
-// Uniform in [-bound, bound).
-Tensor uniform(const Dims& sizes, double bound) {
-  if (SkipInit::without_memory()) return without_memory(sizes);
-  if (SkipInit::active()) return Tensor::empty(sizes);
-  const NoGrad off;
-  return Tensor::rand(sizes).mul_(2 * bound).add_(-bound);
-}
-
 int64_t positive(const char* layer, int64_t size) {
   if (size <= 0) throw Error(absl::StrCat(layer, ": sizes must be positive, got ", size));
   return size;
@@ -46,11 +38,18 @@ double linear_bound(int64_t in_features, int64_t out_features) {
 Tensor constant_parameter(const Dims& sizes, double value) {
   return SkipInit::without_memory() ? without_memory(sizes) : Tensor::full(sizes, value);
 }
+Tensor uniform_parameter(const Dims& sizes, double bound) {
+  if (SkipInit::without_memory()) return without_memory(sizes);
+  if (SkipInit::active()) return Tensor::empty(sizes);
+  const NoGrad off;
+  return Tensor::rand(sizes).mul_(2 * bound).add_(-bound);
+}
 
 Linear::Linear(int64_t in_features, int64_t out_features, LinearOptions options)
-    : weight(parameter("weight", uniform({out_features, in_features}, linear_bound(in_features, out_features)))),
-      bias(parameter("bias",
-                     options.bias ? uniform({out_features}, linear_bound(in_features, out_features)) : Tensor())) {}
+    : weight(
+          parameter("weight", uniform_parameter({out_features, in_features}, linear_bound(in_features, out_features)))),
+      bias(parameter("bias", options.bias ? uniform_parameter({out_features}, linear_bound(in_features, out_features))
+                                          : Tensor())) {}
 Tensor Linear::forward(const Tensor& x) { return ops::linear(x, weight, bias); }
 
 Embedding::Embedding(int64_t num_embeddings, int64_t embedding_dim, EmbeddingOptions options)

@@ -45,6 +45,8 @@ class SkipInit {
 
 // A parameter of this value; under SkipInit::Memory::kNone it has no memory. For constructors of layers.
 Tensor constant_parameter(const Dims& sizes, double value);
+// The same, uniform in [-bound, bound); under SkipInit of any value.
+Tensor uniform_parameter(const Dims& sizes, double bound);
 
 struct LinearOptions {
   bool bias = true;

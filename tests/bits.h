@@ -91,6 +91,10 @@ inline std::vector<Layout> layouts_of(const Tensor& dense) {
     swapped = contiguous_strides(outer);
     std::swap(swapped[rank - 2], swapped[rank - 1]);
     layouts.push_back({"last two transposed", with_strides(dense, swapped, 0, n)});
+    if (rank == 4) {
+      const Dims last = contiguous_strides({sizes[0], sizes[2], sizes[3], sizes[1]});
+      layouts.push_back({"channels last", with_strides(dense, {last[0], last[3], last[1], last[2]}, 0, n)});
+    }
     Dims wide = sizes;
     wide[rank - 1] += 3;
     layouts.push_back({"rows with a gap", with_strides(dense, contiguous_strides(wide), 2, wide.numel() + 2)});

@@ -6,6 +6,7 @@
 #include <limits>
 #include <random>
 
+#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/random_draw.h"
 #include "rondo/runtime/ops/table.h"
@@ -490,6 +491,79 @@ Samples layer_norm_grad_samples(bool large) {
   return samples;
 }
 
+// A convolution by its numbers.
+struct ConvSample {
+  const char* label;
+  Dims x, weight;
+  ops::Convolution how = {};
+  bool bias = true;
+};
+std::vector<ConvSample> conv_samples(bool large) {
+  using ops::Convolution;
+  const Convolution same3{.before = {1, 1}, .after = {1, 1}};
+  if (large)
+    return {
+        {"large", {2, 24, 40, 33}, {32, 24, 3, 3}, {.stride = {2, 1}, .before = {1, 1}, .after = {1, 1}}},
+        {"large, few channels", {3, 3, 60, 61}, {8, 3, 7, 7}, {.stride = {2, 2}, .before = {3, 3}, .after = {3, 3}}},
+        {"large, depthwise", {2, 40, 31, 30}, {40, 1, 3, 3}, {.before = {1, 1}, .after = {1, 1}, .groups = 40}},
+        {"large, one by one", {4, 40, 33, 20}, {64, 40, 1, 1}},
+        {"large batch", {40, 16, 9, 9}, {16, 16, 3, 3}, same3}};
+  return {
+      {"plain", {2, 3, 7, 6}, {4, 3, 3, 2}},
+      {"same", {1, 5, 9, 8}, {7, 5, 3, 3}, same3, false},
+      {"stride", {2, 4, 9, 11}, {6, 4, 3, 3}, {.stride = {2, 3}, .before = {1, 0}, .after = {1, 0}}},
+      {"patches", {2, 3, 8, 8}, {5, 3, 4, 4}, {.stride = {4, 4}}},
+      {"stride beyond the kernel", {1, 2, 9, 10}, {3, 2, 2, 1}, {.stride = {3, 4}}, false},
+      {"one by one", {2, 6, 5, 3}, {4, 6, 1, 1}},
+      {"one by one, stride", {2, 6, 5, 4}, {4, 6, 1, 1}, {.stride = {2, 2}}},
+      {"dilated", {1, 3, 11, 9}, {4, 3, 3, 2}, {.dilation = {2, 3}, .before = {2, 1}, .after = {2, 1}}},
+      {"even kernel, same", {1, 3, 6, 7}, {4, 3, 2, 4}, {.before = {0, 1}, .after = {1, 2}}},
+      {"groups", {2, 6, 6, 5}, {9, 2, 3, 3}, {.before = {1, 1}, .after = {1, 1}, .groups = 3}},
+      {"depthwise", {2, 5, 7, 7}, {5, 1, 3, 3}, {.stride = {2, 1}, .before = {1, 1}, .after = {1, 1}, .groups = 5}},
+      {"depthwise, two each", {1, 16, 6, 6}, {32, 1, 3, 3}, {.before = {1, 1}, .after = {1, 1}, .groups = 16}, false},
+      {"padding beyond the kernel", {1, 2, 3, 4}, {3, 2, 2, 2}, {.before = {3, 2}, .after = {3, 2}}},
+      {"a row", {2, 3, 1, 13}, {4, 3, 1, 5}, {.stride = {1, 2}, .before = {0, 2}, .after = {0, 2}}},
+      {"one pixel", {1, 1, 1, 1}, {1, 1, 1, 1}},
+      {"all of the image", {2, 3, 4, 5}, {6, 3, 4, 5}},
+      {"empty batch", {0, 3, 5, 5}, {4, 3, 3, 3}, same3},
+      {"only padding", {2, 3, 0, 5}, {4, 3, 2, 3}, {.before = {1, 1}, .after = {1, 1}}},
+      {"two groups", {2, 4, 5, 6}, {6, 2, 3, 2}, {.stride = {2, 1}, .groups = 2}, false},
+      {"many channels", {2, 1024, 3, 7}, {8, 1024, 1, 1}, {}, false},
+      {"many outputs, bands", {1, 4, 40, 18}, {512, 4, 3, 3}, same3, false},
+      {"several bands", {1, 32, 36, 33}, {32, 32, 3, 3}, same3, false},
+      {"several bands, stride", {1, 24, 48, 31}, {40, 24, 3, 3}, {.stride = {2, 2}, .before = {1, 1}, .after = {1, 1}}},
+  };
+}
+enum class ConvOp { kOutput, kInput, kWeight };
+template <ConvOp kOp> Samples convs(bool large) {
+  Samples samples;
+  for (const ConvSample& c : conv_samples(large)) {
+    const Dims &x = c.x, &w = c.weight;
+    const Dims y = {x[0], w[0], c.how.output_size(0, x[2], w[2]), c.how.output_size(1, x[3], w[3])};
+    if (kOp == ConvOp::kOutput)
+      samples.push_back({c.label, {real(x), real(w, -0.5, 0.5), c.bias ? real({w[0]}) : Tensor()}, c.how.attrs()});
+    else if (kOp == ConvOp::kInput)
+      samples.push_back({c.label, {real(y), real(w, -0.5, 0.5)}, c.how.attrs({x[2], x[3]})});
+    else samples.push_back({c.label, {real(y), real(x)}, c.how.attrs({w[2], w[3]})});
+  }
+  return samples;
+}
+
+Samples max_pool2d_samples(bool large) {
+  using ops::Convolution;
+  const auto pool = [](const char* label, const Tensor& x, const Convolution& how, ops::Extent kernel) {
+    return OpSample{label, {x}, how.attrs(kernel), 2};
+  };
+  const Convolution stem{.stride = {2, 2}, .before = {1, 1}, .after = {1, 1}};
+  if (large) return {pool("large", real({2, 19, 61, 60}), stem, {3, 3})};
+  return {pool("plain", real({2, 3, 6, 4}), {.stride = {2, 2}}, {2, 2}),
+          pool("overlapping", real({2, 5, 7, 8}), stem, {3, 3}),
+          pool("beyond the end", real({1, 2, 8, 6}), {.stride = {3, 2}, .before = {1, 0}, .after = {2, 1}}, {3, 3}),
+          pool("dilated", real({1, 3, 9, 8}), {.dilation = {2, 3}, .before = {1, 0}, .after = {1, 0}}, {3, 2}),
+          pool("one pixel", real({1, 1, 1, 1}), {}, {1, 1}),
+          pool("empty batch", real({0, 2, 5, 4}), stem, {3, 2})};
+}
+
 Samples attention_samples(bool large) {
   const double inf = std::numeric_limits<double>::infinity();
   auto attrs = [](bool causal, double scale) { return Attrs{.ints = {causal}, .floats = {scale}}; };
@@ -699,6 +773,13 @@ template <Make kX, int kScalars> Samples unary_grad_with(bool large) {
     if (kScalars == 2) attrs.floats.push_back(1.1);
     samples.push_back({to_string(sizes), {kX(sizes), real(sizes)}, attrs});
   }
+  return samples;
+}
+// x and grad for ops that are piecewise on a range of some units.
+Tensor wide(const Dims& sizes) { return real(sizes, -7, 7); }
+Samples wide_grad(bool large) {
+  Samples samples;
+  for (const Dims& sizes : unary_shapes(large)) samples.push_back({to_string(sizes), {wide(sizes), real(sizes)}});
   return samples;
 }
 Samples rms_norm_samples(bool large) {
@@ -916,6 +997,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "pow_scalar_grad", .make = &unary_grad_with<positive, 1>},
     {.name = "silu", .make = &unary<plain>},
     {.name = "silu_grad", .make = &unary_grad},
+    {.name = "relu6", .make = &unary<wide>},
+    {.name = "relu6_grad", .make = &wide_grad},
+    {.name = "hardswish", .make = &unary<wide>},
+    {.name = "hardswish_grad", .make = &wide_grad},
     {.name = "softplus", .make = &unary<plain>},
     {.name = "leaky_relu", .make = &with_scalar<plain>},
     {.name = "leaky_relu_grad", .make = &unary_grad_with<plain, 1>},
@@ -984,6 +1069,10 @@ constexpr OpSpec kSpecs[] = {
     {.name = "softmax_grad", .make = &softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
     {.name = "log_softmax", .make = &softmax_rows<1>, .decomposes_exactly = true},
     {.name = "log_softmax_grad", .make = &log_softmax_grad_samples, .tolerance = 8, .decomposes_exactly = true},
+    {.name = "conv2d", .make = &convs<ConvOp::kOutput>, .tolerance = 16},
+    {.name = "conv2d_grad_input", .make = &convs<ConvOp::kInput>, .tolerance = 16},
+    {.name = "conv2d_grad_weight", .make = &convs<ConvOp::kWeight>, .tolerance = 16},
+    {.name = "max_pool2d", .make = &max_pool2d_samples, .decomposes_exactly = true},
     {.name = "attention", .make = &attention_samples, .tolerance = 16, .constant_inputs = 8},
     {.name = "attention_grad", .make = &attention_grad_samples, .tolerance = 32, .differentiable_outputs = 7},
     {.name = "embedding", .make = &embedding_samples},

@@ -1,13 +1,12 @@
 #include "rondo/runtime/cpu/product.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
 #include <mutex>
 
 #include "absl/hash/hash.h"
 #include "oneapi/dnnl/dnnl.hpp"
+#include "rondo/runtime/cpu/onednn.h"
 #include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
@@ -19,30 +18,8 @@ namespace {
 
 using dnnl::memory;
 
-dnnl::engine& engine() {
-  static auto* engine = new dnnl::engine(dnnl::engine::kind::cpu, 0);
-  return *engine;
-}
-
-// oneDNN asks OpenMP for the threads of the calling thread. In this scope there is one; then the caller's own setting
-// is back.
-class OneLibraryThread {
- public:
-  OneLibraryThread() : before_(omp_get_max_threads()) {
-    if (before_ != 1) omp_set_num_threads(1);
-  }
-  ~OneLibraryThread() {
-    if (before_ != 1) omp_set_num_threads(before_);
-  }
-  OneLibraryThread(const OneLibraryThread&) = delete;
-  OneLibraryThread& operator=(const OneLibraryThread&) = delete;
-
- private:
-  const int before_;
-};
-
 // Binds memory whose address is set before each run.
-memory unbound(const memory::desc& desc) { return memory(desc, engine(), nullptr); }
+memory unbound(const memory::desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace
 
@@ -72,7 +49,7 @@ struct Product::Primitive::Arguments {
   };
   std::vector<Bound> bound;
   std::vector<dnnl_exec_arg_t> list;
-  dnnl::stream stream{engine()};  // used by one thread at a time, as the rest
+  dnnl::stream stream{library_engine()};  // used by one thread at a time, as the rest
 
   memory& add(int argument, const memory::desc& desc) {
     bound.push_back({argument, unbound(desc)});
@@ -125,7 +102,7 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
   if (post.len() > 0) attributes.set_post_ops(post);
   const OneLibraryThread alone;  // the library plans for the threads that there are now
   const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(a_, b_, bias_, c_) : dnnl::matmul::desc(a_, b_, c_);
-  const dnnl::matmul::primitive_desc chosen(product, attributes, engine());
+  const dnnl::matmul::primitive_desc chosen(product, attributes, library_engine());
   scratchpad_ = chosen.scratchpad_desc();
   product_ = dnnl::matmul(chosen);
 }
@@ -299,7 +276,8 @@ bool Product::runs(const MatmulCall& call) {
   static const bool has_bf16 = [] {
     const memory::desc one({1, 1}, memory::data_type::bf16, memory::dims{1, 1});
     constexpr bool kAllowEmpty = true;
-    return dnnl::matmul::primitive_desc(dnnl::matmul::desc(one, one, one), engine(), kAllowEmpty).get(true) != nullptr;
+    return dnnl::matmul::primitive_desc(dnnl::matmul::desc(one, one, one), library_engine(), kAllowEmpty).get(true) !=
+           nullptr;
   }();
   return call.dtype != kBF16 || has_bf16 || is_thin_product(call);
 }

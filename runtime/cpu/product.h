@@ -1,8 +1,7 @@
 // One matrix product with everything but the addresses, through oneDNN. Thread safe.
 //
 // The product is cut into slices: parts of the batch, rows and columns of C. Each slice is one oneDNN primitive that
-// runs on one thread, and the slices run in the pool (parallel.h). oneDNN's own threads are OpenMP's, which spin for
-// milliseconds while they wait, and can be told otherwise only by the environment. They never start here.
+// runs on one thread (onednn.h), and the slices run in the pool (parallel.h).
 //
 // oneDNN orders the sums of a primitive by its shape, so slices depend on the product's shape, dtype and layout alone:
 // results do not depend on the number of threads.

@@ -108,6 +108,34 @@ constexpr OpDef kClamp =
           g.set(0, call(kClampGrad, {g.input(0), g.grad_out()}, g.attrs()));
         });
 
+// ---- ReLU6 and hardswish. As in PyTorch, the gradient of ReLU6 is 0 at 0 and at 6.
+
+constexpr OpDef kRelu6Grad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) {
+  return scalar::relu_grad(scalar::constant(x, 6.0) - x, scalar::relu_grad(x, g));
+}>("relu6_grad", {.inputs = kFirst}, [](const GradContext& g) { piecewise_grad_grad(kRelu6Grad, g); });
+constexpr OpDef kRelu6 = elementwise<kFloatingOnly, 1, 0, [](auto x) {
+  return scalar::clamp(x, scalar::constant(x, 0.0), scalar::constant(x, 6.0));
+}>("relu6", {.inputs = kFirst}, [](const GradContext& g) {
+  g.set(0, call(kRelu6Grad, {g.input(0), g.grad_out()}));
+});
+
+void decompose_hardswish_grad(std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+  const Tensor &x = in[0], &g = in[1];
+  out[0] = where(less_equal(x, -3.0), 0.0, where(less(x, 3.0), g * (x / 3.0 + 0.5), g));
+}
+constexpr OpDef kHardswishGrad = elementwise<kFloatingOnly, 2, 0, [](auto x, auto g) {
+  const auto three = scalar::constant(x, 3.0), zero = scalar::constant(x, 0.0), half = scalar::constant(x, 0.5);
+  return scalar::select(scalar::le(x, -three), zero, scalar::select(scalar::lt(x, three), g * (x / three + half), g));
+}>("hardswish_grad", {}, nullptr, &decompose_hardswish_grad);
+constexpr OpDef kHardswish = elementwise<kFloatingOnly, 1, 0, [](auto x) {
+  const auto six = scalar::constant(x, 6.0);
+  return x * scalar::clamp(x + scalar::constant(x, 3.0), scalar::constant(x, 0.0), six) / six;
+}>("hardswish", {.inputs = kFirst}, [](const GradContext& g) {
+  g.set(0, call(kHardswishGrad, {g.input(0), g.grad_out()}));
+});
+
+Tensor relu6(TensorArg x) { return call(kRelu6, {x}); }
+Tensor hardswish(TensorArg x) { return call(kHardswish, {x}); }
 Tensor relu(TensorArg x) {
   require_defined("relu", x);
   if (is_floating(x.tensor.dtype()) || x.tensor.dtype() == kBool) return call(kRelu, {x});
@@ -146,8 +174,9 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
   return result;
 }
 
-constexpr OpList kActivationOps = {&kRelu,          &kReluGrad, &kGeluTanh,  &kGeluTanhGrad, &kGeluErf,
-                                   &kGeluErfGrad,   &kSilu,     &kSiluGrad,  &kSoftplus,     &kLeakyRelu,
-                                   &kLeakyReluGrad, &kClamp,    &kClampGrad, &kSoftplusGrad};
+constexpr OpList kActivationOps = {&kRelu,          &kReluGrad,  &kGeluTanh,     &kGeluTanhGrad, &kGeluErf,
+                                   &kGeluErfGrad,   &kSilu,      &kSiluGrad,     &kSoftplus,     &kLeakyRelu,
+                                   &kLeakyReluGrad, &kClamp,     &kClampGrad,    &kSoftplusGrad, &kRelu6,
+                                   &kRelu6Grad,     &kHardswish, &kHardswishGrad};
 
 }  // namespace rondo::ops

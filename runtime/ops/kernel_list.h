@@ -56,6 +56,14 @@ std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& contex
 // twice, or not at all where the result is widened.
 bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
 
+// convolution.cc: ints of a Convolution (ops/convolution.h), and the size of a gradient
+void conv2d_kernel(const KernelContext& context);              // x, weight, bias -> y
+void conv2d_grad_input_kernel(const KernelContext& context);   // grad, weight -> dx
+void conv2d_grad_weight_kernel(const KernelContext& context);  // grad, x -> dweight
+
+// pooling.cc: ints of a Convolution, and the kernel's size
+void max_pool2d_kernel(const KernelContext& context);  // x -> maxima, their places
+
 // attention_kernel.cc
 void attention_kernel(const KernelContext& context);       // q, k, v, mask -> out, logsumexp
 void attention_grad_kernel(const KernelContext& context);  // grad, out, logsumexp, q, k, v, mask -> dq, dk, dv

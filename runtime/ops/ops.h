@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <initializer_list>
 #include <optional>
 #include <span>
@@ -37,6 +38,8 @@ Tensor tanh(TensorArg x);
 Tensor erf(TensorArg x);
 Tensor sigmoid(TensorArg x);
 Tensor relu(TensorArg x);
+Tensor relu6(TensorArg x);      // min(max(x, 0), 6)
+Tensor hardswish(TensorArg x);  // Howard et al., "Searching for MobileNetV3" (2019): x relu6(x + 3) / 6
 Tensor leaky_relu(TensorArg x, double slope = 0.01);
 Tensor silu(TensorArg x);                  // x sigmoid(x); also called swish
 Tensor softplus(TensorArg x);              // ln(1 + e^x)
@@ -195,13 +198,81 @@ Tensor matmul(TensorArg a, TensorArg b);
 // x (..., in), weight (out, in), bias (out) or undefined -> x weight^T + bias (..., out).
 Tensor linear(TensorArg x, TensorArg weight, TensorArg bias);
 
-struct Conv2dOptions {
-  std::array<int64_t, 2> stride = {1, 1};
-  std::array<int64_t, 2> padding = {0, 0};
+// ---- Convolutions (convolution.cc). x (B, C, H, W) and weight (O, C / groups, kh, kw) may be channels last, that is
+// lie in memory as (B, H, W, C); then the result does, too. A number for each spatial dimension, or one for all: {2,
+// 1}, or 2.
+template <int N> struct Spatial {
+  std::array<int64_t, N> size = {};
+  constexpr Spatial(std::integral auto n) { size.fill(static_cast<int64_t>(n)); }
+  constexpr Spatial(int64_t h, int64_t w) requires(N == 2) : size{h, w} {}
+  constexpr int64_t operator[](int d) const { return size[static_cast<size_t>(d)]; }
 };
-// x (B, C, H, W), weight (O, C, kh, kw), bias (O) or undefined -> (B, O, H / kh, W / kw). Patches only: stride ==
-// kernel and no padding; anything else is an error (convolution.cc).
-Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions options);
+struct SamePadding {};
+inline constexpr SamePadding kSamePadding;
+// Zeros at both ends of each spatial dimension; or kSamePadding: as many as keep the size. Then the stride must be 1.
+template <int N> struct ConvPadding : Spatial<N> {
+  using Spatial<N>::Spatial;
+  constexpr ConvPadding(SamePadding) : Spatial<N>(0), same(true) {}
+  bool same = false;
+};
+template <int N> struct ConvOptions {
+  Spatial<N> stride = 1;
+  ConvPadding<N> padding = 0;
+  Spatial<N> dilation = 1;
+  int64_t groups = 1;
+};
+using Conv1dOptions = ConvOptions<1>;
+using Conv2dOptions = ConvOptions<2>;
+// x (B, C, W), weight (O, C / groups, kw), bias (O) or undefined -> (B, O, ow),
+// ow = (W + 2 padding - dilation (kw - 1) - 1) / stride + 1.
+Tensor conv1d(TensorArg x, TensorArg weight, TensorArg bias, Conv1dOptions options = {});
+// The same over height and width.
+Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions options = {});
+struct ConvTranspose2dOptions {
+  Spatial<2> stride = 1;
+  Spatial<2> padding = 0;
+  Spatial<2> output_padding = 0;  // more rows and columns at the end; less than the stride or the dilation
+  int64_t groups = 1;
+  Spatial<2> dilation = 1;
+};
+// x (B, C, H, W), weight (C, O / groups, kh, kw), bias (O) or undefined -> (B, O, oh, ow),
+// oh = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1.
+Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTranspose2dOptions options = {});
+
+// ---- Images (B, C, H, W): pooling.cc, resample.cc
+struct MaxPool2dOptions {
+  std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
+  Spatial<2> padding = 0;                           // at most half of the kernel; it never wins
+  Spatial<2> dilation = 1;
+  bool ceil_mode = false;  // true: the last window may reach over the end
+};
+// (B, C, oh, ow), oh = (H + 2 padding - dilation (kh - 1) - 1) / stride + 1. NaN is larger than every number. Among
+// equal elements the first gets the gradient.
+Tensor max_pool2d(TensorArg x, Spatial<2> kernel, MaxPool2dOptions options = {});
+struct AvgPool2dOptions {
+  std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
+  Spatial<2> padding = 0;                           // at most half of the kernel
+  bool ceil_mode = false;
+  bool count_include_pad = true;  // zeros of the padding count
+};
+Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options = {});
+// Means over windows [floor(i H / oh), ceil((i + 1) H / oh)): (B, C, oh, ow).
+Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size);
+
+enum class InterpolateMode { kNearest, kBilinear };
+struct InterpolateOptions {
+  InterpolateMode mode = InterpolateMode::kNearest;
+  bool align_corners = false;  // kBilinear: the corners' pixels stay where they are
+};
+// (B, C, h, w) for `size` {h, w}.
+Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options = {});
+
+enum class PadMode { kConstant, kReflect, kReplicate };
+// `amounts`: PyTorch's order, the last dimension first: {left, right, top, bottom}. Negative ones crop (kConstant
+// only). kReflect, without the edge itself: less than the size.
+Tensor pad(TensorArg x, const Dims& amounts, PadMode mode = PadMode::kConstant, double value = 0);
+// (B, C f f, H, W) -> (B, C, H f, W f), f = factor.
+Tensor pixel_shuffle(TensorArg x, int64_t factor);
 
 // ---- Normalisation and softmax (norm.cc), over the last dimension
 Tensor layer_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);

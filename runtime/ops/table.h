@@ -14,7 +14,8 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
-    kLossOps, kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps, kFactoryOps;
+    kLossOps, kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps, kFactoryOps,
+    kConvolutionOps, kPoolingOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -33,6 +34,8 @@ extern const OpDef kSum, kMax;
 extern const OpDef kAnyTrue, kAllTrue;
 // matmul.cc
 extern const OpDef kMatmul, kLinear;
+// convolution.cc
+extern const OpDef kConv2d, kConv2dGradInput, kConv2dGradWeight;
 // norm.cc
 extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
 // attention.cc

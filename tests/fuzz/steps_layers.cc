@@ -122,16 +122,18 @@ bool pick_attention_dropout(Draft& draft, Step& step) {
   step.scalar = draft.random.pick<double>({0.1, 0.5, 1});
   return pick_attention(draft, step);
 }
-bool pick_patches(Draft& draft, Step& step) {
+bool pick_convolution(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() == 4 && t.numel() > 0; })};
   if (step.in[0] == kNone) return false;
   const Tensor x = draft.tensor(step.in[0]);
   const Dims sizes = draft.coded(x.sizes());
   if (sizes[1] < 0 || sizes[2] < 0 || sizes[3] < 0) return false;
-  const int64_t kh = sizes[2] % 2 == 0 ? 2 : sizes[2], kw = sizes[3] % 3 == 0 ? 3 : 1, out = draft.random.between(1, 4);
-  step.in.push_back(draft.leaf(x.dtype(), {out, sizes[1], kh, kw}, true));
+  const int64_t padding = draft.random.between(0, 1), groups = sizes[1] % 2 == 0 && draft.random.chance(0.3) ? 2 : 1,
+                kh = draft.random.between(1, std::min<int64_t>(3, sizes[2])),
+                kw = draft.random.between(1, std::min<int64_t>(3, sizes[3])), out = draft.random.between(1, 4) * groups;
+  step.in.push_back(draft.leaf(x.dtype(), {out, sizes[1] / groups, kh, kw}, true));
   step.in.push_back(draft.random.chance(0.5) ? draft.leaf(x.dtype(), {out}, true) : kNone);
-  step.ints = {kh, kw};
+  step.ints = {draft.random.between(1, 2), padding, groups};
   return true;
 }
 
@@ -174,9 +176,9 @@ const StepKind kKinds[] = {
      },
      kScalar},
     {"rotary", 1, &pick_rotary, [](Scene& s) { return Tensors{ops::rotary_embedding(s.in[0], s.n(0))}; }},
-    {"conv2d", 3, &pick_patches,
+    {"conv2d", 3, &pick_convolution,
      [](Scene& s) {
-       return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = {s.n(0), s.n(1)}})};
+       return Tensors{ops::conv2d(s.in[0], s.in[1], s.in[2], {.stride = s.n(0), .padding = s.n(1), .groups = s.n(2)})};
      }},
     {"checkpoint", 2, &pick_linear,
      [](Scene& s) {

@@ -37,6 +37,69 @@ RunCase softmax(bool log, int64_t dim) {
   return [=](const Case& c) { return Results{log ? ops::log_softmax(c["x"], dim) : ops::softmax(c["x"], dim)}; };
 }
 
+template <class Options, class Op> RunCase convolution(Op op, Options options) {
+  return [=](const Case& c) {
+    const auto bias = c.in.find("bias");
+    return Results{op(c["x"], c["weight"], bias == c.in.end() ? Tensor() : bias->second, options)};
+  };
+}
+void add_convolutions(std::map<std::string, RunCase>& cases) {
+  using ops::kSamePadding;
+  const auto one = [&](const char* name, ops::Conv1dOptions o) { cases[name] = convolution(&ops::conv1d, o); };
+  const auto two = [&](const char* name, ops::Conv2dOptions o) { cases[name] = convolution(&ops::conv2d, o); };
+  const auto up = [&](const char* name, ops::ConvTranspose2dOptions o) {
+    cases[name] = convolution(&ops::conv_transpose2d, o);
+  };
+  one("conv1d", {.stride = 2, .padding = 1});
+  one("conv1d_same", {.padding = kSamePadding, .dilation = 2, .groups = 2});
+  two("conv2d", {});
+  two("conv2d_stride", {.stride = {2, 3}, .padding = {1, 0}});
+  two("conv2d_same", {.padding = kSamePadding, .dilation = {1, 2}});
+  two("conv2d_groups", {.padding = 1, .dilation = {2, 1}, .groups = 3});
+  two("conv2d_depthwise", {.stride = 2, .padding = 1, .groups = 5});
+  up("conv_transpose2d", {});
+  up("conv_transpose2d_stride", {.stride = 2, .padding = 1, .output_padding = 1});
+  up("conv_transpose2d_groups",
+     {.stride = {3, 2}, .padding = {0, 1}, .output_padding = {2, 0}, .groups = 2, .dilation = {1, 2}});
+}
+
+void add_images(std::map<std::string, RunCase>& cases) {
+  using ops::InterpolateMode, ops::PadMode;
+  const auto add = [&](const std::string& name, std::function<Tensor(const Tensor&)> run) {
+    cases[name] = [=](const Case& c) { return Results{run(c["x"])}; };
+  };
+  add("max_pool2d", [](const Tensor& x) { return ops::max_pool2d(x, 3, {.stride = 2, .padding = 1}); });
+  add("max_pool2d_ceil", [](const Tensor& x) {
+    return ops::max_pool2d(x, {3, 2}, {.stride = {{2, 3}}, .padding = {1, 0}, .ceil_mode = true});
+  });
+  add("max_pool2d_dilated", [](const Tensor& x) { return ops::max_pool2d(x, 2, {.stride = 1, .dilation = {2, 3}}); });
+  add("avg_pool2d", [](const Tensor& x) { return ops::avg_pool2d(x, 2); });
+  add("avg_pool2d_ceil",
+      [](const Tensor& x) { return ops::avg_pool2d(x, 3, {.stride = 2, .padding = 1, .ceil_mode = true}); });
+  add("avg_pool2d_inside", [](const Tensor& x) {
+    return ops::avg_pool2d(x, {3, 2}, {.stride = 2, .padding = 1, .ceil_mode = true, .count_include_pad = false});
+  });
+  add("adaptive_avg_pool2d_one", [](const Tensor& x) { return ops::adaptive_avg_pool2d(x, 1); });
+  add("adaptive_avg_pool2d_whole", [](const Tensor& x) { return ops::adaptive_avg_pool2d(x, {3, 7}); });
+  add("adaptive_avg_pool2d_odd", [](const Tensor& x) { return ops::adaptive_avg_pool2d(x, {4, 3}); });
+  add("adaptive_avg_pool2d_more", [](const Tensor& x) { return ops::adaptive_avg_pool2d(x, {8, 9}); });
+  for (const auto& [tag, size] : {std::pair<std::string, ops::Spatial<2>>{"_up", {12, 17}}, {"_down", {4, 3}}}) {
+    const ops::Spatial<2> to = size;
+    add("interpolate_nearest" + tag, [=](const Tensor& x) { return ops::interpolate(x, to); });
+    add("interpolate_bilinear" + tag,
+        [=](const Tensor& x) { return ops::interpolate(x, to, {.mode = InterpolateMode::kBilinear}); });
+    add("interpolate_corners" + tag, [=](const Tensor& x) {
+      return ops::interpolate(x, to, {.mode = InterpolateMode::kBilinear, .align_corners = true});
+    });
+  }
+  add("pad_constant", [](const Tensor& x) { return ops::pad(x, {1, 2, -1, 3}, PadMode::kConstant, 0.5); });
+  add("pad_reflect", [](const Tensor& x) { return ops::pad(x, {2, 1, 0, 5}, PadMode::kReflect); });
+  add("pad_replicate", [](const Tensor& x) { return ops::pad(x, {2, 9, 1, 0}, PadMode::kReplicate); });
+  add("pixel_shuffle", [](const Tensor& x) { return ops::pixel_shuffle(x, 2); });
+  add("relu6", [](const Tensor& x) { return ops::relu6(x); });
+  add("hardswish", [](const Tensor& x) { return ops::hardswish(x); });
+}
+
 std::map<std::string, RunCase> make_cases() {
   std::map<std::string, RunCase> cases = {
       {"gelu_erf", [](const Case& c) { return Results{ops::gelu(c["x"], ops::GeluKind::kErf)}; }},
@@ -81,6 +144,8 @@ std::map<std::string, RunCase> make_cases() {
       {"index_select_first", [](const Case& c) { return Results{ops::index_select(c["x"], 0, c["index"])}; }},
       {"index_select_last", [](const Case& c) { return Results{ops::index_select(c["x"], 1, c["index"])}; }},
   };
+  add_convolutions(cases);
+  add_images(cases);
   const std::pair<const char*, int64_t> dims[] = {{"last", -1}, {"first", 0}, {"middle", 1}};
   for (const auto& [tag, dim] : dims) {
     cases[std::string("softmax_") + tag] = softmax(false, dim);
@@ -100,7 +165,9 @@ class OpsReference : public testing::TestWithParam<DType> {};
 
 TEST_P(OpsReference, ResultsAndGradients) {
   const double tolerance = GetParam() == kF64 ? 1e-10 : 1e-4;
-  const io::TensorMap file = io::load_safetensors(std::string(tests::kReferenceDir) + "/ops.safetensors").tensors;
+  io::TensorMap file;
+  for (const char* name : {"/ops.safetensors", "/convolutions.safetensors", "/pixel_ops.safetensors"})
+    file.merge(io::load_safetensors(std::string(tests::kReferenceDir) + name).tensors);
   const auto expect_close = [&](const Tensor& got, const Tensor& want, const std::string& what) {
     ASSERT_TRUE(got.defined()) << what;
     ASSERT_EQ(to_string(got.sizes()), to_string(want.sizes())) << what;

@@ -1,0 +1,112 @@
+// Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN, f16 through f32 copies, and so does bf16 where the
+// library has no such convolution; f64, and what the library refuses, in products of patches.
+#include "rondo/runtime/cpu/convolution.h"
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/convolution_library.h"
+#include "rondo/runtime/cpu/convolution_patches.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+
+namespace {
+
+using Computes = ConvolutionCall::Computes;
+
+// The three tensors of a call; `result()` is the one that is written.
+struct Tensors {
+  Computes computes;
+  Tensor input, weight, bias, output;
+  Tensor& result() { return computes == Computes::kOutput ? output : computes == Computes::kInput ? input : weight; }
+  ConvolutionOperands operands() const {
+    return {.input = input.impl()->data(),
+            .weight = weight.impl()->data(),
+            .bias = bias.defined() ? bias.impl()->data() : nullptr,
+            .output = output.impl()->data()};
+  }
+  // fn(tensor) for what is read.
+  template <class F> void each_operand(F fn) {
+    for (Tensor* t : {&input, &weight, &bias, &output})
+      if (t->defined() && t != &result()) *t = fn(*t);
+  }
+};
+
+bool is_last(const Tensor& t) { return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()); }
+
+ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {
+  ConvolutionCall call{.computes = t.computes,
+                       .dtype = t.input.dtype(),
+                       .bias = t.bias.defined(),
+                       .input_last = is_last(t.input),
+                       .weight_last = is_last(t.weight),
+                       .output_last = is_last(t.output),
+                       .batch = t.input.size(0),
+                       .channels = t.input.size(1),
+                       .outputs = t.output.size(1),
+                       .groups = conv.groups,
+                       .stride = conv.stride,
+                       .dilation = conv.dilation,
+                       .before = conv.before};
+  for (int d = 0; d < 2; ++d) {
+    const auto i = static_cast<size_t>(d);
+    call.input[i] = t.input.size(2 + d);
+    call.kernel[i] = t.weight.size(2 + d);
+    call.output[i] = t.output.size(2 + d);
+  }
+  return call;
+}
+
+// Where a tensor is empty, no product is summed.
+void fill_empty(Tensors& t) {
+  t.result().fill_(0);
+  if (t.computes == Computes::kOutput && t.bias.defined()) t.output.add_(t.bias.view({t.bias.size(0), 1, 1}));
+}
+
+void run_in_patches(Tensors t, const ops::Convolution& conv) {
+  Tensor result = t.result();
+  const auto last = [](const Tensor& x) { return x.rank() == 4 ? x.permute({0, 2, 3, 1}) : x; };
+  // Views in whose order the memory lies.
+  const auto usual = [](const Tensor& x) { return x.permute({0, 3, 1, 2}); };
+  t.each_operand([&](const Tensor& x) { return x.rank() == 4 ? usual(last(x).contiguous()) : x.contiguous(); });
+  const bool in_place = last(result).is_contiguous();
+  if (!in_place) t.result() = usual(Tensor::empty(last(result).sizes(), {result.dtype(), kCPU}));
+  convolve_patches(call_of(t, conv), t.operands());
+  if (!in_place) result.copy_(t.result());
+}
+
+void convolve(Tensors t, const ops::Convolution& conv) {
+  const DType dtype = t.input.dtype();
+  if (dtype == kF64) return run_in_patches(t, conv);
+  if (dtype != kF16) {
+    Tensors as_read = t;
+    as_read.each_operand([](const Tensor& x) { return is_last(x) || x.is_contiguous() ? x : x.contiguous(); });
+    if (const auto library = LibraryConvolution::get(call_of(as_read, conv))) return library->run(as_read.operands());
+    if (dtype == kF32) return run_in_patches(t, conv);
+  }
+  Tensor result = t.result();
+  t.each_operand([](const Tensor& x) { return x.to(kF32); });
+  t.result() = Tensor::empty(result.sizes(), {kF32, kCPU});
+  convolve(t, conv);
+  result.copy_(t.result());
+}
+
+void run(const KernelContext& context, Tensors t) {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  if (t.result().numel() == 0) return;
+  for (const Tensor* x : {&t.input, &t.weight, &t.output})
+    if (x->numel() == 0) return fill_empty(t);
+  convolve(std::move(t), ops::Convolution::of(context.attrs));
+}
+
+}  // namespace
+
+void conv2d_kernel(const KernelContext& c) {
+  run(c, {Computes::kOutput, c.in(0), c.in(1), c.has(2) ? c.in(2) : Tensor(), c.out()});
+}
+void conv2d_grad_input_kernel(const KernelContext& c) { run(c, {Computes::kInput, c.out(), c.in(1), {}, c.in(0)}); }
+void conv2d_grad_weight_kernel(const KernelContext& c) { run(c, {Computes::kWeight, c.in(1), c.out(), {}, c.in(0)}); }
+
+}  // namespace rondo::cpu

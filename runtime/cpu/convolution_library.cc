@@ -1,0 +1,490 @@
+#include "rondo/runtime/cpu/convolution_library.h"
+
+#include <algorithm>
+#include <bit>
+#include <string_view>
+
+#include "absl/container/inlined_vector.h"
+#include "oneapi/dnnl/dnnl.hpp"
+#include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/recent_cache.h"
+#include "rondo/runtime/storage.h"
+
+namespace rondo::cpu {
+
+namespace {
+
+using Desc = dnnl::memory::desc;
+using Computes = ConvolutionCall::Computes;
+
+dnnl::memory::data_type library_float(DType dtype) {
+  return dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+
+// Strides of activations (images, channels, rows, columns) that are part of images with `all_rows` rows.
+Desc activations(const ConvolutionCall& part, bool input, bool last, int64_t all_rows) {
+  const int64_t c = input ? part.channels : part.outputs;
+  const auto& size = input ? part.input : part.output;
+  const int64_t h = size[0], w = size[1];
+  const dnnl::memory::dims strides = last ? dnnl::memory::dims{h * w * c, 1, w * c, c}
+                                          : dnnl::memory::dims{c * all_rows * w, all_rows * w, w, 1};
+  return {{part.batch, c, h, w}, library_float(part.dtype), strides};
+}
+
+dnnl::memory::dims weight_dims(const ConvolutionCall& c) {
+  const int64_t each = c.channels / c.groups;
+  if (c.groups == 1) return {c.outputs, each, c.kernel[0], c.kernel[1]};
+  return {c.groups, c.outputs / c.groups, each, c.kernel[0], c.kernel[1]};
+}
+// The weight as the caller has it.
+Desc given_weight(const ConvolutionCall& c) {
+  const int64_t each = c.channels / c.groups, h = c.kernel[0], w = c.kernel[1];
+  dnnl::memory::dims strides = c.weight_last ? dnnl::memory::dims{h * w * each, 1, w * each, each}
+                                             : dnnl::memory::dims{each * h * w, h * w, w, 1};
+  if (c.groups > 1) strides.insert(strides.begin(), strides[0] * (c.outputs / c.groups));
+  return {weight_dims(c), library_float(c.dtype), strides};
+}
+
+bool is_reference(const char* name) {
+  const std::string_view text(name);
+  return text.starts_with("ref") || text.starts_with("simple");
+}
+
+}  // namespace
+
+// A primitive, and the memory that a run of it needs for itself.
+class LibraryConvolution::Step {
+ public:
+  struct Argument {
+    int name;
+    const Desc* desc;
+    void* data;
+  };
+  Step() = default;
+  template <class P>
+  Step(P primitive, const Desc& scratchpad) : primitive_(std::move(primitive)), scratch_(scratchpad) {}
+  // Copies from one layout or type to another.
+  Step(const Desc& from, const Desc& to) : from_(from), to_(to) {
+    const dnnl::reorder::primitive_desc chosen(library_engine(), from, library_engine(), to, with_own_scratch());
+    primitive_ = dnnl::reorder(chosen);
+    scratch_ = chosen.scratchpad_desc();
+  }
+  // A primitive's own scratchpad would belong to the thread that made it, so each run brings one.
+  static dnnl::primitive_attr with_own_scratch() {
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    return attributes;
+  }
+  void copy(void* from, void* to) const { run({{DNNL_ARG_FROM, &from_, from}, {DNNL_ARG_TO, &to_, to}}); }
+  void run(std::initializer_list<Argument> arguments) const {
+    absl::InlinedVector<dnnl::memory, 5> bound;
+    absl::InlinedVector<dnnl_exec_arg_t, 5> list;
+    const auto add = [&](int name, const Desc& desc, void* data) {
+      bound.emplace_back(desc, library_engine(), data);
+      list.push_back({name, bound.back().get()});
+    };
+    for (const Argument& a : arguments)
+      if (a.data != nullptr) add(a.name, *a.desc, a.data);
+    Storage scratch;
+    if (const size_t bytes = scratch_.get_size(); bytes > 0) {
+      scratch = Storage::allocate(bytes);
+      add(DNNL_ARG_SCRATCHPAD, scratch_, scratch.data());
+    }
+    const dnnl::stream stream(library_engine());
+    const OneLibraryThread alone;
+    dnnl::error::wrap_c_api(
+        dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(list.size()), list.data()),
+        "a convolution failed");
+  }
+
+ private:
+  dnnl::primitive primitive_;
+  Desc scratch_, from_, to_;
+};
+
+namespace {
+
+// (images, rows, columns) -> (images, columns, rows), each matrix dense in `to`, and in `from` with rows `step` apart
+// and images `image` apart; or, `back`, the other way around.
+template <bool kBack, class Word>
+void transpose_tiles(std::conditional_t<kBack, Word, const Word>* from, std::conditional_t<kBack, const Word, Word>* to,
+                     int64_t images, int64_t image, int64_t rows, int64_t step, int64_t columns) {
+  constexpr int64_t kTile = 16;
+  for (int64_t n = 0; n < images; ++n, from += image, to += rows * columns)
+    for (int64_t r = 0; r < rows; r += kTile)
+      for (int64_t c = 0; c < columns; c += kTile)
+        for (int64_t j = c; j < std::min(c + kTile, columns); ++j)
+          for (int64_t i = r; i < std::min(r + kTile, rows); ++i) {
+            if constexpr (kBack) from[i * step + j] = to[j * rows + i];
+            else to[j * rows + i] = from[i * step + j];
+          }
+}
+
+}  // namespace
+
+// Activations of a piece in the usual layout, and channels last.
+class LibraryConvolution::Conversion {
+ public:
+  // `usual`: the piece's in the caller's images; `reads`: the usual layout is read.
+  Conversion(const Desc& usual, const Desc& last, bool reads) : reads_(reads) {
+    const dnnl::memory::dims sizes = usual.dims();
+    images_ = sizes[0], channels_ = sizes[1], pixels_ = sizes[2] * sizes[3];
+    step_ = usual.data.format_desc.blocking.strides[1];
+    image_ = usual.data.format_desc.blocking.strides[0];
+    is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
+    // The library goes along one line after the other. Lines a large power of two apart meet few sets of the caches:
+    // measured on Zen 5 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
+    if (channels_ * (is_half_ ? 2 : 4) % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
+  }
+  void run(std::byte* usual, std::byte* last) const {
+    if (library_.has_value()) return library_->copy(reads_ ? usual : last, reads_ ? last : usual);
+    if (is_half_) run_tiles<uint16_t>(usual, last);
+    else run_tiles<uint32_t>(usual, last);
+  }
+
+ private:
+  template <class Word> void run_tiles(std::byte* usual, std::byte* last) const {
+    Word *const a = reinterpret_cast<Word*>(usual), *const b = reinterpret_cast<Word*>(last);
+    if (reads_) transpose_tiles<false, Word>(a, b, images_, image_, channels_, step_, pixels_);
+    else transpose_tiles<true, Word>(a, b, images_, image_, channels_, step_, pixels_);
+  }
+  int64_t images_, channels_, pixels_, step_, image_;
+  bool reads_, is_half_;
+  std::optional<Step> library_;
+};
+
+// The shape of a piece.
+class LibraryConvolution::Primitive {
+ public:
+  // `packed`: the layout of the weight that the other pieces use; null: the library chooses. REQUIRES: valid(part).
+  Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed);
+  // False: the library has only its reference.
+  bool fast() const { return fast_; }
+  bool is_for(const ConvolutionCall& part) const { return part == part_; }
+  const Desc& weight() const { return weight_; }
+  void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
+
+ private:
+  template <class Chosen> void set(Chosen chosen) {
+    fast_ = !is_reference(chosen.impl_info_str());
+    using P =
+        std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_forward::primitive_desc>, dnnl::convolution_forward,
+                           std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_backward_data::primitive_desc>,
+                                              dnnl::convolution_backward_data, dnnl::convolution_backward_weights>>;
+    if (fast_) step_ = Step(P(chosen), chosen.scratchpad_desc());
+  }
+
+  ConvolutionCall part_;
+  Desc input_, weight_, bias_, output_;  // as the primitive has them
+  bool fast_ = false;
+  Step step_;
+  // Between the caller's activations and the primitive's; null where they are the same.
+  std::unique_ptr<const Conversion> convert_input_, convert_output_;
+};
+
+LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed)
+    : part_(part), input_(activations(part, true, true, 0)), output_(activations(part, false, true, 0)) {
+  using dnnl::memory;
+  const OneLibraryThread alone;  // the library plans for the threads that there are now
+  const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
+                     before = {part.before[0], part.before[1]};
+  memory::dims after;
+  for (size_t d = 0; d < 2; ++d)  // rows and columns that no kernel reads count as negative
+    after.push_back(
+        std::max<int64_t>(0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.before[d]));
+  const auto direct = dnnl::algorithm::convolution_direct;
+  // Sums of several pieces are f32, and are rounded once.
+  const auto weight_type = part.computes == Computes::kWeight ? memory::data_type::f32 : library_float(part.dtype);
+  const Desc any(weight_dims(part), weight_type, memory::format_tag::any);
+  const Desc wanted = packed != nullptr ? *packed : any,
+             hint_weight(weight_dims(part), library_float(part.dtype), memory::format_tag::any);
+  if (part.bias) bias_ = Desc({part.outputs}, library_float(part.dtype), memory::format_tag::x);
+  const auto forward = [&](const Desc& weight) {
+    using Forward = dnnl::convolution_forward;
+    const auto kind = dnnl::prop_kind::forward_training;
+    const Forward::desc desc = part.bias ? Forward::desc(kind, direct, input_, weight, bias_, output_, stride, dilation,
+                                                         before, after)
+                                         : Forward::desc(kind, direct, input_, weight, output_, stride, dilation,
+                                                         before, after);
+    const Forward::primitive_desc first(desc, Step::with_own_scratch(), library_engine());
+    // Measured on Zen 5, one thread. Of 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
+    // The weight of 3x3, 512 to 512 channels: 1.0 ms in f32 and 2.5 ms in bf16 to pack, 0.6 and 0.4 for the older one;
+    // that counts where there are few pixels.
+    constexpr int64_t kFewPixels = 2048;
+    const std::string_view name = first.impl_info_str();
+    const char* older = nullptr;
+    if (name.starts_with("brgconv_1x1")) older = part.dtype == kF32 ? "jit_1x1" : nullptr;
+    else if (name.starts_with("brgconv") && whole.batch * whole.output[0] * whole.output[1] <= kFewPixels)
+      older = "jit";
+    if (older == nullptr) return first;
+    // While the library looks for others, it reads `desc`.
+    Forward::primitive_desc other(desc, Step::with_own_scratch(), library_engine());
+    while (other.next_impl())
+      if (std::string_view(other.impl_info_str()).starts_with(older)) return other;
+    return first;
+  };
+  switch (part.computes) {
+    case Computes::kOutput: {
+      const auto chosen = forward(wanted);
+      weight_ = chosen.weights_desc();
+      set(chosen);
+      break;
+    }
+    case Computes::kInput: {
+      const dnnl::convolution_backward_data::desc desc(direct, input_, wanted, output_, stride, dilation, before,
+                                                       after);
+      const dnnl::convolution_backward_data::primitive_desc chosen(desc, Step::with_own_scratch(), library_engine(),
+                                                                   forward(hint_weight));
+      weight_ = chosen.weights_desc();
+      set(chosen);
+      break;
+    }
+    case Computes::kWeight: {
+      const dnnl::convolution_backward_weights::desc desc(direct, input_, wanted, output_, stride, dilation, before,
+                                                          after);
+      const dnnl::convolution_backward_weights::primitive_desc chosen(desc, Step::with_own_scratch(), library_engine(),
+                                                                      forward(hint_weight));
+      weight_ = chosen.diff_weights_desc();
+      set(chosen);
+      break;
+    }
+  }
+  if (!whole.input_last)
+    convert_input_ = std::make_unique<const Conversion>(activations(part, true, false, whole.input[0]), input_,
+                                                        part.computes != Computes::kInput);
+  if (!whole.output_last)
+    convert_output_ = std::make_unique<const Conversion>(activations(part, false, false, whole.output[0]), output_,
+                                                         part.computes != Computes::kOutput);
+}
+
+void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const {
+  Storage input_copy, output_copy;
+  std::byte *in = input, *out = output;
+  if (convert_input_ != nullptr) {
+    input_copy = Storage::allocate(input_.get_size());
+    in = input_copy.data();
+    if (part_.computes != Computes::kInput) convert_input_->run(input, in);
+  }
+  if (convert_output_ != nullptr) {
+    output_copy = Storage::allocate(output_.get_size());
+    out = output_copy.data();
+    if (part_.computes != Computes::kOutput) convert_output_->run(output, out);
+  }
+  switch (part_.computes) {
+    case Computes::kOutput:
+      step_.run({{DNNL_ARG_SRC, &input_, in},
+                 {DNNL_ARG_WEIGHTS, &weight_, weight},
+                 {DNNL_ARG_BIAS, &bias_, bias},
+                 {DNNL_ARG_DST, &output_, out}});
+      if (convert_output_ != nullptr) convert_output_->run(output, out);
+      break;
+    case Computes::kInput:
+      step_.run(
+          {{DNNL_ARG_DIFF_SRC, &input_, in}, {DNNL_ARG_WEIGHTS, &weight_, weight}, {DNNL_ARG_DIFF_DST, &output_, out}});
+      if (convert_input_ != nullptr) convert_input_->run(input, in);
+      break;
+    case Computes::kWeight:
+      step_.run(
+          {{DNNL_ARG_SRC, &input_, in}, {DNNL_ARG_DIFF_WEIGHTS, &weight_, weight}, {DNNL_ARG_DIFF_DST, &output_, out}});
+      break;
+  }
+}
+
+// ---- Pieces
+
+LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call) {
+  constexpr double kFlops = 6e6, kBytes = 1 << 20;
+  constexpr int64_t kMost = 64, kEnough = 16, kRows = 8;
+  const int64_t in = call.channels * call.input[0] * call.input[1],
+                out = call.outputs * call.output[0] * call.output[1], rows = call.output[0];
+  const double work = std::max(call.flops_of_image() / kFlops,
+                               static_cast<double>(in + out) * static_cast<double>(size_of(call.dtype)) / kBytes);
+  int64_t wanted = static_cast<int64_t>(
+      std::clamp(work * static_cast<double>(call.batch), 1.0, static_cast<double>(kMost)));
+  if (call.computes == Computes::kWeight) {
+    // Each part writes all weights and is read again: it pays if a weight gathers from this many pixels.
+    constexpr int64_t kPixels = 256, kMostBytes = 64 << 20;
+    const int64_t pixels = call.batch * call.output[0] * call.output[1], weights = call.outputs * call.taps();
+    wanted = std::min(
+        {wanted, std::max<int64_t>(1, pixels / kPixels), std::max<int64_t>(2, kMostBytes / (4 * weights)), kEnough});
+    wanted = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(wanted)));
+  }
+  const auto divide = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  if (call.batch >= std::min(wanted, kEnough)) return {divide(call.batch, std::min(call.batch, wanted)), 1};
+  return {1, std::clamp<int64_t>(divide(std::min(wanted, kEnough), call.batch), 1, std::max<int64_t>(1, rows / kRows))};
+}
+
+// Adds the rows of one or several images as a piece.
+bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image) {
+  if (part.input[0] < 1 || part.output[0] < 1 || part.before[0] < 0) return false;
+  // What the library makes of these numbers; rows that no kernel reads may be left at the end.
+  const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.before[0];
+  if (part.input[0] - end >= part.stride[0]) return false;
+  auto at = std::find_if(primitives_.begin(), primitives_.end(), [&](const auto& p) { return p->is_for(part); });
+  if (at == primitives_.end()) {
+    const Desc* packed = primitives_.empty() ? nullptr : &primitives_[0]->weight();
+    std::unique_ptr<const Primitive> made;
+    try {
+      made = std::make_unique<const Primitive>(part, call_, packed);
+    } catch (const dnnl::error&) {
+      return false;
+    }
+    if (!made->fast() || (packed != nullptr && made->weight() != *packed)) return false;
+    at = primitives_.insert(primitives_.end(), std::move(made));
+  }
+  const auto offset = [&](bool is_input, int64_t row) {
+    const int64_t c = is_input ? call_.channels : call_.outputs;
+    const auto& size = is_input ? call_.input : call_.output;
+    const bool last = is_input ? call_.input_last : call_.output_last;
+    return image * c * size[0] * size[1] + row * size[1] * (last ? c : 1);
+  };
+  pieces_.push_back(
+      {at->get(), offset(true, input_row), offset(false, output_row), static_cast<int64_t>(pieces_.size())});
+  return true;
+}
+
+bool LibraryConvolution::prepare(const Cut& cut) {
+  primitives_.clear();
+  pieces_.clear();
+  const bool by_input = call_.computes == Computes::kInput;
+  const int64_t rows = by_input ? call_.input[0] : call_.output[0], stride = call_.stride[0], reach = call_.reach(0),
+                before = call_.before[0];
+  for (int64_t image = 0; image < call_.batch; image += cut.images) {
+    for (int64_t band = 0; band < cut.bands; ++band) {
+      ConvolutionCall part = call_;
+      part.batch = std::min(cut.images, call_.batch - image);
+      int64_t in = 0, in_end = call_.input[0], out = 0, out_end = call_.output[0];
+      const int64_t begin = rows * band / cut.bands, end = rows * (band + 1) / cut.bands;
+      if (cut.bands > 1 && by_input) {
+        // The output rows with a kernel that reads one of these rows.
+        in = begin, in_end = end;
+        out = std::clamp<int64_t>((begin + before - reach + stride) / stride, 0, call_.output[0]);
+        out_end = std::clamp<int64_t>((end - 1 + before) / stride + 1, 0, call_.output[0]);
+      } else if (cut.bands > 1) {
+        out = begin, out_end = end;
+        in = std::clamp<int64_t>(begin * stride - before, 0, call_.input[0]);
+        in_end = std::clamp<int64_t>((end - 1) * stride - before + reach, 0, call_.input[0]);
+      }
+      part.input[0] = in_end - in;
+      part.output[0] = out_end - out;
+      part.before[0] = before + in - out * stride;
+      if (!add_piece(part, in, out, image)) return false;
+    }
+  }
+  plan_packing();
+  return true;
+}
+
+// ---- The weight, in chunks for several threads
+
+void LibraryConvolution::plan_packing() {
+  const bool unpacks = call_.computes == Computes::kWeight;
+  const Desc given = given_weight(call_), packed = primitives_[0]->weight();
+  packed_bytes_ = static_cast<int64_t>(packed.get_size());
+  packing_.clear();
+  if (given == packed && !unpacks) return;
+  constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a block of the library's layouts fits into kBlock
+  const dnnl::memory::dims all = given.dims();
+  int64_t each = 1;
+  for (size_t d = 1; d < all.size(); ++d) each *= all[d];
+  const int64_t rows = std::max<int64_t>(1, kElements / each / kBlock) * kBlock;
+  const auto plan = [&](int64_t step) {
+    packing_.clear();
+    for (int64_t row = 0; row < all[0]; row += step) {
+      dnnl::memory::dims sizes = all, offsets(all.size(), 0);
+      sizes[0] = std::min(step, all[0] - row);
+      offsets[0] = row;
+      const Desc theirs = given.submemory_desc(sizes, offsets), ours = packed.submemory_desc(sizes, offsets);
+      packing_.push_back(std::make_unique<const Step>(unpacks ? ours : theirs, unpacks ? theirs : ours));
+    }
+  };
+  const OneLibraryThread alone;
+  try {
+    plan(rows);
+  } catch (const dnnl::error&) {  // a layout that cannot be cut there
+    packing_.clear();
+    packing_.push_back(std::make_unique<const Step>(unpacks ? packed : given, unpacks ? given : packed));
+  }
+}
+
+void LibraryConvolution::pack(std::byte* from, std::byte* to) const {
+  parallel_for(static_cast<int64_t>(packing_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) packing_[static_cast<size_t>(i)]->copy(from, to);
+  });
+}
+
+// Adds the sums of all parts to those of the first, in order.
+void LibraryConvolution::add_parts(float* sums) const {
+  const int64_t parts = static_cast<int64_t>(pieces_.size()), n = packed_bytes_ / 4;
+  if (parts == 1) return;
+  constexpr int64_t kGrain = 1 << 12;
+  parallel_for((n + kGrain - 1) / kGrain, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) {
+      const int64_t from = chunk * kGrain, to = std::min(n, from + kGrain);
+      for (int64_t part = 1; part < parts; ++part)
+        for (int64_t i = from; i < to; ++i) sums[i] += sums[part * n + i];
+    }
+  });
+}
+
+void LibraryConvolution::run(const ConvolutionOperands& operands) const {
+  const int64_t size = static_cast<int64_t>(size_of(call_.dtype));
+  const bool sums = call_.computes == Computes::kWeight;
+  Storage packed;
+  std::byte* weight = operands.weight;
+  if (!packing_.empty()) {
+    packed = Storage::allocate(static_cast<size_t>(packed_bytes_) * (sums ? pieces_.size() : 1));
+    weight = packed.data();
+    if (!sums) pack(operands.weight, weight);
+  }
+  parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Piece& piece = pieces_[static_cast<size_t>(i)];
+      piece.primitive->run(operands.input + piece.input * size, weight + (sums ? piece.part * packed_bytes_ : 0),
+                           operands.bias, operands.output + piece.output * size);
+    }
+  });
+  if (!sums) return;
+  add_parts(reinterpret_cast<float*>(weight));
+  pack(weight, operands.weight);
+}
+
+LibraryConvolution::LibraryConvolution(const ConvolutionCall& call) : call_(call) {}
+LibraryConvolution::~LibraryConvolution() = default;
+
+namespace {
+
+// Refused calls are kept, too, without pieces.
+using ConvolutionCache = RecentCache<ConvolutionCall, LibraryConvolution>;
+ConvolutionCache& convolution_cache() {
+  static auto* cache = [] {
+    memory::on_trim(&LibraryConvolution::trim);
+    return new ConvolutionCache(256);
+  }();
+  return *cache;
+}
+
+}  // namespace
+
+std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const ConvolutionCall& call) {
+  std::shared_ptr<const LibraryConvolution> found = convolution_cache().get(call, [&] {
+    std::shared_ptr<LibraryConvolution> made(new LibraryConvolution(call));
+    const Cut cut = cut_of(call);
+    // Bands, or the last images, may be what the library refuses.
+    bool done = made->prepare(cut);
+    if (!done && cut.bands > 1) done = made->prepare({1, 1});
+    if (!done) done = made->prepare({call.batch, 1});
+    if (!done) {
+      made->primitives_.clear();
+      made->pieces_.clear();
+    }
+    return std::shared_ptr<const LibraryConvolution>(std::move(made));
+  });
+  return found->pieces_.empty() ? nullptr : found;
+}
+
+void LibraryConvolution::trim() { convolution_cache().clear(); }
+
+}  // namespace rondo::cpu

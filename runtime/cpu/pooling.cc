@@ -1,0 +1,83 @@
+// Maxima over windows of images, and where they are.
+#include <algorithm>
+#include <vector>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::cpu {
+
+namespace {
+
+// The pixels that window i of a dimension reads: [begin, end), every `step`.
+struct WindowRange {
+  int64_t begin, end, step;
+};
+std::vector<WindowRange> window_ranges(const ops::Convolution& how, int d, int64_t kernel, int64_t n, int64_t windows) {
+  std::vector<WindowRange> ranges;
+  const int64_t step = how.dilation[static_cast<size_t>(d)];
+  for (int64_t i = 0; i < windows; ++i) {
+    const int64_t first = i * how.stride[static_cast<size_t>(d)] - how.before[static_cast<size_t>(d)];
+    const int64_t begin = first >= 0 ? first : first + (-first + step - 1) / step * step;
+    ranges.push_back({begin, std::min(n, first + (kernel - 1) * step + 1), step});
+  }
+  return ranges;
+}
+
+// A NaN is larger than every number; among equals the first stays.
+template <class T> [[gnu::always_inline]] inline bool beats(T value, T best) {
+  return value > best || (value != value && best == best);
+}
+
+// `inner` neighbours are pooled alike: the channels of an image that is channels last, or one. The image has rows of W
+// pixels.
+template <class T>
+void max_of_windows(const T* x, T* y, int64_t* place, const WindowRange& rows, const std::vector<WindowRange>& columns,
+                    int64_t W, int64_t inner) {
+  for (const WindowRange& column : columns) {
+    const int64_t first = rows.begin * W + column.begin;
+    for (int64_t c = 0; c < inner; ++c) y[c] = x[first * inner + c], place[c] = first;
+    for (int64_t h = rows.begin; h < rows.end; h += rows.step)
+      for (int64_t w = column.begin; w < column.end; w += column.step) {
+        const int64_t at = h * W + w;
+        const T* const pixel = x + at * inner;
+        for (int64_t c = 0; c < inner; ++c) {
+          const bool wins = beats<ComputeType<T>>(pixel[c], y[c]);
+          y[c] = wins ? pixel[c] : y[c];
+          place[c] = wins ? at : place[c];
+        }
+      }
+    y += inner;
+    place += inner;
+  }
+}
+
+}  // namespace
+
+void max_pool2d_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  const Tensor &given = context.in(0), &y = context.out(0), &place = context.out(1);
+  if (y.numel() == 0) return;
+  const bool last = ops::is_channels_last(given.sizes(), given.strides());
+  const Tensor x = last ? given : given.contiguous();
+  const auto how = ops::Convolution::of(context.attrs);
+  const auto kernel = ops::Convolution::size_in(context.attrs);
+  const int64_t B = x.size(0), C = x.size(1), H = x.size(2), W = x.size(3), oh = y.size(2), ow = y.size(3);
+  const auto rows = window_ranges(how, 0, kernel[0], H, oh), columns = window_ranges(how, 1, kernel[1], W, ow);
+  const int64_t images = last ? B : B * C, inner = last ? C : 1;
+  const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (ow * inner * kernel[0] * kernel[1]));
+  visit_floating(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    parallel_for(images * oh, grain, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i)
+        max_of_windows(pointer<T>(x) + i / oh * H * W * inner, pointer<T>(y) + i * ow * inner,
+                       pointer<int64_t>(place) + i * ow * inner, rows[static_cast<size_t>(i % oh)], columns, W, inner);
+    });
+  });
+}
+
+}  // namespace rondo::cpu

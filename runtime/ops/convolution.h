@@ -1,0 +1,48 @@
+// A convolution over two dimensions by its numbers: the integers that conv2d and its gradients carry, and the shapes
+// that follow from them. A convolution over one dimension has height 1.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "rondo/runtime/op.h"
+
+namespace rondo::ops {
+
+// Height and width.
+using Extent = std::array<int64_t, 2>;
+
+struct Convolution {
+  Extent stride = {1, 1}, dilation = {1, 1};
+  Extent before = {0, 0}, after = {0, 0};  // zeros around the input
+  int64_t groups = 1;
+
+  // The first kInts integers of a call. The gradients' calls have two more: the size of their result, which the
+  // operands do not fix.
+  static constexpr size_t kInts = 9;
+  static Convolution of(const Attrs& attrs);
+  Attrs attrs() const;
+  Attrs attrs(Extent size) const;
+  static Extent size_in(const Attrs& attrs) { return {attrs.ints[kInts], attrs.ints[kInts + 1]}; }
+
+  // Elements from the first to the last that a kernel of this size reads, both included.
+  int64_t reach(int dim, int64_t kernel) const { return (kernel - 1) * dilation[dim] + 1; }
+  // REQUIRES: problem() found none.
+  int64_t output_size(int dim, int64_t input, int64_t kernel) const {
+    return (input + before[dim] + after[dim] - reach(dim, kernel)) / stride[dim] + 1;
+  }
+  // What is wrong with these numbers themselves; empty if nothing is. Without such a problem no sum of them overflows.
+  // `spatial`: 1 to speak of widths only.
+  std::string own_problem(int spatial = 2) const;
+  // What is wrong with x of these sizes (B, C, H, W) and a weight (O, C / groups, kh, kw), with the numbers; empty if
+  // nothing is.
+  std::string problem(const Dims& x, const Dims& weight, int spatial = 2) const;
+};
+
+// Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
+// channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
+bool is_channels_last(const Dims& sizes, const Dims& strides);
+// The strides of a dense tensor (B, C, H, W) in that layout.
+Dims channels_last_strides(const Dims& sizes);
+
+}  // namespace rondo::ops

@@ -1,0 +1,136 @@
+// Other sizes and orders of pixels, in public ops: interpolation, padding, pixel_shuffle. Compiled, they are lookups
+// that fuse with what follows.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/ops/window.h"
+
+namespace rondo::ops {
+namespace {
+
+void require_image(const char* op, const TensorArg& x) {
+  require_defined(op, x);
+  if (x.tensor.rank() != 4)
+    throw_op_error(op, absl::StrCat("needs x (B, C, H, W), got ", to_string(x.tensor.sizes())), x.where);
+}
+
+Tensor select_all(const TensorArg& x, int dim, const std::vector<int64_t>& places) {
+  const Tensor index = Tensor::from(places, {static_cast<int64_t>(places.size())}, x.tensor.device());
+  return index_select(x, dim, {index, x.where});
+}
+
+// Along one dimension, for `size` results: the pixels to the left and right, and the weight of the right one.
+struct Neighbours {
+  std::vector<int64_t> left, right;
+  std::vector<double> weight;
+  Neighbours(int64_t from, int64_t size, bool align_corners) {
+    const double scale = !align_corners ? static_cast<double>(from) / static_cast<double>(size)
+                         : size > 1     ? static_cast<double>(from - 1) / static_cast<double>(size - 1)
+                                        : 0;
+    for (int64_t i = 0; i < size; ++i) {
+      const auto at = static_cast<double>(i);
+      const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
+      left.push_back(std::min(static_cast<int64_t>(place), from - 1));
+      right.push_back(std::min(left.back() + 1, from - 1));
+      weight.push_back(place - static_cast<double>(left.back()));
+    }
+  }
+};
+
+// Dimension `dim` of x, which is 2 or 3.
+Tensor interpolated(const TensorArg& x, int dim, int64_t size, const InterpolateOptions& options) {
+  const int64_t from = x.tensor.size(dim);
+  if (from == size) return x.tensor;
+  if (options.mode == InterpolateMode::kNearest) {
+    std::vector<int64_t> nearest;
+    for (int64_t i = 0; i < size; ++i) nearest.push_back(i * from / size);
+    return select_all(x, dim, nearest);
+  }
+  const Neighbours n(from, size, options.align_corners);
+  const Tensor weight =
+      Tensor::from(n.weight, dim == 2 ? Dims{size, 1} : Dims{size}, kCPU).to(x.tensor.dtype()).to(x.tensor.device());
+  return select_all(x, dim, n.left) * (1.0 - weight) + select_all(x, dim, n.right) * weight;
+}
+
+}  // namespace
+
+Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
+  require_image("interpolate", x);
+  if (!is_floating(x.tensor.dtype())) throw_op_error("interpolate", "x must be floating point", x.where);
+  for (int d = 0; d < 2; ++d)
+    if (size[d] < 1 || x.tensor.size(2 + d) < 1)
+      throw_op_error(
+          "interpolate",
+          absl::StrCat("sizes must be positive: ", to_string(x.tensor.sizes()), " to [", size[0], ", ", size[1], "]"),
+          x.where);
+  if (options.align_corners && options.mode == InterpolateMode::kNearest)
+    throw_op_error("interpolate", "align_corners is for bilinear interpolation", x.where);
+  Tensor y = options.mode == InterpolateMode::kNearest ? x.tensor : x.tensor.to(compute_dtype(x.tensor.dtype()));
+  for (int d = 0; d < 2; ++d) y = interpolated({y, x.where}, 2 + d, size[d], options);
+  return y.to(x.tensor.dtype());
+}
+
+Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
+  require_defined("pad", x);
+  const auto fail = [&](const std::string& what) {
+    throw_op_error("pad", absl::StrCat(what, "; got x ", to_string(x.tensor.sizes()), ", amounts ", to_string(amounts)),
+                   x.where);
+  };
+  const int rank = x.tensor.rank(), padded = amounts.rank() / 2;
+  if (amounts.rank() % 2 != 0 || padded > rank)
+    fail("needs two amounts for each of the last dimensions, at most for all of them");
+  constexpr int64_t kMost = int64_t{1} << 40;
+  Tensor y = x.tensor;
+  Dims sizes = y.sizes(), begin = Dims::filled(rank, 0);
+  for (int i = 0; i < padded; ++i) {
+    const int dim = rank - 1 - i;
+    const int64_t before = amounts[2 * i], after = amounts[2 * i + 1], n = sizes[dim];
+    if (std::max(std::abs(before), std::abs(after)) > kMost || n + before + after < 0)
+      fail(absl::StrCat("dimension ", dim, " cannot be changed by ", before, " and ", after));
+    if (before == 0 && after == 0) continue;
+    if (mode == PadMode::kConstant) {
+      if (before < 0 || after < 0) {
+        y = slice({y, x.where}, dim, {std::max<int64_t>(0, -before), n - std::max<int64_t>(0, -after)});
+      }
+      begin[dim] = std::max<int64_t>(0, before);
+      sizes[dim] = n + before + after;
+      continue;
+    }
+    if (before < 0 || after < 0) fail("amounts may not be negative here");
+    const int64_t most = mode == PadMode::kReflect ? n - 1 : n > 0 ? kMost : 0;
+    if (std::max(before, after) > most)
+      fail(absl::StrCat("dimension ", dim, " has ", n, " elements to pad from, too few"));
+    std::vector<int64_t> places;
+    for (int64_t k = -before; k < n + after; ++k)
+      places.push_back(mode == PadMode::kReplicate ? std::clamp<int64_t>(k, 0, n - 1)
+                       : k < 0                     ? -k
+                       : k < n                     ? k
+                                                   : 2 * (n - 1) - k);
+    y = select_all({y, x.where}, dim, places);
+    sizes[dim] = n + before + after;
+  }
+  if (mode != PadMode::kConstant || y.sizes() == sizes) return y;
+  const Tensor frame = Tensor::full(sizes, value, {y.dtype(), y.device()}, x.where);
+  Window inside{0, y.sizes(), frame.strides()};
+  for (int d = 0; d < rank; ++d) inside.offset += begin[d] * frame.strides()[d];
+  if (y.numel() == 0) return frame;
+  return call(kOverwrite, {{frame, x.where}, {y, x.where}}, inside.for_write());
+}
+
+Tensor pixel_shuffle(TensorArg x, int64_t factor) {
+  require_image("pixel_shuffle", x);
+  const Dims& s = x.tensor.sizes();
+  if (factor < 1 || factor > (1 << 15) || s[1] % (factor * factor) != 0)
+    throw_op_error("pixel_shuffle",
+                   absl::StrCat("the square of the factor ", factor, " must divide the channels; got x ", to_string(s)),
+                   x.where);
+  const int64_t channels = s[1] / (factor * factor);
+  const Tensor parts = reshape(x, {s[0], channels, factor, factor, s[2], s[3]});
+  return reshape(permute(parts, {0, 1, 4, 2, 5, 3}), {s[0], channels, s[2] * factor, s[3] * factor});
+}
+
+}  // namespace rondo::ops

@@ -1,0 +1,158 @@
+// Pooling, interpolation, padding and pixel_shuffle, against loops over pixels; recorded values: ops_reference_test.cc.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
+#include "rondo/tests/errors.h"
+#include "rondo/tests/op_samples.h"
+
+namespace rondo {
+namespace {
+
+using test::error_of;
+using test::same_bits;
+using test::uniform;
+
+Tensor last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
+
+// First and second derivatives along random directions, against central differences.
+void expect_derivatives(const Tensor& x0, const std::function<Tensor(const Tensor&)>& run) {
+  const Tensor along = uniform(x0.sizes(), -1, 1, 3), toward = uniform(x0.sizes(), -1, 1, 4);
+  const auto leaf = [](const Tensor& t) {
+    Tensor copy = t.clone();
+    return copy.requires_grad_();
+  };
+  const auto loss = [&](const Tensor& x) {
+    const Tensor y = run(x);
+    return ops::sum(y * y * y);
+  };
+  const auto slope = [&](const Tensor& x, bool create_graph) {
+    const Tensor value = loss(x);
+    const std::vector<Tensor> grads = autograd::grad({&value, 1}, {&x, 1}, {}, create_graph, create_graph);
+    return ops::sum(grads[0] * along);
+  };
+  constexpr double kStep = 1e-5;
+  const Tensor x = leaf(x0);
+  const double first = slope(x, false).item();
+  const auto difference = [&](const std::function<double(double)>& at) {
+    return (at(kStep) - at(-kStep)) / (2 * kStep);
+  };
+  const double numeric = difference([&](double s) { return loss(x0 + along * s).item(); });
+  EXPECT_NEAR(first, numeric, 1e-6 * (1 + std::abs(numeric)));
+  const Tensor s = slope(x, true);
+  const std::vector<Tensor> second = autograd::grad({&s, 1}, {&x, 1});
+  const double change = difference([&](double t) { return slope(leaf(x0 + toward * t), false).item(); });
+  EXPECT_NEAR(ops::sum(second[0] * toward).item(), change, 1e-5 * (1 + std::abs(change)));
+}
+
+TEST(PixelOps, Derivatives) {
+  const Tensor x = uniform({2, 3, 6, 7}, -1, 1, 1);
+  const std::pair<const char*, std::function<Tensor(const Tensor&)>> cases[] = {
+      {"max_pool2d",
+       [](const Tensor& t) {
+         return ops::max_pool2d(t, 3, {.stride = {{2, 1}}, .padding = 1});
+       }},
+      {"avg_pool2d",
+       [](const Tensor& t) {
+         return ops::avg_pool2d(t, {3, 2}, {.padding = 1, .ceil_mode = true});
+       }},
+      {"avg_pool2d, inside",
+       [](const Tensor& t) { return ops::avg_pool2d(t, 3, {.stride = 2, .padding = 1, .count_include_pad = false}); }},
+      {"adaptive",
+       [](const Tensor& t) {
+         return ops::adaptive_avg_pool2d(t, {4, 3});
+       }},
+      {"adaptive, whole windows",
+       [](const Tensor& t) {
+         return ops::adaptive_avg_pool2d(t, {3, 7});
+       }},
+      {"adaptive, one", [](const Tensor& t) { return ops::adaptive_avg_pool2d(t, 1); }},
+      {"nearest",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {9, 4});
+       }},
+      {"bilinear",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {9, 4}, {.mode = ops::InterpolateMode::kBilinear});
+       }},
+      {"bilinear, corners",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 15}, {.mode = ops::InterpolateMode::kBilinear, .align_corners = true});
+       }},
+      {"constant",
+       [](const Tensor& t) {
+         return ops::pad(t, {1, 2, -1, 3}, ops::PadMode::kConstant, 0.5);
+       }},
+      {"reflect",
+       [](const Tensor& t) {
+         return ops::pad(t, {2, 1, 0, 5}, ops::PadMode::kReflect);
+       }},
+      {"replicate",
+       [](const Tensor& t) {
+         return ops::pad(t, {2, 9, 1, 0}, ops::PadMode::kReplicate);
+       }},
+      {"relu6", [](const Tensor& t) { return ops::relu6(t * 9); }},
+      {"hardswish", [](const Tensor& t) { return ops::hardswish(t * 5); }},
+  };
+  for (const auto& [name, run] : cases) {
+    SCOPED_TRACE(name);
+    expect_derivatives(x, run);
+  }
+  expect_derivatives(uniform({1, 8, 2, 3}, -1, 1, 2), [](const Tensor& t) { return ops::pixel_shuffle(t, 2); });
+}
+
+TEST(PixelOps, EmptyBatches) {
+  const Tensor x = Tensor::zeros({0, 4, 6, 6});
+  const Tensor results[] = {ops::max_pool2d(x, 2), ops::avg_pool2d(x, 2), ops::adaptive_avg_pool2d(x, 3),
+                            ops::interpolate(x, 3), ops::pad(x, {1, 2})};
+  const char* const sizes[] = {"[0, 4, 3, 3]", "[0, 4, 3, 3]", "[0, 4, 3, 3]", "[0, 4, 3, 3]", "[0, 4, 6, 9]"};
+  for (size_t i = 0; i < std::size(results); ++i) EXPECT_EQ(to_string(results[i].sizes()), sizes[i]) << i;
+  EXPECT_EQ(to_string(ops::pixel_shuffle(x, 2).sizes()), "[0, 1, 12, 12]");
+}
+
+TEST(PixelOps, MaximaKeepTheLayoutAndNaN) {
+  const Tensor x = uniform({2, 5, 9, 8}, -1, 1, 1).to(kF32);
+  const Tensor y = ops::max_pool2d(x, 3, {.stride = 2, .padding = 1}),
+               z = ops::max_pool2d(last(x), 3, {.stride = 2, .padding = 1});
+  EXPECT_TRUE(ops::is_channels_last(z.sizes(), z.strides()));
+  EXPECT_TRUE(y.is_contiguous());
+  EXPECT_TRUE(same_bits(y, z));
+  const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
+  const Tensor odd = Tensor::from({1, nan, 3, -inf, -inf, -inf}, {1, 1, 2, 3}).to(kF32);
+  const std::vector<double> most = ops::max_pool2d(odd, {1, 2}, {.stride = 1}).to_vector<double>();
+  EXPECT_TRUE(std::isnan(most[0]) && std::isnan(most[1]));
+  EXPECT_EQ(most[2], -inf);
+}
+
+TEST(PixelOps, ErrorsNameTheNumbers) {
+  const Tensor x = Tensor::zeros({1, 6, 4, 5});
+  const auto expect = [](const std::string& error, std::string_view part) {
+    EXPECT_NE(error.find(part), std::string::npos) << error;
+    EXPECT_NE(error.find("pixel_ops_test.cc:"), std::string::npos) << error;
+  };
+  expect(error_of([&] { ops::max_pool2d(x, 3, {.padding = 2}); }),
+         "max_pool2d: the padding may be at most half of the kernel, 1, it is 2");
+  expect(error_of([&] { ops::avg_pool2d(x, {5, 2}); }), "the kernel [5, 2] is larger than the padded input [4, 5]");
+  expect(error_of([&] { ops::max_pool2d(x, 2, {.stride = {{0, 1}}}); }), "the stride must be positive, it is [0, 1]");
+  expect(error_of([&] { ops::max_pool2d(Tensor::zeros({4, 5}), 2); }), "needs x (B, C, H, W); got x [4, 5]");
+  expect(error_of([&] { ops::adaptive_avg_pool2d(x, {0, 1}); }), "size [0, 1]");
+  expect(error_of([&] { ops::interpolate(x, {3, 0}); }), "sizes must be positive: [1, 6, 4, 5] to [3, 0]");
+  expect(error_of([&] { ops::interpolate(x, 3, {.align_corners = true}); }), "align_corners is for bilinear");
+  expect(error_of([&] {
+           ops::pad(x, {5, 0}, ops::PadMode::kReflect);
+         }),
+         "pad: dimension 3 has 5 elements to pad from, too few; got x [1, 6, 4, 5], amounts [5, 0]");
+  expect(error_of([&] { ops::pad(x, {-3, -3}); }), "dimension 3 cannot be changed by -3 and -3");
+  expect(error_of([&] { ops::pad(x, {1}); }), "needs two amounts");
+  expect(error_of([&] { ops::pad(x, {-1, 0}, ops::PadMode::kReplicate); }), "amounts may not be negative here");
+  expect(error_of([&] { ops::pixel_shuffle(x, 2); }), "the square of the factor 2 must divide the channels");
+}
+
+}  // namespace
+}  // namespace rondo
