@@ -377,17 +377,18 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   return samples;
 }
 
-Samples variance_samples(bool large) {
+template <int kOutputs> Samples variance_samples(bool large) {
   Samples samples = reduction<plain, false>(large);
   for (OpSample& s : samples) {
     int64_t n = 1;
     for (int d = 0; d < s.inputs[0].rank(); ++d)
       if (s.attrs.ints[0] >> d & 1) n *= s.inputs[0].sizes()[d];
     s.attrs.floats = {n > 1 ? 1.0 : 0.0};
+    s.n_outputs = kOutputs;
   }
   // One element varies from nothing, and has no standard deviation to divide by.
   std::erase_if(samples, [](const OpSample& s) { return s.attrs.floats[0] == 0; });
-  if (!large) samples.push_back({"correction", {real({6, 5})}, {.ints = {2, 0}, .floats = {0.0}}});
+  if (!large) samples.push_back({"correction", {real({6, 5})}, {.ints = {2, 0}, .floats = {0.0}}, kOutputs});
   return samples;
 }
 // Input and target of a pointwise loss: of one shape.
@@ -964,8 +965,8 @@ constexpr OpSpec kSpecs[] = {
      .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
-    {.name = "var", .make = &variance_samples, .tolerance = 32},
-    {.name = "std", .make = &variance_samples, .tolerance = 32},
+    {.name = "var_mean", .make = &variance_samples<2>, .tolerance = 32, .differentiable_outputs = 3},
+    {.name = "std", .make = &variance_samples<1>, .tolerance = 32},
     {.name = "matmul", .make = &matmul_samples, .tolerance = 16},
     {.name = "linear", .make = &linear_samples, .tolerance = 16},
     {.name = "layer_norm", .make = &layer_norm_samples, .tolerance = 16, .decomposes_exactly = true},

@@ -54,6 +54,7 @@ class Reachability {
     set(before, from);
   }
   // To be called when all edges are there.
+constexpr int64_t kOfAllElements = 4096;  // Fuser::bytes_shared: beside what there is once for a row
   void complete() {
     for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
   }
@@ -78,6 +79,19 @@ class Reachability {
                              const std::vector<uint64_t>& to) {
       for_each(from.data(), [&](size_t u) {
         for (size_t w = 0; w < words_; ++w) row(table, u)[w] |= to[w];
+  // The one unit on all paths from one to the other. kNone: there are several, or none.
+  static constexpr size_t kNone = SIZE_MAX;
+  size_t only_between(size_t from, size_t to) const {
+    size_t found = kNone;
+    const uint64_t *a = row(after_, from), *b = row(before_, to);
+    for (size_t w = 0; w < words_; ++w) {
+      const uint64_t both = a[w] & b[w];
+      if (both == 0) continue;
+      if (found != kNone || !std::has_single_bit(both)) return kNone;
+      found = w * 64 + static_cast<size_t>(std::countr_zero(both));
+    }
+    return found;
+  }
         set(row(table, u), a);
         clear(row(table, u), b);
       });
@@ -146,9 +160,15 @@ class Fuser {
           !may_merge(pair.a, pair.b))
         continue;
       const size_t a = pair.a - begin, b = pair.b - begin;
-      if (reach.passes_through(a, b) || reach.passes_through(b, a)) continue;
-      reach.merge(a, b);
-      merge(pair.a, pair.b);
+      size_t joined = b;
+      if (reach.passes_through(a, b) || reach.passes_through(b, a)) {
+        joined = reach.only_between(a, b);
+        if (joined == Reachability::kNone || pair.saved < kOfAllElements || !makes_rows(pair.a, begin + joined) ||
+            reach.passes_through(a, joined) || reach.passes_through(joined, a))
+          continue;
+      }
+      reach.merge(a, joined);
+      merge(pair.a, begin + joined);
       const auto queued = std::ssize(pairs_);
       add_pairs(pair.a, 0);
       for (auto n = queued + 1; n <= std::ssize(pairs_); ++n) std::push_heap(pairs_.begin(), pairs_.begin() + n);
@@ -171,6 +191,14 @@ class Fuser {
     int32_t a_version, b_version;
     bool operator<(const Pair& o) const { return std::tuple(saved, o.a, o.b) < std::tuple(o.saved, a, b); }
   };
+  // True if unit `other` only makes numbers of what unit `first` knows of its rows. It then joins that unit before
+  // others of its own size: what reads those numbers may share all that the unit reads, as the squares of a variance
+  // share the read of its mean.
+  bool makes_rows(size_t first, size_t other) const {
+    const Candidate &rows = units_[first], &numbers = units_[other];
+    return numbers.takes_any && numbers.unit.rows * numbers.unit.cols == rows.unit.rows && may_merge(first, other);
+  }
+
 
   void make_singletons() {
     // A product and its epilogues are one from the start, in the place of the last: what the others read is there by
@@ -302,7 +330,7 @@ class Fuser {
         continue;
       }
       const Extent& v = extents_[static_cast<size_t>(a.touched[i])];
-      bytes += (v.numel >= elements ? 4096 : 1) * v.element_bytes;
+      bytes += (v.numel >= elements ? kOfAllElements : 1) * v.element_bytes;
       ++i, ++j;
     }
     return bytes;

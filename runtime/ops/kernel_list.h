@@ -30,7 +30,7 @@ void any_kernel(const KernelContext& context);
 void all_kernel(const KernelContext& context);
 
 // statistics.cc, bit-equal to the decompositions; not on CUDA
-void var_kernel(const KernelContext& context);
+void var_mean_kernel(const KernelContext& context);
 void std_kernel(const KernelContext& context);
 
 // norm.cc, one pass over memory each

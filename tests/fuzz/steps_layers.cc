@@ -140,7 +140,11 @@ const StepKind kKinds[] = {
     {"mean", 5, &pick_reduction, [](Scene& s) { return Tensors{ops::mean(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"max", 3, &pick_reduction, [](Scene& s) { return Tensors{ops::max(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"min", 2, &pick_reduction, [](Scene& s) { return Tensors{ops::min(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
-    {"var", 1, &pick_reduction, [](Scene& s) { return Tensors{ops::var(s.in[0], dims_of(s.step), 0.0, s.n(0) != 0)}; }},
+    {"var_mean", 1, &pick_reduction,
+     [](Scene& s) {
+       const auto [var, mean] = ops::var_mean(s.in[0], dims_of(s.step), 0.0, s.n(0) != 0);
+       return Tensors{var, mean};
+     }},
     {"any", 1, &pick_reduction,
      [](Scene& s) { return Tensors{ops::any(ops::greater(s.in[0], 0.5), dims_of(s.step), s.n(0) != 0)}; }},
     {"all", 1, &pick_reduction,
