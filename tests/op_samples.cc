@@ -866,6 +866,20 @@ constexpr OpSpec kSpecs[] = {
     {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
     {.name = "mul", .make = &binary<plain, plain>, .takes_integers = true},
     {.name = "div", .make = &binary<plain, positive>},
+template <bool kOfValue> Samples filled_samples(bool large) {
+  Samples samples;
+  for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
+    for (const double value : kOfValue ? std::vector<double>{-3, 0.3} : std::vector<double>{0})
+      for (const Dims& sizes :
+           large ? std::vector<Dims>{{70, 1001}} : std::vector<Dims>{{33}, {0, 3}, {}, {4, 1, 21}}) {
+        Attrs attrs{.ints = {-static_cast<int64_t>(dtype)}};
+        if (kOfValue) attrs.floats = {value};
+        for (int64_t size : sizes) attrs.ints.push_back(size);
+        samples.push_back({std::string(name_of(dtype)) + to_string(sizes), {real({})}, attrs, 1, {Role::kFixed}});
+      }
+  return samples;
+}
+
     {.name = "add_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "mul_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "rsub_scalar", .make = &with_scalar<plain>, .takes_integers = true},
@@ -1036,6 +1050,18 @@ std::span<const OpSpec> op_specs() { return kSpecs; }
 
 std::vector<OpSample> samples_of(const OpSpec& spec, bool large) {
   next_seed = 1;
+    {.name = "zeros",
+     .make = &filled_samples<false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "full",
+     .make = &filled_samples<true>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
   for (const char* c = spec.name; *c != 0; ++c) next_seed = next_seed * 31 + static_cast<unsigned char>(*c);
   return spec.make(large);
 }

@@ -15,8 +15,9 @@ void copy_kernel(const KernelContext& context);
 void overwrite_kernel(const KernelContext& context);
 void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
 
-// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
+// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. Inputs are not read.
 void fill_kernel(const KernelContext& context);
+void zeros_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
 void draw_kernel(const KernelContext& context);
 void draw_integers_kernel(const KernelContext& context);

@@ -233,6 +233,14 @@ const StepKind kKinds[] = {
        return Tensors{ops::mean(x, dims, s.n(0) != 0), ops::var(x, dims, 0.0, s.n(0) != 0),
                       x - ops::max(x, dims, /*keepdim=*/true)};
      }},
+    {"filled", 2, &pick_dropout,
+     [](Scene& s) {
+       const TensorOptions like{s.in[0].dtype(), s.in[0].device()};
+       Tensor sum = Tensor::zeros(s.in[0].sizes(), like);
+       sum += s.in[0];
+       return Tensors{sum * Tensor::full(s.in[0].sizes(), s.step.scalar, like) + Tensor::ones({}, like), sum};
+     },
+     kScalar},
     {"bernoulli", 1, &pick_dropout,
      [](Scene& s) { return Tensors{s.in[0] * ops::bernoulli(s.in[0] * 0.0 + s.step.scalar)}; }, kScalar},
 };
