@@ -748,6 +748,19 @@ Samples check_indices_samples(bool large) {
   if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
   return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};
 }
+Samples sort_segments_samples(bool large) {
+  if (large) return {{"large", {indices({90'000}, 257)}, ints({257, 3}), 2}};
+  return {{"some", {indices({40}, 5)}, ints({9, 3}), 2}, {"none", {indices({0}, 5)}, ints({3, 4}), 2}};
+}
+Samples sum_segments_samples(bool large) {
+  const auto starts = [](const std::vector<int64_t>& at) {
+    return Tensor::from(at, {static_cast<int64_t>(at.size())});
+  };
+  if (large) return {{"large", {real({3000, 40}), starts({0, 7, 7, 1000, 2999, 3000})}}};
+  return {{"rows", {real({9, 5}), starts({0, 2, 2, 9})}}, {"cubes", {real({4, 2, 3}), starts({0, 1, 2, 3, 4})}},
+          {"numbers", {real({6}), starts({0, 0, 6})}},    {"nothing", {real({0, 3}), starts({0, 0})}},
+          {"no segments", {real({0, 3}), starts({0})}},   {"onto", {real({9, 5}), starts({0, 2, 2, 9}), real({3, 5})}}};
+}
 Samples scatter_samples(bool large) {
   if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
   return {{"last", {real({4, 5}), indices({3, 6}, 5), real({3, 6})}, ints({1})},
@@ -853,19 +866,6 @@ Samples arange_samples(bool large) {
   return samples;
 }
 
-Samples topk_samples(bool large) {
-  if (large) return {{"large", {tied({300, 257})}, ints({7, 1, 1})}};
-  return {{"largest", {tied({4, 9})}, ints({3, 1, 1})}, {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
-          {"first", {tied({5, 3})}, ints({2, 0, 1})},   {"all", {tied({7})}, ints({7, 0, 0})},
-          {"none", {tied({2, 7})}, ints({0, 1, 1})},    {"scalar", {tied({})}, ints({1, 0, 1})},
-          {"no lines", {tied({0, 3})}, ints({2, 1, 1})}};
-}
-
-constexpr OpSpec kSpecs[] = {
-    {.name = "add", .make = &binary<plain, plain>, .takes_integers = true},
-    {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
-    {.name = "mul", .make = &binary<plain, plain>, .takes_integers = true},
-    {.name = "div", .make = &binary<plain, positive>},
 template <bool kOfValue> Samples filled_samples(bool large) {
   Samples samples;
   for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
@@ -880,6 +880,19 @@ template <bool kOfValue> Samples filled_samples(bool large) {
   return samples;
 }
 
+Samples topk_samples(bool large) {
+  if (large) return {{"large", {tied({300, 257})}, ints({7, 1, 1})}};
+  return {{"largest", {tied({4, 9})}, ints({3, 1, 1})}, {"smallest", {tied({4, 9})}, ints({3, 1, 0})},
+          {"first", {tied({5, 3})}, ints({2, 0, 1})},   {"all", {tied({7})}, ints({7, 0, 0})},
+          {"none", {tied({2, 7})}, ints({0, 1, 1})},    {"scalar", {tied({})}, ints({1, 0, 1})},
+          {"no lines", {tied({0, 3})}, ints({2, 1, 1})}};
+}
+
+constexpr OpSpec kSpecs[] = {
+    {.name = "add", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "sub", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "mul", .make = &binary<plain, plain>, .takes_integers = true},
+    {.name = "div", .make = &binary<plain, positive>},
     {.name = "add_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "mul_scalar", .make = &with_scalar<plain>, .takes_integers = true},
     {.name = "rsub_scalar", .make = &with_scalar<plain>, .takes_integers = true},
@@ -1022,11 +1035,29 @@ template <bool kOfValue> Samples filled_samples(bool large) {
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "sort_segments", .make = &sort_segments_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "sum_segments",
+     .make = &sum_segments_samples,
+     .tolerance = 8,
+     .takes_integers = true,
+     .differentiable_outputs = 0},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
     {.name = "arange",
      .make = &arange_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "zeros",
+     .make = &filled_samples<false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "full",
+     .make = &filled_samples<true>,
      .takes_integers = true,
      .takes_bool = true,
      .differentiable_outputs = 0,
@@ -1050,18 +1081,6 @@ std::span<const OpSpec> op_specs() { return kSpecs; }
 
 std::vector<OpSample> samples_of(const OpSpec& spec, bool large) {
   next_seed = 1;
-    {.name = "zeros",
-     .make = &filled_samples<false>,
-     .takes_integers = true,
-     .takes_bool = true,
-     .differentiable_outputs = 0,
-     .constant_inputs = 1},
-    {.name = "full",
-     .make = &filled_samples<true>,
-     .takes_integers = true,
-     .takes_bool = true,
-     .differentiable_outputs = 0,
-     .constant_inputs = 1},
   for (const char* c = spec.name; *c != 0; ++c) next_seed = next_seed * 31 + static_cast<unsigned char>(*c);
   return spec.make(large);
 }

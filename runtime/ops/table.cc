@@ -12,7 +12,7 @@ constexpr const OpList* kFamilies[] = {
     &kElementwiseOps, &kComparisonOps, &kBitwiseOps,   &kCastOps,      &kMathOps,          &kActivationOps,
     &kViewOps,        &kTriangleOps,   &kReductionOps, &kPredicateOps, &kStatisticsOps,    &kMatmulOps,
     &kNormOps,        &kAttentionOps,  &kEmbeddingOps, &kLossOps,      &kPointwiseLossOps, &kIndexingOps,
-    &kRotaryOps,      &kDropoutOps,    &kRandomOps,    &kWindowOps,    &kFactoryOps};
+    &kSegmentOps,     &kRotaryOps,     &kDropoutOps,   &kRandomOps,    &kWindowOps,        &kFactoryOps};
 
 }  // namespace
 
