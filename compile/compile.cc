@@ -329,14 +329,12 @@ class RegionHook final : public nn::CallHook {
       count(Outcome::kBypassed, why);
       return forward();
     }
-    region_->begin_call(call);
-    enter_stage("record");
     const Capture capture = region_->options().capture;
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
-    if (known != nullptr && capture == Capture::kReplay) {
-      region_->count_replay();
-      return known->run(call);
-    }
+    const bool replays = known != nullptr && capture == Capture::kReplay;
+    region_->begin_call(call, replays);
+    enter_stage("record");
+    if (replays) return known->run(call);
     SharedRandomState random;
     std::vector<GeneratorState> drawn;  // from
     std::optional<GeneratorScope> note;

@@ -344,6 +344,14 @@ struct Traits {
   // Products of matrices: the dimension of input 1 that is summed over, from the end (1 or 2); of input 0 it is the
   // last.
   int8_t sums_over = 0;
+  // Each place of output 0 is the sum, in order, of what input 0 has for it, onto input 2, where there is one. Input 1,
+  // i64, names places: of elements along dimension ints[0] if it has input 0's shape, else of rows (all of input 0's
+  // dimensions but the last).
+  bool scatters = false;
+  bool zeros = false;  // output 0 is zeros
+  // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
+  // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
+  bool sums_segments = false;
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
 };
 

@@ -84,12 +84,13 @@ Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::
   const memory::Cause cause("", "empty", {});
   return Tensor::over(Storage::allocate(bytes, options.device), 0, sizes, contiguous_strides(sizes), options.dtype);
 }
-Tensor filled(const char* factory, const Dims& sizes, Scalar value, TensorOptions options, std::source_location where) {
+// `op` stands for it in recordings.
+Tensor filled(const char* factory, const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options,
+              std::source_location where) {
   if (!is_floating(options.dtype)) ops::require_in_range(factory, value, options.dtype, where);
-  Tensor result = made(factory, sizes, options, where);
-  const Scalar known = value.visit([](auto number) { return Scalar(number); });  // a kernel knows no symbols
-  run_kernel({ops::kFill, {}, {&result, 1}, ops::fill_attrs(known), {}});
-  return result;
+  require_sizes(factory, sizes, options.dtype, where);
+  const Tensor recorded = active_recorder() == nullptr ? Tensor() : ops::record_filled(op, sizes, value, options);
+  return recorded.defined() ? recorded : ops::filled(made(factory, sizes, options, where), value);
 }
 }  // namespace
 
@@ -97,13 +98,13 @@ Tensor Tensor::empty(const Dims& sizes, TensorOptions options, std::source_locat
   return made("Tensor::empty", sizes, options, where);
 }
 Tensor Tensor::zeros(const Dims& sizes, TensorOptions options, std::source_location where) {
-  return filled("Tensor::zeros", sizes, 0.0, options, where);
+  return filled("Tensor::zeros", ops::kZeros, sizes, 0.0, options, where);
 }
 Tensor Tensor::ones(const Dims& sizes, TensorOptions options, std::source_location where) {
-  return filled("Tensor::ones", sizes, 1.0, options, where);
+  return filled("Tensor::ones", ops::kFilled, sizes, 1.0, options, where);
 }
 Tensor Tensor::full(const Dims& sizes, Scalar value, TensorOptions options, std::source_location where) {
-  return filled("Tensor::full", sizes, value, options, where);
+  return filled("Tensor::full", ops::kFilled, sizes, value, options, where);
 }
 
 Tensor Tensor::copy_of(const void* values, size_t count, DType dtype, const Dims& sizes, TensorOptions options,

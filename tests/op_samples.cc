@@ -378,17 +378,18 @@ template <Make kMake, bool kEmpty> Samples reduction(bool large) {
   return samples;
 }
 
-Samples variance_samples(bool large) {
+template <int kOutputs> Samples variance_samples(bool large) {
   Samples samples = reduction<plain, false>(large);
   for (OpSample& s : samples) {
     int64_t n = 1;
     for (int d = 0; d < s.inputs[0].rank(); ++d)
       if (s.attrs.ints[0] >> d & 1) n *= s.inputs[0].sizes()[d];
     s.attrs.floats = {n > 1 ? 1.0 : 0.0};
+    s.n_outputs = kOutputs;
   }
   // One element varies from nothing, and has no standard deviation to divide by.
   std::erase_if(samples, [](const OpSample& s) { return s.attrs.floats[0] == 0; });
-  if (!large) samples.push_back({"correction", {real({6, 5})}, {.ints = {2, 0}, .floats = {0.0}}});
+  if (!large) samples.push_back({"correction", {real({6, 5})}, {.ints = {2, 0}, .floats = {0.0}}, kOutputs});
   return samples;
 }
 // Input and target of a pointwise loss: of one shape.
@@ -828,6 +829,19 @@ Samples check_indices_samples(bool large) {
   if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
   return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};
 }
+Samples sort_segments_samples(bool large) {
+  if (large) return {{"large", {indices({90'000}, 257)}, ints({257, 3}), 2}};
+  return {{"some", {indices({40}, 5)}, ints({9, 3}), 2}, {"none", {indices({0}, 5)}, ints({3, 4}), 2}};
+}
+Samples sum_segments_samples(bool large) {
+  const auto starts = [](const std::vector<int64_t>& at) {
+    return Tensor::from(at, {static_cast<int64_t>(at.size())});
+  };
+  if (large) return {{"large", {real({3000, 40}), starts({0, 7, 7, 1000, 2999, 3000})}}};
+  return {{"rows", {real({9, 5}), starts({0, 2, 2, 9})}}, {"cubes", {real({4, 2, 3}), starts({0, 1, 2, 3, 4})}},
+          {"numbers", {real({6}), starts({0, 0, 6})}},    {"nothing", {real({0, 3}), starts({0, 0})}},
+          {"no segments", {real({0, 3}), starts({0})}},   {"onto", {real({9, 5}), starts({0, 2, 2, 9}), real({3, 5})}}};
+}
 Samples scatter_samples(bool large) {
   if (large) return {{"large", {real({300, 257}), indices({300, 200}, 257), real({300, 200})}, ints({1})}};
   return {{"last", {real({4, 5}), indices({3, 6}, 5), real({3, 6})}, ints({1})},
@@ -929,6 +943,20 @@ Samples arange_samples(bool large) {
         Attrs attrs{.ints = {-static_cast<int64_t>(dtype), n, whole}, .floats = {whole ? -7.0 : 0.3, whole ? 3 : -0.7}};
         samples.push_back(
             {std::string(name_of(dtype)) + " " + std::to_string(n), {real({})}, attrs, 1, {Role::kFixed}});
+      }
+  return samples;
+}
+
+template <bool kOfValue> Samples filled_samples(bool large) {
+  Samples samples;
+  for (const DType dtype : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})
+    for (const double value : kOfValue ? std::vector<double>{-3, 0.3} : std::vector<double>{0})
+      for (const Dims& sizes :
+           large ? std::vector<Dims>{{70, 1001}} : std::vector<Dims>{{33}, {0, 3}, {}, {4, 1, 21}}) {
+        Attrs attrs{.ints = {-static_cast<int64_t>(dtype)}};
+        if (kOfValue) attrs.floats = {value};
+        for (int64_t size : sizes) attrs.ints.push_back(size);
+        samples.push_back({std::string(name_of(dtype)) + to_string(sizes), {real({})}, attrs, 1, {Role::kFixed}});
       }
   return samples;
 }
@@ -1049,8 +1077,8 @@ constexpr OpSpec kSpecs[] = {
      .decomposes_exactly = true},
     {.name = "any", .make = &reduction<sparse, true>, .takes_integers = true, .takes_bool = true},
     {.name = "all", .make = &reduction<dense, true>, .takes_integers = true, .takes_bool = true},
-    {.name = "var", .make = &variance_samples, .tolerance = 32},
-    {.name = "std", .make = &variance_samples, .tolerance = 32},
+    {.name = "var_mean", .make = &variance_samples<2>, .tolerance = 32, .differentiable_outputs = 3},
+    {.name = "std", .make = &variance_samples<1>, .tolerance = 32},
     {.name = "matmul", .make = &matmul_samples, .tolerance = 16},
     {.name = "linear", .make = &linear_samples, .tolerance = 16},
     {.name = "layer_norm", .make = &layer_norm_samples, .tolerance = 16, .decomposes_exactly = true},
@@ -1096,11 +1124,29 @@ constexpr OpSpec kSpecs[] = {
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "sort_segments", .make = &sort_segments_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "sum_segments",
+     .make = &sum_segments_samples,
+     .tolerance = 8,
+     .takes_integers = true,
+     .differentiable_outputs = 0},
     {.name = "scatter", .make = &scatter_samples, .takes_integers = true, .takes_bool = true},
     {.name = "scatter_add", .make = &scatter_sum_samples, .tolerance = 8, .takes_integers = true, .takes_bool = true},
     {.name = "cumsum", .make = &lines<plain, true>, .tolerance = 32, .takes_integers = true, .takes_bool = true},
     {.name = "arange",
      .make = &arange_samples,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "zeros",
+     .make = &filled_samples<false>,
+     .takes_integers = true,
+     .takes_bool = true,
+     .differentiable_outputs = 0,
+     .constant_inputs = 1},
+    {.name = "full",
+     .make = &filled_samples<true>,
      .takes_integers = true,
      .takes_bool = true,
      .differentiable_outputs = 0,

@@ -70,10 +70,17 @@ class Interpreter {
         order_(order) {}
 
   void run(int64_t end) {
-    for (const Instr& i : k_.instrs)
-      if (is_column_reduction(i.op))
-        for (int64_t column = 0; column < k_.cols; ++column)
-          store(k_.operands[i.index].dtype, identity(along_row(i.op), i.type), i.type, address(i.index, 0, column));
+    if (k_.starts >= 0) {
+      const auto* const starts = static_cast<const int64_t*>(operands_[k_.starts]);
+      for (chunk_ = begin_; chunk_ < end; ++chunk_) {
+        start_column_reductions();
+        for (int64_t row = starts[chunk_]; row < starts[chunk_ + 1]; ++row) run_row(row, 0, k_.cols);
+        add_onto();
+      }
+      return;
+    }
+    if (k_.chunk_rows > 0) chunk_ = begin_ / k_.chunk_rows;
+    start_column_reductions();
     if (k_.split_columns) return run_row(0, begin_, end);
     for (int64_t row = begin_; row < end; ++row) run_row(row, 0, k_.cols);
   }
@@ -81,10 +88,31 @@ class Interpreter {
  private:
   using Lanes = std::vector<Register>;
 
+  void start_column_reductions() const {
+    for (const Instr& i : k_.instrs)
+      if (is_column_reduction(i.op))
+        for (int64_t column = 0; column < k_.cols; ++column)
+          store(k_.operands[i.index].dtype, identity(along_row(i.op), i.type), i.type, address(i.index, 0, column));
+  }
+
+  // Operand::onto, of the current segment.
+  void add_onto() const {
+    for (const Instr& i : k_.instrs) {
+      if (!is_column_reduction(i.op) || k_.operands[i.index].onto < 0) continue;
+      const auto size = static_cast<int64_t>(size_of(i.type));
+      for (int64_t column = 0; column < k_.cols; ++column) {
+        const char* onto = static_cast<const char*>(operands_[k_.operands[i.index].onto]) +
+                           (chunk_ * k_.cols + column) * size;
+        char* const sum = address(i.index, 0, column);
+        store(i.type, combine(LoopOp::kReduceSum, i.type, load(i, onto), load(i, sum)), i.type, sum);
+      }
+    }
+  }
+
   // `picked`: the index of the operand's picked axis, if it has one.
   int64_t offset(const Operand& operand, int64_t row, int64_t column, int64_t picked = 0) const {
     int64_t offset = column * operand.col_stride;
-    if (operand.is_partial) offset += begin_ / k_.chunk_rows * k_.cols;
+    if (operand.is_partial) offset += chunk_ * k_.cols;
     else
       for (const OperandAxis& axis : operand.axes) {
         if (!is_picked(axis)) offset += row / axis.divisor % axis.size * axis.stride;
@@ -318,7 +346,7 @@ class Interpreter {
   void* const* operands_;
   const double* scalars_;
   std::vector<Register> registers_;
-  int64_t begin_;
+  int64_t begin_, chunk_ = 0;  // the first row, or segment; the chunk of rows, or segment
   const RowOrder& order_;
 };
 

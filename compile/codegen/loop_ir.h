@@ -23,6 +23,7 @@
 // This header is shared with the LLVM plug-in: data only, no functions that need linking.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -47,8 +48,10 @@ struct Operand {
   int64_t col_stride = 1;         // 0: the operand is loaded once per row
   bool is_output = false;
   // A partial result of kColumnSum, kColumnMax or kColumnMin: a dense [n_chunks, cols] array of the compute type; a
-  // call for rows [begin, end) writes row begin / chunk_rows of it.
+  // call for rows [begin, end) writes row begin / chunk_rows of it. With Note [Segments of rows], a whole result.
   bool is_partial = false;
+  // Of such a sum: the operand, as dense, that it is added to when all of it is there; -1: none.
+  int32_t onto = -1;
   // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
   // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
   bool is_random = false;
@@ -61,6 +64,12 @@ struct Operand {
 inline bool has_elements(const Operand& operand) { return !operand.is_random && !operand.is_index; }
 inline bool is_random(LoopOp op) {
   return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
+}
+
+// True for an operand that Operand::onto names: it has rows of segments.
+inline bool is_onto(const std::vector<Operand>& operands, size_t index) {
+  return std::any_of(operands.begin(), operands.end(),
+                     [&](const Operand& o) { return o.onto == static_cast<int32_t>(index); });
 }
 
 inline bool is_picked(const OperandAxis& axis) { return axis.divisor == 0; }
@@ -138,6 +147,12 @@ struct LoopKernel {
   // False: a call covers rows [begin, end); with kColumnSum, exactly one chunk of chunk_rows (the last may be shorter).
   bool split_columns = false;
   int64_t chunk_rows = 0;
+  // Note [Segments of rows]. The operand, i64 (segments + 1), that says where each segment of the rows begins; -1:
+  // there
+  //   are no segments. A call then covers segments [begin, end), and kColumnSum leaves the sum of each: row k of its
+  //   operand belongs to segment k. Each row is in one segment.
+  int32_t starts = -1;
+  int64_t segments = 0;
   // One launch runs it on every item of a table (target/table.h): operands, scalars, and the width of rows (else the
   // number of columns) are those of the item; its own sizes stand for those of any.
   bool per_item = false;
@@ -182,7 +197,9 @@ inline std::vector<size_t> width_extents(const LoopKernel& kernel) {
 // 0 and 1 decide what code looks like (broadcast, contiguous): they are never read at run time.
 inline bool may_vary(int64_t extent) { return extent != 0 && extent != 1; }
 // Partial rows that a kernel with column sums leaves.
-inline int64_t chunks(const LoopKernel& kernel) { return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows; }
+inline int64_t chunks(const LoopKernel& kernel) {
+  return kernel.starts >= 0 ? kernel.segments : (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows;
+}
 // True if several indices of the axis stand for one element.
 inline bool wraps(const LoopKernel& kernel, const OperandAxis& axis) {
   return !is_picked(axis) && axis.divisor * axis.size < kernel.rows;

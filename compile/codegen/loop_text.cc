@@ -1,5 +1,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace rondo::compile {
@@ -99,6 +101,7 @@ std::string to_string(const LoopKernel& kernel) {
   const std::string chunk_rows = extent.next(kernel.chunk_rows);
   if (kernel.split_columns) absl::StrAppend(&text, " split_columns");
   if (kernel.chunk_rows > 0) absl::StrAppend(&text, " chunk_rows=", chunk_rows);
+  if (kernel.starts >= 0) absl::StrAppend(&text, " segments=", kernel.segments, " starts=@", kernel.starts);
   if (kernel.n_scalars > 0) absl::StrAppend(&text, " scalars=", kernel.n_scalars);
   if (kernel.per_item) text += " per_item";
   if (kernel.streams) text += " streams";
@@ -114,6 +117,7 @@ std::string to_string(const LoopKernel& kernel) {
     }
     absl::StrAppend(&text, " col*", col_stride, operand.is_output ? " output" : "",
                     operand.is_partial ? " partial" : "");
+    if (operand.onto >= 0) absl::StrAppend(&text, " onto=@", operand.onto);
     if (operand.is_random) absl::StrAppend(&text, " random+", operand.increment);
     if (operand.is_index) text += " index";
     text += "\n";
@@ -132,6 +136,7 @@ std::string code_text(const LoopKernel& kernel) {
   LoopKernel same = kernel;
   same.name.clear();
   same.rows = 1;
+  same.segments = std::min<int64_t>(same.segments, 1);
   size_t next = 0;
   const auto forget = [&](int64_t& extent) {  // in the order of extents()
     const size_t at = next++;
@@ -170,6 +175,12 @@ class KernelParser {
     marks_.resize(2);
     kernel_.split_columns = in_.accept("split_columns");
     if (in_.accept("chunk_rows=")) kernel_.chunk_rows = extent(1);
+    if (in_.accept("segments=")) {
+      kernel_.segments = in_.integer();
+      in_.expect("starts=");
+      in_.expect("@");
+      kernel_.starts = id();
+    }
     if (in_.accept("scalars=")) kernel_.n_scalars = static_cast<int32_t>(in_.integer());
     kernel_.per_item = in_.accept("per_item");
     kernel_.streams = in_.accept("streams");
@@ -236,6 +247,10 @@ class KernelParser {
     operand.col_stride = extent(first);
     operand.is_output = in_.accept("output");
     operand.is_partial = in_.accept("partial");
+    if (in_.accept("onto=")) {
+      in_.expect("@");
+      operand.onto = id();
+    }
     operand.is_random = in_.accept("random+");
     if (operand.is_random) operand.increment = in_.integer();
     operand.is_index = in_.accept("index");

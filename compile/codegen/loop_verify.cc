@@ -64,7 +64,28 @@ class Verifier {
     if (k_.split_columns && (k_.rows != 1 || k_.stages.size() != 1)) return "split_columns needs one row and one stage";
     if (k_.split_columns && !k_.stages[0].reductions.empty()) return "split_columns with a reduction";
     if (k_.inner < 1 || k_.rows % k_.inner != 0) return "rows are no multiple of inner";
+    const bool in_segments = k_.starts >= 0;
+    if (in_segments) {
+      if (k_.starts >= std::ssize(k_.operands) || k_.segments < 1 || k_.chunk_rows > 0 || k_.split_columns ||
+          k_.inner > 1 || k_.per_item)
+        return "segments need starts, and whole rows that are in no chunks";
+      const Operand& starts = k_.operands[static_cast<size_t>(k_.starts)];
+      if (starts.dtype != kI64 || starts.is_output || starts.is_partial || !has_elements(starts) ||
+          !starts.axes.empty())
+        return "starts of segments are a dense list of i64";
+      for (const Stage& stage : k_.stages)
+        if (!stage.reductions.empty()) return "a kernel of segments with reductions along rows";
+    }
     for (const Operand& operand : k_.operands) {
+      if (operand.is_partial && in_segments && !operand.is_output) return "the sums of segments are results";
+      if (operand.onto >= 0 || operand.onto < -1) {
+        if (!in_segments || !operand.is_partial || operand.onto < 0 || operand.onto >= std::ssize(k_.operands))
+          return "only the sums of segments are added to an operand";
+        const Operand& onto = k_.operands[static_cast<size_t>(operand.onto)];
+        if (onto.dtype != operand.dtype || onto.is_output || onto.is_partial || !has_elements(onto) ||
+            !onto.axes.empty() || onto.col_stride != 1)
+          return "what the sums of segments are added to is dense, and of their type";
+      }
       if (k_.inner > 1 && (operand.is_partial || k_.split_columns || k_.chunk_rows > 0 || k_.per_item))
         return "a kernel along inner rows with column sums, split columns or items";
       for (size_t a = 0; a < operand.axes.size(); ++a)
@@ -72,7 +93,7 @@ class Verifier {
           return "an operand axis with divisor or size below 1";
       if (is_picked(operand) && operand.is_output) return "outputs have no picked axis";
       if (operand.is_partial && ((operand.dtype != kF32 && operand.dtype != kF64 && operand.dtype != kI64) ||
-                                 operand.col_stride != 1 || k_.chunk_rows < 1 || k_.split_columns))
+                                 operand.col_stride != 1 || (k_.chunk_rows < 1 && !in_segments) || k_.split_columns))
         return "a partial operand must be dense f32, f64 or i64, in a kernel with chunk_rows";
       if (operand.is_index && (operand.dtype != kI64 || operand.is_output || operand.is_partial || operand.is_random))
         return "places are i64, and read only";

@@ -83,14 +83,14 @@ class UnitLowering final : public LoopBuilder {
   // ---- LoopBuilder
   LoopValue input(int i) override {
     const ValueId id = node_->inputs[static_cast<size_t>(i)];
-    const auto made = made_.find(same_elements(graph_, id));
+    const auto made = made_.find(shown_elements(graph_, id));
     LoopValue v = made != made_.end() ? made->second : load(id);
     if (v.type != kBool && v.type != compute_) v = emit(LoopOp::kCast, compute_, v, {}, {});
     return v;
   }
   LoopValue pick(int table, int index) override {
     const ValueId id = node_->inputs[static_cast<size_t>(table)], at = node_->inputs[static_cast<size_t>(index)];
-    const auto made = made_.find(same_elements(graph_, at));
+    const auto made = made_.find(shown_elements(graph_, at));
     const LoopValue where = made != made_.end() ? made->second : load(at);
     Value seen = graph_.value(id);
     const int dim = static_cast<int>(integer(0));
@@ -133,6 +133,7 @@ class UnitLowering final : public LoopBuilder {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, place);
   }
   LoopValue reduce(LoopOp op, LoopValue v) override {
+    if (node_->op->traits.sums_segments) return sum_segments(v);
     if (!node_->op->traits.folds || !sums_rows(unit_, domain_, node_->attrs.ints[0]))
       return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
     if (!is_floating(v.type)) v = emit(LoopOp::kCast, kI64, v, {}, {});
@@ -164,6 +165,7 @@ class UnitLowering final : public LoopBuilder {
   void output(int i, LoopValue v) override {
     const ValueId id = node_->outputs[static_cast<size_t>(i)];
     const Value& value = graph_.value(id);
+    if (unit_.starts != kNoValue && node_->op->traits.sums_segments) return;  // the sums are there
     if (column_result_) {
       column_result_->value = id;
       result_.column_results.push_back(*column_result_);
@@ -185,6 +187,20 @@ class UnitLowering final : public LoopBuilder {
   }
 
  private:
+  LoopValue sum_segments(LoopValue v) {
+    LoopKernel& kernel = result_.kernel;
+    const ValueId out = node_->outputs[0];
+    Operand sums{.dtype = v.type, .axes = {}, .is_output = true, .is_partial = true};
+    if (node_->inputs.size() > 2)
+      sums.onto = add_operand({.dtype = v.type, .axes = {}}, same_elements(graph_, node_->inputs[2]));
+    sinks_.push_back(append({.op = LoopOp::kColumnSum, .type = v.type, .a = v.id, .index = add_operand(sums, out)},
+                            {.row = false, .level = placement(v.id).level})
+                         .id);
+    kernel.starts = add_operand({.dtype = kI64, .axes = {}}, same_elements(graph_, unit_.starts));
+    kernel.segments = graph_.value(out).sizes[0];
+    return v;
+  }
+
   using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
 
   LoopValue scalar_of(int i, DType type) {
@@ -373,7 +389,8 @@ void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
   std::string text = to_string(graph);
   absl::StrAppend(&text, "unit ", unit.fused ? "fused " : "", "rows=", unit.rows, " cols=", unit.cols,
-                  " inner=", unit.inner, " nodes");
+                  " inner=", unit.inner, unit.starts != kNoValue ? absl::StrCat(" starts=", unit.starts) : "",
+                  " nodes");
   for (int32_t node : unit.nodes) absl::StrAppend(&text, " ", node);
   text += "\nneeded";
   for (size_t id = 0; id < needed.size(); ++id)

@@ -16,7 +16,7 @@ inline bool is_transposed(const Operand& operand) {
 
 // On a CPU: pointwise kernels with a transposed operand. Follows from what code is made for, and not from sizes.
 inline bool goes_in_tiles(const LoopKernel& kernel) {
-  if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.per_item ||
+  if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.starts >= 0 || kernel.per_item ||
       kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty())
     return false;
   // A lookup, a random number, a place and a running sum are made in the order of the rows only.

@@ -29,11 +29,13 @@ Structure structure_of(const LoopKernel& kernel, const Target& target) {
   add(kernel.streams << 2 | kernel.per_item << 1 | kernel.split_columns);
   add(kernel.rows == 1);
   add(kernel.inner > 1);
+  add(kernel.starts);
   for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
   for (const Operand& operand : kernel.operands) {
     add(operand.dtype);
     add(operand.is_index << 3 | operand.is_random << 2 | operand.is_output << 1 | operand.is_partial);
     add(operand.increment);
+    add(operand.onto);
     add(operand.axes.size());
     for (const OperandAxis& axis : operand.axes)
       add(wraps(kernel, axis) | static_cast<uint64_t>(along_inner(axis, kernel.inner)) << 1);

@@ -134,6 +134,14 @@ class Finder {
       if (is_random(instr.op) || instr.op == LoopOp::kLoad || instr.op == LoopOp::kPick || instr.op == LoopOp::kStore ||
           instr.op == LoopOp::kColumnSum)
         used[static_cast<size_t>(instr.index)] = true;
+    if (kernel.starts >= 0) {
+      check(launch.addresses[static_cast<size_t>(kernel.starts)],
+            {0, (Wide(kernel.segments) + 1) * static_cast<int64_t>(size_of(kI64))}, kI64, "starts of segments");
+      for (const Operand& operand : kernel.operands)
+        if (operand.onto >= 0)
+          check(launch.addresses[static_cast<size_t>(operand.onto)], {0, partial_bytes(kernel, operand.dtype)},
+                operand.dtype, absl::StrCat("operand @", operand.onto));
+    }
     for (size_t i = 0; i < used.size(); ++i)
       if (used[i])
         check(launch.addresses[i], reach_of(kernel, kernel.operands[i]), kernel.operands[i].dtype,

@@ -232,6 +232,8 @@ class PlanParser {
   void check_extents(const LoopKernel& kernel) {
     for (int64_t extent : extents(kernel))
       if (extent <= -kMostElements || extent >= kMostElements) in_.fail(absl::StrCat(extent, " is out of range"));
+    if (kernel.segments >= kMostElements / kernel.cols)
+      in_.fail(absl::StrCat(kernel.segments, " segments are out of range"));
     if (kernel.chunk_rows < 0 || kernel.rows >= kMostElements || kernel.rows > kMostElements / kernel.cols)
       in_.fail(absl::StrCat(kernel.rows, " x ", kernel.cols, " elements are out of range"));
   }

@@ -388,15 +388,13 @@ void Region::run_eagerly(Trace& trace) {
   hand_over_all();
 }
 
-void Region::begin_call(const nn::ModuleCall& call) {
+void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
   if (!options_.dynamic.empty()) check_arguments(ledger_->name(), call, options_.dynamic);
-  ledger_->update([this](RegionReport& report) {
+  ledger_->update([&](RegionReport& report) {
     ++report.calls;
+    report.replays += is_replayed;
     most_launches_ = 0;
   });
-}
-void Region::count_replay() {
-  ledger_->update([](RegionReport& report) { ++report.replays; });
 }
 void Region::count_loop_piece() {
   ledger_->update([](RegionReport& report) { ++report.loop_pieces; });

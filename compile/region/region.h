@@ -42,8 +42,7 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const Binding> run_known(Trace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
-  void begin_call(const nn::ModuleCall& call);
-  void count_replay();
+  void begin_call(const nn::ModuleCall& call, bool is_replayed);
   void count_loop_piece();
   // The steps of loops that recordings have; null: none. Note [Loops over time].
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;

@@ -101,7 +101,7 @@ bool Replay::matches(const nn::ModuleCall& call) const {
     return false;
   for (size_t i = 0; i < arguments_.size(); ++i) {
     const Tensor& input = *call.inputs[i];
-    if (!input.defined() || !input.impl()->storage || !(Kind::of(input) == arguments_[i])) return false;
+    if (!input.defined() || !input.impl()->storage || !arguments_[i].is_of(input)) return false;
     for (size_t k = 0; k < i; ++k)
       if (call.inputs[k]->impl() == input.impl()) return false;
     if (std::count(in_slots_.begin(), in_slots_.end(), input.impl()) > 0) return false;
@@ -134,14 +134,13 @@ bool Replay::writes_alone(const nn::ModuleCall& call) const {
 
 Tensor Replay::next_random_state() const {
   const SharedRandomState own;  // in which the state is that of the first draw
-  Tensor state;
-  if (draws_ > 0) state = rondo::next_random_state(default_generator(), random_device_).state;
+  Tensor state = rondo::next_random_state(default_generator(), random_device_).state;
   for (uint64_t i = 1; i < draws_; ++i) default_generator().next_offset();
   return state;
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
-  const Tensor random_state = next_random_state();
+  const Tensor random_state = draws_ > 0 ? next_random_state() : Tensor();
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
   for (const Source& source : sources_)

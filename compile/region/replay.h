@@ -45,7 +45,10 @@ class Replay {
     static Kind of(const Tensor& t) {
       return {t.dtype(), t.device(), t.requires_grad(), t.is_leaf(), t.sizes(), t.strides()};
     }
-    friend bool operator==(const Kind&, const Kind&) = default;
+    bool is_of(const Tensor& t) const {
+      return dtype == t.dtype() && device == t.device() && requires_grad == t.requires_grad() && leaf == t.is_leaf() &&
+             sizes == t.sizes() && strides == t.strides();
+    }
   };
   struct Source {
     enum Kind : uint8_t { kArgument, kSlot, kRandomState } kind;
@@ -58,6 +61,7 @@ class Replay {
     return source.kind == Source::kArgument ? *call.inputs[static_cast<size_t>(source.index)]
                                             : *slots_[static_cast<size_t>(source.index)];
   }
+  // REQUIRES: draws_ is above 0.
   Tensor next_random_state() const;
   // Nothing else that is read shares memory with what is written: a recording would be another one.
   bool writes_alone(const nn::ModuleCall& call) const;

@@ -2,6 +2,7 @@
 // step or a large arena comes from. In exact mode results have the same bits with any of them left out.
 //
 //   decompose   ops stay whole: one library call instead of simpler ops that fuse
+//   segments    rows are made and written before they are added up by index
 //   cse         equal calls are made as often as they were recorded
 //   dce         what nobody needs is computed
 //   join        calls that continue each other stay separate
@@ -24,6 +25,7 @@ namespace rondo::compile {
 
 enum class CompilerStage : uint8_t {
   kDecompose,
+  kSegments,
   kCse,
   kDce,
   kJoin,

@@ -1,9 +1,8 @@
 // Runs decompositions on symbolic tensors. The results keep the original's inputs and outputs in number and order.
 #include <algorithm>
 
-#include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/passes.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/compile/transform/retrace.h"
 #include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::compile {
@@ -37,36 +36,14 @@ std::optional<Graph> decompose_once(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
                    [&](const GraphNode& node) { return has_parts(graph, node); }))
     return std::nullopt;
-  NoGrad off;
-  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
-  Trace trace;
-  const DeviceScope device(trace.device);  // where calls without operands go
-  RecorderScope record(&trace);
-  trace.graph.values.reserve(graph.values.size());
-  trace.graph.nodes.reserve(graph.nodes.size());
-  ValueMap<Tensor> symbols(graph);
-  auto symbol = [&](ValueId id) { return id == kNoValue ? Tensor() : symbols[id]; };
-  for (ValueId id : graph.inputs) symbols[id] = trace.placeholder(graph.value(id));
-  for (const GraphNode& node : graph.nodes) {
-    std::vector<Tensor> inputs, outputs(node.outputs.size());
-    for (ValueId id : node.inputs) inputs.push_back(symbol(id));
-    trace.origin = &node.origin;
-    if (has_parts(graph, node)) {
-      const size_t first = trace.graph.nodes.size();
-      node.op->decompose(inputs, node.attrs, outputs);
-      // An error of a part is one of the call.
-      for (size_t n = first; n < trace.graph.nodes.size(); ++n) trace.graph.nodes[n].where = node.where;
-    } else {
-      std::vector<TensorArg> args;
-      for (const Tensor& input : inputs) args.emplace_back(input, node.where);
-      call(*node.op, args, node.attrs, outputs);
-    }
-    for (size_t i = 0; i < outputs.size(); ++i) symbols[node.outputs[i]] = outputs[i];
-  }
-  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[id]));
-  invariant(trace.graph.inputs.size() == graph.inputs.size(), "a decomposition brought in a tensor of its own");
-  // What users asked of gradients stays with the inputs.
-  return std::move(trace.graph);
+  return retrace(graph, [&](size_t n, const Symbols& symbols, std::span<Tensor> outputs) {
+    const GraphNode& node = graph.nodes[n];
+    if (!has_parts(graph, node)) return false;
+    std::vector<Tensor> inputs;
+    for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? Tensor() : symbols[id]);
+    node.op->decompose(inputs, node.attrs, outputs);
+    return true;
+  });
 }
 
 }  // namespace

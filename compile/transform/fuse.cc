@@ -28,6 +28,19 @@ ValueId same_elements(const Graph& graph, ValueId id) {
   return whole ? value.root : id;
 }
 
+ValueId shown_elements(const Graph& graph, ValueId id) {
+  const ValueId same = same_elements(graph, id);
+  const Value &value = graph.value(same), &root = graph.value(value.root);
+  if (same == value.root || value.offset != 0 || !is_contiguous(root.sizes, root.strides)) return same;
+  int64_t elements = 1;
+  for (int d = value.sizes.rank() - 1; d >= 0; --d) {
+    if (value.sizes[d] == 1 || value.strides[d] == 0) continue;
+    if (value.strides[d] != elements) return same;
+    elements *= value.sizes[d];
+  }
+  return elements == root.sizes.numel() ? value.root : same;
+}
+
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
   if (!node.op->traits.converts) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
@@ -41,6 +54,7 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
 namespace {
 
 constexpr size_t kWindow = 1024;
+constexpr int64_t kOfAllElements = 4096;  // Fuser::bytes_shared: beside what there is once for a row
 
 // The needs of units for each other, directly or not; kept up to date while units merge.
 class Reachability {
@@ -64,6 +78,19 @@ class Reachability {
     for (size_t w = 0; w < words_; ++w)
       if ((a[w] & b[w]) != 0) return true;
     return false;
+  }
+  // The one unit on all paths from one to the other. kNone: there are several, or none.
+  static constexpr size_t kNone = SIZE_MAX;
+  size_t only_between(size_t from, size_t to) const {
+    size_t found = kNone;
+    const uint64_t *a = row(after_, from), *b = row(before_, to);
+    for (size_t w = 0; w < words_; ++w) {
+      const uint64_t both = a[w] & b[w];
+      if (both == 0) continue;
+      if (found != kNone || !std::has_single_bit(both)) return kNone;
+      found = w * 64 + static_cast<size_t>(std::countr_zero(both));
+    }
+    return found;
   }
   // b becomes a part of a. REQUIRES: nothing stands between them.
   void merge(size_t a, size_t b) {
@@ -103,8 +130,11 @@ class Reachability {
   std::vector<uint64_t> after_, before_;  // a row of bits for each unit
 };
 
-// True if the node may read any element of the value: all of it must be there.
-bool is_table(const GraphNode& node, ValueId id) { return node.op->traits.picks && node.inputs[0] == id; }
+// True if the node may read any element of the value, or those of other rows: all of it must be there.
+bool is_table(const GraphNode& node, ValueId id) {
+  return (node.op->traits.picks && node.inputs[0] == id) ||
+         (node.op->traits.sums_segments && node.inputs.size() > 2 && node.inputs[2] == id);
+}
 
 class Fuser {
  public:
@@ -146,13 +176,27 @@ class Fuser {
           !may_merge(pair.a, pair.b))
         continue;
       const size_t a = pair.a - begin, b = pair.b - begin;
-      if (reach.passes_through(a, b) || reach.passes_through(b, a)) continue;
-      reach.merge(a, b);
-      merge(pair.a, pair.b);
+      size_t joined = b;
+      if (reach.passes_through(a, b) || reach.passes_through(b, a)) {
+        joined = reach.only_between(a, b);
+        if (joined == Reachability::kNone || pair.saved < kOfAllElements || !makes_rows(pair.a, begin + joined) ||
+            reach.passes_through(a, joined) || reach.passes_through(joined, a))
+          continue;
+      }
+      reach.merge(a, joined);
+      merge(pair.a, begin + joined);
       const auto queued = std::ssize(pairs_);
       add_pairs(pair.a, 0);
       for (auto n = queued + 1; n <= std::ssize(pairs_); ++n) std::push_heap(pairs_.begin(), pairs_.begin() + n);
     }
+  }
+
+  // True if unit `other` only makes numbers of what unit `first` knows of its rows. It then joins that unit before
+  // others of its own size: what reads those numbers may share all that the unit reads, as the squares of a variance
+  // share the read of its mean.
+  bool makes_rows(size_t first, size_t other) const {
+    const Candidate &rows = units_[first], &numbers = units_[other];
+    return numbers.takes_any && numbers.unit.rows * numbers.unit.cols == rows.unit.rows && may_merge(first, other);
   }
 
   struct Candidate {
@@ -207,7 +251,7 @@ class Fuser {
       // Kernels do not become one to share a random state.
       for (size_t k = 0; k < node.inputs.size(); ++k)
         if (static_cast<int32_t>(k) != node.op->traits.random_state)
-          c.touched.push_back(same_elements(graph_, node.inputs[k]));
+          c.touched.push_back(shown_elements(graph_, node.inputs[k]));
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
@@ -270,6 +314,13 @@ class Fuser {
     const Unit* space = common_space(a, b);
     if (space == nullptr || too_many_operands(a, b)) return false;
     const auto reduces = [](const Candidate& c) { return c.reduces_rows || !c.column_results.empty(); };
+    const auto in_segments = [](const Candidate& c) { return c.unit.starts != kNoValue; };
+    if (in_segments(a) != in_segments(b)) {
+      const Candidate& whole = in_segments(a) ? b : a;
+      if (reduces(whole) || whole.scans) return false;
+    } else if (a.unit.starts != b.unit.starts) {
+      return false;
+    }
     if ((a.scans && reduces(b)) || (b.scans && reduces(a))) return false;
     return consumes_in_place(*space, first, second) && consumes_in_place(*space, second, first);
   }
@@ -302,7 +353,7 @@ class Fuser {
         continue;
       }
       const Extent& v = extents_[static_cast<size_t>(a.touched[i])];
-      bytes += (v.numel >= elements ? 4096 : 1) * v.element_bytes;
+      bytes += (v.numel >= elements ? kOfAllElements : 1) * v.element_bytes;
       ++i, ++j;
     }
     return bytes;
@@ -341,6 +392,7 @@ class Fuser {
     a.unit.rows = space.rows;
     a.unit.cols = space.cols;
     a.unit.inner = space.inner;
+    if (a.unit.starts == kNoValue) a.unit.starts = b.unit.starts;
     a.unit.nodes.insert(a.unit.nodes.end(), b.unit.nodes.begin(), b.unit.nodes.end());
     std::sort(a.unit.nodes.begin(), a.unit.nodes.end());
     a.column_results.insert(a.column_results.end(), b.column_results.begin(), b.column_results.end());
@@ -416,7 +468,8 @@ std::string to_string(const Graph& graph, const std::vector<Unit>& units) {
   std::string text;
   for (const Unit& unit : units) {
     if (unit.fused)
-      absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, unit.inner > 1 ? " along rows" : "", "\n");
+      absl::StrAppend(&text, "kernel of ", unit.rows, " x ", unit.cols, unit.inner > 1 ? " along rows" : "",
+                      unit.starts != kNoValue ? " in segments" : "", "\n");
     else text += "library call\n";
     for (int32_t n : unit.nodes) absl::StrAppend(&text, "  ", to_string(graph, graph.node(n)), "\n");
   }

@@ -18,6 +18,8 @@ namespace rondo::compile {
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
+// Sums by index of rows that kernels make: the rows are sorted, made in that order, and added up as they are made.
+std::optional<Graph> sort_scattered_rows(const Graph& graph);
 // One node for equal calls of equal operands.
 std::optional<Graph> eliminate_common_subexpressions(const Graph& graph);
 // Drops what no output needs.
@@ -50,6 +52,7 @@ struct Unit {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t inner = 1;
+  ValueId starts = kNoValue;  // where segments of the rows begin, if they are added up (Traits::sums_segments)
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
@@ -62,6 +65,8 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.
 ValueId same_elements(const Graph& graph, ValueId id);
+// The same, also through views that repeat each element of a dense value along some dimensions.
+ValueId shown_elements(const Graph& graph, ValueId id);
 
 // The standard pipeline before fusion.
 Graph simplify(Graph graph);

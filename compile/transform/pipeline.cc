@@ -16,6 +16,7 @@ struct Pass {
 };
 constexpr Pass kPipeline[] = {
     {CompilerStage::kDecompose, &decompose},                  // ops without a lowering -> their parts
+    {CompilerStage::kSegments, &sort_scattered_rows},         // sums by index -> sums of sorted rows
     {CompilerStage::kCse, &eliminate_common_subexpressions},  // equal calls -> one
     {CompilerStage::kDce, &eliminate_dead_code},              // what no output needs -> nothing
     {CompilerStage::kJoin, &join_chains},                     // calls that continue each other -> one

@@ -50,12 +50,33 @@ NodeSpace scan_space(const Graph& graph, const GraphNode& node) {
   return space;
 }
 
+// The space of sums over segments of the rows.
+NodeSpace segment_space(const Graph& graph, const GraphNode& node) {
+  NodeSpace space;
+  const Value &input = graph.value(node.inputs[0]), &starts = graph.value(node.inputs[1]);
+  Unit& unit = space.unit;
+  unit.rows = input.sizes[0];
+  unit.cols = input.sizes.numel() / unit.rows;
+  const bool adds_up = input.dtype == kF32 || input.dtype == kF64 || input.dtype == kI64;
+  const std::optional<DimRange> columns = columns_of(unit, input.sizes);
+  unit.fused = adds_up && starts.sizes[0] > 1 && is_contiguous(starts.sizes, starts.strides) && columns &&
+               merged_stride(input.sizes, input.strides, *columns);
+  if (node.inputs.size() > 2) {
+    const Value& onto = graph.value(node.inputs[2]);
+    unit.fused = unit.fused && is_contiguous(onto.sizes, onto.strides);
+  }
+  unit.starts = node.inputs[1];
+  space.sums_rows = true;
+  return space;
+}
+
 }  // namespace
 
 NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   NodeSpace space;
-  const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.traits.scans;
+  const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.traits.scans ||
+                       op.traits.sums_segments;
   if (op.lower == nullptr || !fusible) return space;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
@@ -69,6 +90,7 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   if (sizes.empty() || sizes.numel() == 0) return space;
   if (op.kind == OpKind::kReduction) return reduction_space(graph, node);
   if (op.traits.scans) return scan_space(graph, node);
+  if (op.traits.sums_segments) return segment_space(graph, node);
   space.takes_any = true;
   space.unit.cols = sizes.back();
   space.unit.rows = sizes.numel() / sizes.back();
@@ -132,13 +154,28 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   });
 }
 
+namespace {
+
+// True if the view repeats the one element of each row along it.
+bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& domain, DimRange columns) {
+  const Value& view = graph.value(id);
+  if (shown_elements(graph, id) != view.root || graph.value(view.root).sizes.numel() != unit.rows ||
+      !(view.sizes == domain))
+    return false;
+  for (int d = 0; d < domain.rank(); ++d)
+    if (domain[d] > 1 && (view.strides[d] == 0) != columns.contains(d)) return false;
+  return true;
+}
+
+}  // namespace
+
 bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id) {
   const ValueId same = same_elements(graph, id);
   const Value& value = graph.value(same);
-  if (same != value.root) return false;  // a permuted or partial view
   const Dims &seen = graph.value(id).sizes, &domain = domain_of(graph, consumer);
   const std::optional<DimRange> columns = columns_of(unit, domain);
   if (!columns) return false;
+  if (same != value.root) return shows_rows(graph, unit, id, domain, *columns);
   // The element order must be the space's own.
   const int64_t n = value.sizes.numel();
   if (n == unit.rows * unit.cols) return seen == domain;

@@ -4,6 +4,7 @@
 //   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
 //   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns; so it is with the
 //                                      other reductions that fold (Traits::folds), unless inner is large
+//   a sum over segments of the rows    (rows, columns, 1); such a kernel reduces nothing else
 //   a running sum along a dimension    as a reduction over it; such a kernel reduces nothing, because
 //                                      on a GPU one thread takes a row
 // A pointwise node takes any space that its dimensions can be grouped into. Its own is (all but the last dimension,
@@ -26,7 +27,8 @@ struct DimRange {
 
 // The sizes that a node of a kernel works through: those of a reduction's operand, else those of the results.
 inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
-  return graph.value(node.op->kind == OpKind::kReduction ? node.inputs[0] : node.outputs[0]).sizes;
+  const bool reduces = node.op->kind == OpKind::kReduction || node.op->traits.sums_segments;
+  return graph.value(reduces ? node.inputs[0] : node.outputs[0]).sizes;
 }
 
 // A unit of one fusible node. Not fused: the node is a library call.

@@ -29,7 +29,7 @@ void fill_kernel(const KernelContext& context) {
   const Attrs& attrs = context.attrs;
   visit_dtype(context.out().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T value = attrs.ints.size() == 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    const T value = attrs.floats.size() > 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
     double carried = 0;  // the bytes of `value`, which may be an integer that no double holds
     std::memcpy(&carried, &value, sizeof(T));
     const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {
@@ -44,6 +44,10 @@ void fill_kernel(const KernelContext& context) {
     };
     for_each_run<0>(context, fill, &carried);
   });
+}
+
+void zeros_kernel(const KernelContext& context) {
+  fill_kernel({context.op, context.inputs, context.outputs, Attrs{.floats = {0.0}}, context.where});
 }
 
 void arange_kernel(const KernelContext& context) {

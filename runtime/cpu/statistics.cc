@@ -1,5 +1,6 @@
-// Variance and standard deviation, in the bits of their decompositions (ops/statistics.cc). A mean is followed by the
-// squares of the same elements, which are then still in a cache: memory is read once.
+// Variance, mean and standard deviation, in the bits of their decompositions (ops/statistics.cc). The mean of a row, or
+// of a block of columns, is followed by the squares of the same elements, which are then still in a cache: memory is
+// read once.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -9,6 +10,7 @@
 #include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/recorder.h"
@@ -46,13 +48,14 @@ std::optional<Layout> layout_of(const Dims& sizes, int64_t mask, bool keepdim) {
 template <class T> class Variance {
  public:
   using C = ComputeType<T>;
-  Variance(const Layout& layout, const T* x, T* out, double inverse, double share, bool is_root)
+  // `mean` null: the result is the standard deviation, else it is the variance.
+  Variance(const Layout& layout, const T* x, T* out, T* mean, double n, double share)
       : layout_(layout),
         x_(x),
         out_(out),
-        inverse_(static_cast<C>(inverse)),
-        share_(static_cast<C>(share)),
-        is_root_(is_root) {}
+        mean_(mean),
+        inverse_(static_cast<C>(1.0 / n)),
+        share_(static_cast<C>(share)) {}
 
   void run() const {
     const int64_t work = layout_.by_columns ? layout_.length * kColumnBlock : layout_.parts * layout_.length;
@@ -63,26 +66,44 @@ template <class T> class Variance {
 
  private:
   static C square(C d) { return d * d; }
-  void write(int64_t at, C squares) const {
+  void write(int64_t at, C mean, C squares) const {
     const C variance = squares * share_;
-    out_[at] = static_cast<T>(is_root_ ? std::sqrt(variance) : variance);
+    out_[at] = static_cast<T>(mean_ == nullptr ? std::sqrt(variance) : variance);
+    if (mean_ != nullptr) mean_[at] = static_cast<T>(mean);
   }
 
-  // The sum over all rows of result k: each in row order, then these in column order.
-  template <class Value> C sum_of_rows(int64_t k, Value value) const {
-    const auto row_sum = [&](int64_t part) {
-      const T* const row = x_ + (part * layout_.results + k) * layout_.length;
-      return sum_row<C>(layout_.length, [&](int64_t i) { return value(static_cast<C>(row[i])); });
-    };
-    if (layout_.parts == 1) return row_sum(0);
-    C total;
-    sum_columns<C>(
-        layout_.parts, 1, [&](int64_t part, int64_t) { return row_sum(part); }, &total);
-    return total;
+  struct Row {
+    C sum, mean, squares;
+  };
+  Row row_of(int64_t part, int64_t k, C inverse) const {
+    const T* const row = x_ + (part * layout_.results + k) * layout_.length;
+    const auto at = [row](int64_t i) { return static_cast<C>(row[i]); };
+    const C sum = sum_row<C>(layout_.length, at), mean = sum * inverse;
+    return {sum, mean, sum_row<C>(layout_.length, [&](int64_t i) { return square(at(i) - mean); })};
   }
+  // Note [Moments] of ops/statistics.cc: rows in row order, then the parts in column order.
   void rows_of(int64_t k) const {
-    const C mean = sum_of_rows(k, [](C v) { return v; }) * inverse_;
-    write(k, sum_of_rows(k, [mean](C v) { return square(v - mean); }));
+    const int64_t parts = layout_.parts;
+    if (parts == 1) {
+      const Row row = row_of(0, k, inverse_);
+      return write(k, row.mean, row.squares);
+    }
+    const C inverse = static_cast<C>(1.0 / static_cast<double>(layout_.length)), n = static_cast<C>(layout_.length);
+    Scratch<C> scratch(3 * parts);
+    C *const sums = scratch.take(parts), *const means = scratch.take(parts), *const squares = scratch.take(parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      const Row row = row_of(part, k, inverse);
+      sums[part] = row.sum;
+      means[part] = row.mean;
+      squares[part] = row.squares;
+    }
+    C mean, total;
+    sum_columns<C>(
+        parts, 1, [sums](int64_t part, int64_t) { return sums[part]; }, &mean);
+    mean = mean * inverse_;
+    sum_columns<C>(
+        parts, 1, [=](int64_t part, int64_t) { return squares[part] + square(means[part] - mean) * n; }, &total);
+    write(k, mean, total);
   }
   void block_of_columns(int64_t k) const {
     const int64_t blocks = layout_.results / layout_.outer, first = k % blocks * kColumnBlock, step = layout_.width,
@@ -94,39 +115,39 @@ template <class T> class Variance {
     for (int64_t c = 0; c < count; ++c) means[c] = means[c] * inverse_;
     sum_columns<C>(
         layout_.length, count, [&](int64_t r, int64_t c) { return square(at(r, c) - means[c]); }, squares);
-    for (int64_t c = 0; c < count; ++c) write(k / blocks * step + first + c, squares[c]);
+    for (int64_t c = 0; c < count; ++c) write(k / blocks * step + first + c, means[c], squares[c]);
   }
 
   const Layout layout_;
   const T* x_;
-  T* out_;
+  T *out_, *mean_;
   const C inverse_, share_;
-  const bool is_root_;
 };
 
-void run_variance(const KernelContext& context, bool is_root) {
+void run_variance(const KernelContext& context) {
   const NoGrad off;
   const RecorderScope run(nullptr);
   const int64_t mask = context.attrs.ints[0];
   const Tensor x = context.in(0).contiguous();
   const std::optional<Layout> layout = layout_of(x.sizes(), mask, context.attrs.ints[1] != 0);
   if (!layout) {
-    Tensor made;
-    context.op.decompose(std::array{x}, context.attrs, {&made, 1});
-    context.out().copy_(made);
+    std::array<Tensor, 2> made;
+    context.op.decompose(std::array{x}, context.attrs, std::span(made).first(context.outputs.size()));
+    for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(made[i]);
     return;
   }
   const auto n = static_cast<double>(ops::reduced_numel(x.sizes(), mask));
   const double share = 1.0 / std::max(0.0, n - static_cast<double>(context.attrs.floats[0]));
   visit_floating(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Variance<T>(*layout, pointer<T>(x), pointer<T>(context.out()), 1.0 / n, share, is_root).run();
+    T* const mean = context.outputs.size() > 1 ? pointer<T>(context.out(1)) : nullptr;
+    Variance<T>(*layout, pointer<T>(x), pointer<T>(context.out()), mean, n, share).run();
   });
 }
 
 }  // namespace
 
-void var_kernel(const KernelContext& context) { run_variance(context, false); }
-void std_kernel(const KernelContext& context) { run_variance(context, true); }
+void var_mean_kernel(const KernelContext& context) { run_variance(context); }
+void std_kernel(const KernelContext& context) { run_variance(context); }
 
 }  // namespace rondo::cpu

@@ -42,12 +42,16 @@ void fill_kernel(const KernelContext& context) {
   uint64_t bits = 0;
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T value = attrs.ints.size() == 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    const T value = attrs.floats.size() > 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
     std::memcpy(&bits, &value, sizeof(T));
   });
   const int device = out.device().index;
   launch_threads(device, kernel_of(device, kFill, "rondo_fill", {{"WORD", word_name(out.dtype())}}), out.numel(),
                  address_of(out), bits, layout_of(out.sizes(), out));
+}
+
+void zeros_kernel(const KernelContext& context) {
+  fill_kernel({context.op, context.inputs, context.outputs, Attrs{.floats = {0.0}}, context.where});
 }
 
 void arange_kernel(const KernelContext& context) {

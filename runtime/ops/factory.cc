@@ -1,5 +1,7 @@
 #include "rondo/runtime/ops/factory.h"
 
+#include <algorithm>
+
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"
@@ -36,10 +38,56 @@ Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step) {
   return attrs;
 }
 
+namespace {
+
+template <size_t kFloats> void filled_infer(InferContext& c) {
+  if (c.has(0) && (c.dtype(0) != kF64 || !c.sizes(0).empty())) c.fail("the operand must be an f64 scalar");
+  if (c.attrs().ints.empty() || c.attrs().floats.size() != kFloats) c.fail("numbers are missing");
+  Dims sizes;
+  for (size_t i = 1; i < c.attrs().ints.size(); ++i) sizes.push_back(c.attrs().ints[i]);
+  if (std::any_of(sizes.begin(), sizes.end(), [](int64_t size) { return size < 0; })) c.fail("a negative size");
+  c.output(0, static_cast<DType>(-c.integer(0)), sizes);
+}
+
+}  // namespace
+
+constexpr OpDef kFilled = {
+    .name = "full",
+    .kind = OpKind::kElementwise,
+    .infer = &filled_infer<1>,
+    .on = {{&cpu::fill_kernel}, {&cuda::fill_kernel}},
+    .lower = [](LoopBuilder& b) { b.output(0, b.scalar(0)); },
+};
+
+constexpr OpDef kZeros = {
+    .name = "zeros",
+    .kind = OpKind::kElementwise,
+    .infer = &filled_infer<0>,
+    .on = {{&cpu::zeros_kernel}, {&cuda::zeros_kernel}},
+    .lower = [](LoopBuilder& b) { b.output(0, b.constant(0, kF64)); },
+    .traits = {.zeros = true},
+};
+
+Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options) {
+  Attrs attrs = fill_attrs(value);
+  if (sizes.empty() || !attrs.ints.empty()) return Tensor();
+  if (&op == &kZeros) attrs.floats = {};
+  attrs.ints.push_back(-static_cast<int64_t>(options.dtype));
+  attrs.ints.append(std::span(sizes.begin(), sizes.end()));
+  const DeviceScope device(options.device);
+  return call(op, {}, std::move(attrs));
+}
+
+Tensor filled(Tensor made, Scalar value) {
+  const Scalar known = value.visit([](auto number) { return Scalar(number); });  // a kernel knows no symbols
+  run_kernel({kFill, {}, {&made, 1}, fill_attrs(known), {}});
+  return made;
+}
+
 Attrs fill_attrs(Scalar value) {
   return is_exact_attribute(value) ? Attrs{.floats = {value.real()}} : Attrs{.ints = {value.integer()}};
 }
 
-constexpr OpList kFactoryOps = {&kArange};
+constexpr OpList kFactoryOps = {&kArange, &kFilled, &kZeros};
 
 }  // namespace rondo::ops

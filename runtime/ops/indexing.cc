@@ -79,6 +79,8 @@ LookupName lookup_in(int64_t lookup) {
     case Lookup::kEmbedding: return {"embedding", true};
     case Lookup::kIndexSelect: return {"index_select", true};
     case Lookup::kGather: return {"gather", false};
+    case Lookup::kScatterAdd: return {"scatter_add", false};
+    case Lookup::kEmbeddingGrad: return {"embedding_grad", true};
   }
   throw Error("check_indices: there is no such lookup");
 }
@@ -110,6 +112,7 @@ constexpr OpDef kScatterSum = {
           if (g.needs(0)) g.set(0, gather(g.grad_out(), g.integer(0), g.input(1)));
           if (g.needs(2)) g.set(2, g.grad_out());
         },
+    .traits = {.scatters = true},
     .reuses = 2,
     .checks = true,
 };

@@ -15,8 +15,9 @@ void copy_kernel(const KernelContext& context);
 void overwrite_kernel(const KernelContext& context);
 void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
 
-// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. No inputs.
+// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. Inputs are not read.
 void fill_kernel(const KernelContext& context);
+void zeros_kernel(const KernelContext& context);
 void arange_kernel(const KernelContext& context);
 void draw_kernel(const KernelContext& context);
 void draw_integers_kernel(const KernelContext& context);
@@ -30,7 +31,7 @@ void any_kernel(const KernelContext& context);
 void all_kernel(const KernelContext& context);
 
 // statistics.cc, bit-equal to the decompositions; not on CUDA
-void var_kernel(const KernelContext& context);
+void var_mean_kernel(const KernelContext& context);
 void std_kernel(const KernelContext& context);
 
 // norm.cc, one pass over memory each
@@ -94,7 +95,10 @@ void gather_kernel(const KernelContext& context);  // x, index -> values
 void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
 void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
-void cumsum_kernel(const KernelContext& context);       // ints {dim, reverse}
+// segments.cc: index (N), ints {segments, Lookup} -> order (N), starts (segments + 1): ops/segments.h
+void sort_segments_kernel(const KernelContext& context);
+void sum_segments_kernel(const KernelContext& context);  // values (N, ...), starts -> the sum of each segment's rows
+void cumsum_kernel(const KernelContext& context);        // ints {dim, reverse}
 
 // sort.cc: orders along one dimension. NaN is larger than every number; equal elements keep their order.
 void argmax_kernel(const KernelContext& context);   // ints {dim, smallest}

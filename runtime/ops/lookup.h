@@ -7,7 +7,7 @@
 namespace rondo::ops {
 
 // The op whose indices are checked. kCheckIndices has it as an attribute.
-enum class Lookup : int64_t { kEmbedding, kIndexSelect, kGather };
+enum class Lookup : int64_t { kEmbedding, kIndexSelect, kGather, kScatterAdd, kEmbeddingGrad };
 // For messages.
 struct LookupName {
   const char* op;

@@ -183,8 +183,13 @@ Tensor mean(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);  //
 Tensor max(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
 Tensor min(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);   // NaN wins
 // Variance and standard deviation (statistics.cc): sum((x - mean)^2) / (n - correction), over n elements. The default
-// correction of 1 gives the unbiased variance of a sample; 0 gives that of the values themselves.
+// correction of 1 gives the unbiased variance of a sample; 0 gives that of the values themselves. var_mean reads x once
+// for both.
 Tensor var(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
+struct VarAndMean {
+  Tensor var, mean;
+};
+VarAndMean var_mean(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
 Tensor std(TensorArg x, const ReduceDims& dims = {}, double correction = 1, bool keepdim = false);
 // True if any element (every element) is not 0; NaN is not 0. Gives bool (predicate.cc).
 Tensor any(TensorArg x, const ReduceDims& dims = {}, bool keepdim = false);

@@ -12,8 +12,6 @@
 
 namespace rondo::ops {
 
-namespace {
-
 Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim) {
   Dims kept;
   for (int i = 0; i < sizes.rank(); ++i) {
@@ -22,8 +20,6 @@ Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim) {
   }
   return kept;
 }
-
-}  // namespace
 
 void reduction_infer(InferContext& c) {
   c.output(0, c.dtype(0), reduced_sizes(c.sizes(0), c.integer(0), c.integer(1) != 0));

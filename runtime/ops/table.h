@@ -14,8 +14,8 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
-    kLossOps, kPointwiseLossOps, kIndexingOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps, kFactoryOps,
-    kConvolutionOps, kPoolingOps;
+    kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
+    kFactoryOps, kConvolutionOps, kPoolingOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -46,6 +46,8 @@ extern const OpDef kEmbedding, kEmbeddingGrad, kEmbeddingGradOnto, kIndexSelect;
 extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinearCrossEntropyGrad, kScale;
 // indexing.cc
 extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
+// segments.cc
+extern const OpDef kSortSegments, kSumSegments;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

@@ -251,6 +251,14 @@ TEST(Emit, ColumnSums) {
   }
 }
 
+TEST(Emit, SumsOfSegments) {
+  for (DType type : {kF32, kF64, kI64})
+    for (int64_t cols : {1, 5, 16, 33, 64, 100})
+      for (int64_t segments : {1, 7, 90}) expect_equal_bits(segment_sums(type, 53, cols, segments));
+  // Calls for some of the segments.
+  expect_equal_bits(segment_sums(kF32, 53, 40, 9), {.calls = {{0, 2}, {2, 3}, {3, 9}}});
+}
+
 TEST(Emit, SplitColumns) {
   for (int64_t cols : {1, 16, 31, 48, 64, 1000, 1008}) {
     KernelBuilder b("split", 1, cols);

@@ -100,7 +100,7 @@ TEST_F(IndexBlocks, ATableIsCompleteBeforeItIsRead) {
   EXPECT_EQ(counts.library_calls, 1);
 }
 
-// Messages along edges, added up in their targets: a kernel of the messages, and one of their sums and x.
+// Messages along edges, added up in their targets: the edges are sorted, and one kernel makes and adds up the messages.
 TEST_F(IndexBlocks, MessagePassing) {
   manual_seed(5);
   const Tensor x = Tensor::randn({40, 16}), edges = Tensor::randint(0, 40, {2, 300});
@@ -111,7 +111,85 @@ TEST_F(IndexBlocks, MessagePassing) {
       },
       x, edges);
   EXPECT_EQ(counts.kernels, 1);
-  EXPECT_EQ(counts.library_calls, 2);  // the check, and the sums, which check their own
+  EXPECT_EQ(counts.library_calls, 2);  // the check, and the sort, which checks its own
+}
+
+// Forward and backward have eager's bits, whatever is between the lookup and the sums, and what else reads it.
+TEST_F(IndexBlocks, MessagesAndTheirGradients) {
+  manual_seed(5);
+  const Tensor edges = Tensor::randint(0, 40, {2, 300}), strength = Tensor::randn({300, 1}),
+               rows = Tensor::randn({300, 16});
+  using Messages = std::function<Tensor(const Tensor&, const Tensor&)>;
+  const auto to = [](const Tensor& edges) { return edges.select(0, 1); };
+  const auto sent = [](const Tensor& x, const Tensor& edges) { return ops::index_select(x, 0, edges.select(0, 0)); };
+  const Messages bodies[] = {
+      [&](const Tensor& x, const Tensor& e) {
+        return ops::index_add(Tensor::zeros({40, 16}), 0, to(e), sent(x, e) * strength);
+      },
+      [&](const Tensor& x, const Tensor& e) {
+        const Tensor both = ops::gelu(sent(x, e) + ops::index_select(x, 0, to(e)) * rows);
+        return ops::tanh(ops::index_add(x * 2.0, 0, to(e), both));
+      },
+      [&](const Tensor& x, const Tensor& e) {  // the messages are read again
+        const Tensor made = ops::exp(sent(x, e) * 0.1);
+        return ops::index_add(x, 0, to(e), made) * ops::sum(made);
+      },
+      [&](const Tensor& x, const Tensor& e) {  // two sums in one order
+        const Tensor made = sent(x, e);
+        const Tensor sums = ops::index_add(Tensor::zeros({40, 16}), 0, to(e), ops::abs(made) * strength);
+        return sums / (ops::index_add(Tensor::full({40, 16}, 1.0), 0, to(e), ops::square(made)) + 1.0);
+      },
+      [&](const Tensor& x, const Tensor& e) {  // along another dimension, and elements of their own
+        const Tensor at = ops::expand(ops::reshape(to(e).slice(0, {0, 16}), {16, 1}), {16, 16});
+        return ops::scatter_add(x.t() * 2.0, 1, at, ops::exp(x.slice(0, {0, 16}))).t();
+      },
+      [&](const Tensor& x, const Tensor& e) {  // the place of a row counts
+        const Tensor noise = ops::dropout(sent(x, e), 0.5), number = ops::unsqueeze(Tensor::arange(300, {kF32}), 1);
+        return ops::index_add(x, 0, to(e), noise * number);
+      }};
+  for (const Messages& body : bodies)
+    for (const DType dtype : {kF32, kF64, kBF16}) {
+      SCOPED_TRACE(testing::Message() << "body " << &body - bodies << ", " << name_of(dtype));
+      manual_seed(7);
+      const Tensor start = Tensor::randn({40, 16}).to(dtype);
+      Tensor results[2], grads[2];
+      for (const bool compiled : {false, true}) {
+        Block block([&](const Tensor& x, const Tensor& e) { return body(x, e).to(kF64); });
+        std::optional<compile::Regions> regions;
+        if (compiled) regions.emplace(compile::compile_module(block, {.exact = true}));
+        Tensor x = start.clone().requires_grad_();
+        manual_seed(8);
+        results[compiled] = block(x, edges);
+        (results[compiled] * results[compiled]).sum().backward();
+        grads[compiled] = x.grad();
+        if (!compiled) continue;
+        EXPECT_EQ(regions->report()[0].eager_runs, 0);
+        EXPECT_EQ(regions->report()[0].graph_breaks, 0);
+      }
+      EXPECT_TRUE(test::same_bits(results[0], results[1]));
+      EXPECT_TRUE(test::same_bits(grads[0], grads[1]));
+    }
+}
+
+// As in eager execution, by the op that names a place that is not there.
+TEST_F(IndexBlocks, MessagesToNowhere) {
+  const Tensor x = Tensor::randn({40, 16});
+  const auto error = [&](bool compiled, int64_t row, int64_t index) {
+    Block block([](const Tensor& x, const Tensor& e) {
+      return ops::index_add(x, 0, e.select(0, 1), ops::index_select(x, 0, e.select(0, 0)) * 2.0);
+    });
+    std::optional<compile::Regions> regions;
+    if (compiled) regions.emplace(compile::compile_module(block, {.exact = true}));
+    Tensor edges = Tensor::zeros({2, 30}, kI64);
+    edges.select(0, row).select(0, 7).fill_(index);
+    const NoGrad off;
+    return test::error_of([&] { block(x, edges); });
+  };
+  for (const int64_t row : {0, 1})
+    for (const int64_t index : {40, -1}) {
+      EXPECT_NE(error(false, row, index), "");
+      EXPECT_EQ(error(true, row, index), error(false, row, index));
+    }
 }
 
 // A lookup of a size that changes is compiled for all sizes at the second one.

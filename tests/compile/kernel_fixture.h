@@ -175,11 +175,26 @@ inline std::string first_difference(DType type, const Buffer& expected, const Bu
 inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_random) return 2;
   if (operand.is_index) return 1;
-  if (operand.is_partial) return (kernel.rows + kernel.chunk_rows - 1) / kernel.chunk_rows * kernel.cols;
+  const auto index = static_cast<size_t>(&operand - kernel.operands.data());
+  if (static_cast<int32_t>(index) == kernel.starts) return kernel.segments + 1;
+  if (operand.is_partial || is_onto(kernel.operands, index)) return chunks(kernel) * kernel.cols;
   int64_t last = (kernel.cols - 1) * operand.col_stride;
   for (const OperandAxis& axis : operand.axes)
     last += (is_picked(axis) ? axis.size - 1 : std::min(axis.size, kernel.rows) - 1) * axis.stride;
   return last + 1;
+}
+
+// Where segments begin, of which some are empty: together they are all rows.
+inline Buffer segment_starts(const LoopKernel& kernel) {
+  std::vector<int64_t> starts;
+  for (int64_t k = 0; k <= kernel.segments; ++k) {
+    const int64_t share = k * kernel.rows / kernel.segments;
+    starts.push_back(k == 0 || k == kernel.segments ? share
+                     : k % 3 == 2                   ? starts.back()
+                                                    : std::max(share, starts.back()));
+  }
+  const auto* bytes = reinterpret_cast<const std::byte*>(starts.data());
+  return Buffer(bytes, bytes + starts.size() * sizeof(int64_t));
 }
 
 struct RunOptions {
@@ -231,6 +246,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
   std::vector<Buffer> expected, actual;
   for (const Operand& operand : kernel.operands)
     expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, options.samples));
+  if (kernel.starts >= 0) expected[static_cast<size_t>(kernel.starts)] = segment_starts(kernel);
   actual = expected;
   auto pointers = [&](std::vector<Buffer>& buffers) {
     std::vector<void*> result;
@@ -239,7 +255,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
     return result;
   };
   if (options.calls.empty()) {
-    const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
+    const int64_t all = kernel.split_columns ? kernel.cols : kernel.starts >= 0 ? kernel.segments : kernel.rows;
     const int64_t step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
     for (int64_t at = 0; at < all; at += step) options.calls.push_back({at, std::min(all, at + step)});
   }
@@ -265,6 +281,21 @@ inline LoopKernel scale(double factor, int64_t cols = 100, std::string name = "s
   b.kernel.split_columns = true;
   const int32_t x = b.dense(kF32), y = b.dense(kF32, true);
   b.store(y, b.emit(LoopOp::kMul, kF32, b.load(x, kF32), b.constant(factor, kF32)));
+  return b.kernel;
+}
+
+// Rows that are made, stored, and added up in segments: once alone, once onto an operand.
+inline LoopKernel segment_sums(DType type, int64_t rows, int64_t cols, int64_t segments) {
+  KernelBuilder b("segment_sums", rows, cols);
+  const int32_t x = b.dense(type), weight = b.per_row(type), made = b.dense(type, true);
+  b.kernel.segments = segments;
+  b.kernel.starts = b.operand(kI64, {}, 1);
+  const int32_t sums = b.partial(type), onto = b.operand(type, {}, 1), totals = b.partial(type);
+  b.kernel.operands[static_cast<size_t>(totals)].onto = onto;
+  const LoopValue value = b.load(x, type), product = b.emit(LoopOp::kMul, type, value, b.load(weight, type));
+  b.store(made, product);
+  b.column_sum(sums, product);
+  b.column_sum(totals, value);
   return b.kernel;
 }
 

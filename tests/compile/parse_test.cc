@@ -77,8 +77,8 @@ TEST(ParseGraph, BlockAfterEveryPass) {
   expect_round_trip(forward);
   for (Graph graph : {forward, derive_backward(forward).graph}) {
     expect_round_trip(graph);
-    for (auto* pass :
-         {&decompose, &eliminate_common_subexpressions, &eliminate_dead_code, &join_chains, &assemble_in_place}) {
+    for (auto* pass : {&decompose, &sort_scattered_rows, &eliminate_common_subexpressions, &eliminate_dead_code,
+                       &join_chains, &assemble_in_place}) {
       graph = pass(graph).value_or(graph);
       expect_round_trip(graph);
       verify(parse_graph(to_string(graph)));

@@ -244,7 +244,7 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "all", 1);
   const std::string all = run_tool(path).second;
   EXPECT_NE(all.find("---- input\ninput %0: f32[4, 8]\n%1: f32[4, 8] = relu(%0)"), all.npos) << all;
-  EXPECT_NE(all.find("---- decompose (unchanged)\n---- cse\n"), all.npos) << all;
+  EXPECT_NE(all.find("---- decompose (unchanged)\n---- segments (unchanged)\n---- cse\n"), all.npos) << all;
   EXPECT_NE(all.find("= mul(%1, %1)"), all.npos) << all;
   EXPECT_NE(
       all.find("---- dce (unchanged)\n---- join (unchanged)\n---- assemble (unchanged)\n---- fuse\nkernel of 4 x 8\n"),
@@ -254,7 +254,7 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "dce", 1);
   EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
   setenv("RONDO_DUMP", "dce,inline", 1);
-  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, cse"),
+  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, segments, cse"),
             std::string::npos);
   unsetenv("RONDO_DUMP");
 }

@@ -172,6 +172,18 @@ TEST(CudaEmit, ReductionsOverRows) {
   batch.check();
 }
 
+TEST(CudaEmit, SumsOfSegments) {
+  Batch batch;
+  for (DType type : {kF32, kF64, kI64})
+    for (int64_t cols : {1, 5, 64, 100})
+      for (int64_t segments : {1, 40}) {
+        const LoopKernel kernel = segment_sums(type, 53, cols, segments);
+        for (const Batch::Sizes sizes : {Batch::Sizes::kConstant, Batch::Sizes::kDynamic, Batch::Sizes::kWide})
+          batch.add(kernel, {}, sizes, {{kernel.starts, segment_starts(kernel)}});
+      }
+  batch.check();
+}
+
 TEST(CudaEmit, ColumnSums) {
   Batch batch;
   for (int64_t rows : {1, 8, 37, 600})

@@ -134,7 +134,7 @@ void combine_in_order(const void* partial, LoopOp op, DType compute, int64_t chu
 
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
                         const double* scalars) {
-  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows;
+  const int64_t all = kernel.split_columns ? kernel.cols : kernel.starts >= 0 ? kernel.segments : kernel.rows;
   const int64_t step = schedule.chunk_rows > 0 ? schedule.chunk_rows : all;
   for (int64_t at = 0; at < all; at += step)
     interpret(kernel, operands, scalars, at, std::min(all, at + step), row_order(schedule));

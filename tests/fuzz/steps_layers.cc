@@ -142,7 +142,11 @@ const StepKind kKinds[] = {
     {"mean", 5, &pick_reduction, [](Scene& s) { return Tensors{ops::mean(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"max", 3, &pick_reduction, [](Scene& s) { return Tensors{ops::max(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
     {"min", 2, &pick_reduction, [](Scene& s) { return Tensors{ops::min(s.in[0], dims_of(s.step), s.n(0) != 0)}; }},
-    {"var", 1, &pick_reduction, [](Scene& s) { return Tensors{ops::var(s.in[0], dims_of(s.step), 0.0, s.n(0) != 0)}; }},
+    {"var_mean", 1, &pick_reduction,
+     [](Scene& s) {
+       const auto [var, mean] = ops::var_mean(s.in[0], dims_of(s.step), 0.0, s.n(0) != 0);
+       return Tensors{var, mean};
+     }},
     {"any", 1, &pick_reduction,
      [](Scene& s) { return Tensors{ops::any(ops::greater(s.in[0], 0.5), dims_of(s.step), s.n(0) != 0)}; }},
     {"all", 1, &pick_reduction,
@@ -231,6 +235,14 @@ const StepKind kKinds[] = {
        return Tensors{ops::mean(x, dims, s.n(0) != 0), ops::var(x, dims, 0.0, s.n(0) != 0),
                       x - ops::max(x, dims, /*keepdim=*/true)};
      }},
+    {"filled", 2, &pick_dropout,
+     [](Scene& s) {
+       const TensorOptions like{s.in[0].dtype(), s.in[0].device()};
+       Tensor sum = Tensor::zeros(s.in[0].sizes(), like);
+       sum += s.in[0];
+       return Tensors{sum * Tensor::full(s.in[0].sizes(), s.step.scalar, like) + Tensor::ones({}, like), sum};
+     },
+     kScalar},
     {"bernoulli", 1, &pick_dropout,
      [](Scene& s) { return Tensors{s.in[0] * ops::bernoulli(s.in[0] * 0.0 + s.step.scalar)}; }, kScalar},
 };

@@ -2,126 +2,15 @@
 
 #include <llvm/IR/Intrinsics.h>
 
-#include <array>
-
 #include "rondo/compile/codegen/cpu/emit_llvm_blocks.h"
-#include "rondo/compile/codegen/cpu/emit_llvm_random.h"
-#include "rondo/compile/codegen/cpu/emit_llvm_values.h"
-#include "rondo/compile/codegen/cpu/levels.h"
+#include "rondo/compile/codegen/cpu/emit_llvm_kernel.h"
 #include "rondo/compile/codegen/tiles.h"
-#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
-namespace {
 
 using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
-
-// The most steps that Note [Interleaving] takes in turn.
-constexpr int kMaxCopies = 2;
-static_assert(kMaxStep == kMaxCopies * kLanes && kSplitGrain % kMaxStep == 0);
-
-class KernelEmitter : ValueEmitter {
- public:
-  KernelEmitter(const LoopKernel& kernel, llvm::Module& module)
-      : ValueEmitter(module.getContext()), kernel_(kernel), module_(module), context_(module.getContext()) {}
-
-  llvm::Function* emit();
-
- private:
-  // ---- Structure
-  void read_extents();
-  void emit_kernel_level();
-  void zero_partials();
-  void emit_row(Value* row);
-  void emit_stage(const Stage& stage);
-  // The instructions of a stage whose results are one value for the whole row.
-  void emit_row_values(const Stage& stage);
-  // What is no effect, at the row's first column.
-  Value* row_value(const Instr& i) {
-    if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
-    if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
-    if (i.op == LoopOp::kIndex) return row_ptrs_[i.index];
-    if (is_random(i.op)) return random_.scalar(i, scalar(i.a));
-    return arithmetic(i, scalar_array_, scalar(i.a), scalar(i.b), scalar(i.c));
-  }
-  void emit_steps(const Stage& stage, Value* column, Value* mask, int copies);
-  int copies_of(const Stage& stage) const;
-  template <class Body>
-  void loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body);
-  template <class Body> void guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body);
-  template <class Body>
-  void sweep(int copies, llvm::MutableArrayRef<Value*> carried, llvm::function_ref<void(Value*)> end_block, Body body);
-  // True if a row may be longer than one block of Note [Row order].
-  bool has_blocks() const {  // split columns are those of a row that has no reductions
-    return !kernel_.split_columns && (llvm::isa<llvm::ConstantInt>(cols_) ? kernel_.cols : known(0).max) > kRowBlock;
-  }
-  void make_splats(const Stage& stage, Level level);
-  // Integers may be added in any order.
-  static bool adds_in_blocks(const Instr& i) { return i.op == LoopOp::kReduceSum && !is_integer(i.type); }
-
-  // ---- Memory
-  Value* row_offset(size_t index, Value* row);
-  // `base`: null: the operand's part of the row.
-  Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
-  // kPick: where the operand's part of the row begins, for an index or a vector of them.
-  Value* picked(const Instr& i, Value* index) {
-    const AxisExtents& axis = strides_[i.index].axes[0];
-    return picked_place(row_ptrs_[i.index], operand(i).dtype, index, axis.size, axis.stride);
-  }
-  Value* pick(int32_t id, Value* column, Value* mask, int copy);
-  void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
-  Value* element_pointers(int32_t index, Value* base, Value* column);
-  Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
-  bool is_rounded_to(int32_t id, DType type) const;
-
-  // The range that may be taken for granted of the extent at `position`.
-  ExtentRange known(size_t position) const {
-    if (position < kernel_.ranges.size()) return kernel_.ranges[position];
-    return {};
-  }
-  const Instr& instr(int32_t id) const { return kernel_.instrs[id]; }
-  const Operand& operand(const Instr& i) const { return kernel_.operands[i.index]; }
-  // The value of an instruction as a vector, for the code of a column step.
-  Value* vector(int32_t id, int copy = 0) { return id < 0 ? nullptr : vectors_[copy][id]; }
-  Value* column_of(Value* column, int copy) {
-    return copy == 0 ? column : b_.CreateAdd(column, b_.getInt64(copy * kLanes), "", true, true);
-  }
-  Value* scalar(int32_t id) { return id < 0 ? nullptr : scalars_[id]; }
-  // Masks say which of kLanes columns exist; null: all of them.
-  llvm::Constant* first_lanes(int64_t active) {
-    llvm::SmallVector<llvm::Constant*, kLanes> bits;
-    for (int i = 0; i < kLanes; ++i) bits.push_back(b_.getInt1(i < active));
-    return llvm::ConstantVector::get(bits);
-  }
-  Value* or_all(Value* mask) { return mask ? mask : first_lanes(kLanes); }
-
-  const LoopKernel& kernel_;
-  llvm::Module& module_;
-  llvm::LLVMContext& context_;
-  llvm::Function* function_ = nullptr;
-  Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr;
-  // The kernel's extents: constants, or read when the kernel starts.
-  struct AxisExtents {
-    Value *divisor, *size, *stride;
-  };
-  struct OperandExtents {
-    Value* col_stride;
-    bool small_col_stride;  // whatever it is when it is read
-    std::vector<AxisExtents> axes;
-  };
-  Value *cols_ = nullptr, *chunk_rows_ = nullptr;
-  std::vector<OperandExtents> strides_;
-  std::vector<Level> levels_;    // by instruction
-  std::vector<Value*> scalars_;  // by instruction: kernel and row level
-  // By copy of the column step and instruction: column level, and splats of the others where needed.
-  std::array<std::vector<Value*>, kMaxCopies> vectors_;
-  std::vector<Value*> bases_, row_ptrs_;  // by operand; of places, the row's first number
-  std::vector<Value**> scans_;            // by instruction: the running sum that is carried through the sweep
-  std::vector<Value*> pick_ptrs_;         // by instruction: kPick at column level whose index is one for the row
-  RandomEmitter random_{b_, kernel_};
-};
 
 llvm::Function* KernelEmitter::emit() {
   Type* ptr = b_.getPtrTy();
@@ -155,7 +44,7 @@ llvm::Function* KernelEmitter::emit() {
     bases_.push_back(b_.CreateLoad(ptr, b_.CreateConstInBoundsGEP1_64(ptr, operand_array, i)));
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
-    if (!operand.is_partial) continue;
+    if (!operand.is_partial || kernel_.starts >= 0) continue;
     Value* chunk = b_.CreateUDiv(begin_, chunk_rows_);
     bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], b_.CreateMul(chunk, cols_));
   }
@@ -164,27 +53,74 @@ llvm::Function* KernelEmitter::emit() {
     if (kernel_.operands[i].is_index) row_ptrs_[i] = b_.getInt64(0);
   random_.begin_call(bases_, [&](int32_t id) { return levels_[id] == Level::kKernel; });
   emit_kernel_level();
-  zero_partials();
-
-  if (kernel_.split_columns) {
-    emit_row(b_.getInt64(0));
-    b_.CreateBr(exit);
+  if (kernel_.starts >= 0) {
+    emit_segments(exit);
   } else {
-    BasicBlock* before = b_.GetInsertBlock();
-    BasicBlock* body = BasicBlock::Create(context_, "row", function_);
-    b_.CreateBr(body);
-    b_.SetInsertPoint(body);
-    auto* row = b_.CreatePHI(b_.getInt64Ty(), 2, "r");
-    row->addIncoming(begin_, before);
-    emit_row(row);
-    Value* next = b_.CreateAdd(row, b_.getInt64(1), "", true, true);
-    row->addIncoming(next, b_.GetInsertBlock());
-    b_.CreateCondBr(b_.CreateICmpSLT(next, end_), body, exit);
+    zero_partials();
+    if (kernel_.split_columns) {
+      emit_row(b_.getInt64(0));
+      b_.CreateBr(exit);
+    } else {
+      emit_rows(begin_, end_, exit);
+    }
   }
   exit->insertInto(function_);
   b_.SetInsertPoint(exit);
   b_.CreateRetVoid();
   return function_;
+}
+
+// All rows from `first` to `last`, at least one, then `after`.
+void KernelEmitter::emit_rows(Value* first, Value* last, BasicBlock* after) {
+  BasicBlock* before = b_.GetInsertBlock();
+  BasicBlock* body = BasicBlock::Create(context_, "row", function_);
+  b_.CreateBr(body);
+  b_.SetInsertPoint(body);
+  auto* row = b_.CreatePHI(b_.getInt64Ty(), 2, "r");
+  row->addIncoming(first, before);
+  emit_row(row);
+  Value* next = b_.CreateAdd(row, b_.getInt64(1), "", true, true);
+  row->addIncoming(next, b_.GetInsertBlock());
+  b_.CreateCondBr(b_.CreateICmpSLT(next, last), body, after);
+}
+
+// Note [Segments of rows]: those of the call, then `after`.
+void KernelEmitter::emit_segments(BasicBlock* after) {
+  const std::vector<Value*> bases = bases_;
+  const auto start_of = [&](Value* k) {
+    return b_.CreateLoad(b_.getInt64Ty(), b_.CreateGEP(b_.getInt64Ty(), bases[static_cast<size_t>(kernel_.starts)], k));
+  };
+  end_of_rows_ = start_of(end_);
+  BasicBlock *before = b_.GetInsertBlock(), *body = BasicBlock::Create(context_, "segment", function_),
+             *rows = BasicBlock::Create(context_, "rows", function_),
+             *end = BasicBlock::Create(context_, "end", function_);
+  b_.CreateBr(body);
+  b_.SetInsertPoint(body);
+  auto* segment = b_.CreatePHI(b_.getInt64Ty(), 2, "s");
+  segment->addIncoming(begin_, before);
+  for (size_t i = 0; i < kernel_.operands.size(); ++i)
+    if (const Operand& operand = kernel_.operands[i]; operand.is_partial)
+      bases_[i] = b_.CreateGEP(memory_type(operand.dtype), bases[i], b_.CreateMul(segment, cols_));
+  zero_partials();
+  Value *following = b_.CreateAdd(segment, b_.getInt64(1), "", true, true), *first = start_of(segment),
+        *last = start_of(following);
+  b_.CreateCondBr(b_.CreateICmpSLT(first, last), rows, end);
+  b_.SetInsertPoint(rows);
+  emit_rows(first, last, end);
+  b_.SetInsertPoint(end);
+  for (const Operand& operand : kernel_.operands) {
+    if (operand.onto < 0) continue;
+    const auto index = static_cast<int32_t>(&operand - kernel_.operands.data());
+    Value* onto = b_.CreateGEP(memory_type(operand.dtype), bases[static_cast<size_t>(operand.onto)],
+                               b_.CreateMul(segment, cols_));
+    sweep(1, {}, nullptr, [&](Value* column, Value* mask, int) {
+      Value* sum = load_vector(index, bases_[static_cast<size_t>(index)], column, mask);
+      store(index, bases_[static_cast<size_t>(index)], add(load_vector(operand.onto, onto, column, mask), sum), column,
+            mask);
+    });
+  }
+  segment->addIncoming(following, b_.GetInsertBlock());
+  b_.CreateCondBr(b_.CreateICmpSLT(following, end_), body, after);
 }
 
 void KernelEmitter::read_extents() {
@@ -230,7 +166,46 @@ void KernelEmitter::zero_partials() {
   }
 }
 
+// Note [Rows ahead]. Sorted rows (Note [Segments of rows]) are picked from all over a table, so each is a miss of
+// several cache lines. What the index of a later row picks is fetched while this row is worked on; and for one twice as
+// far ahead, what its index is itself picked from.
+void KernelEmitter::fetch_ahead(Value* row) {
+  constexpr int64_t kBytesAhead = 12 << 10, kMostRows = 64, kMostLines = 8;
+  const auto fetch_picked = [&](int64_t rows, bool whole_rows, int64_t lines) {
+    const std::vector<Value*> ptrs = row_ptrs_, scalars = scalars_;
+    Value* ahead = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, b_.CreateAdd(row, b_.getInt64(rows)),
+                                            b_.CreateSub(end_of_rows_, b_.getInt64(1)));
+    for (size_t i = 0; i < kernel_.operands.size(); ++i)
+      if (const Operand& o = kernel_.operands[i]; !o.is_partial && has_elements(o) && moves_with_row(o))
+        row_ptrs_[i] = b_.CreateGEP(memory_type(o.dtype), bases_[i], row_offset(i, ahead));
+    for (const Stage& stage : kernel_.stages)
+      for (const std::vector<int32_t>* list : {&stage.row, &stage.column})
+        for (int32_t id : *list) {
+          const Instr& i = instr(id);
+          const bool of_row = levels_[id] == Level::kRow;
+          if (i.op == LoopOp::kPick && of_row != whole_rows && levels_[i.a] == Level::kRow) {
+            Value* from = picked(i, scalar(i.a));
+            for (int64_t line = 0; line < (of_row ? 1 : lines); ++line)
+              fetch_line(b_.CreateConstGEP1_64(b_.getInt8Ty(), from, static_cast<uint64_t>(line * kCacheLine)),
+                         FetchTo::kRead);
+          }
+          // Twice as far ahead, what is picked is not there yet.
+          if (of_row && i.op != LoopOp::kStore && !is_random(i.op) && i.op != LoopOp::kIndex)
+            scalars_[id] = !whole_rows && i.op == LoopOp::kPick ? llvm::Constant::getNullValue(register_type(i.type, 1))
+                                                                : row_value(i);
+        }
+    row_ptrs_ = ptrs;
+    scalars_ = scalars;
+  };
+  int64_t bytes = kMostLines * kCacheLine;  // of a row; sizes that vary are not known here
+  if (llvm::isa<llvm::ConstantInt>(cols_)) bytes = kernel_.cols * 4;
+  const int64_t rows = std::clamp<int64_t>(kBytesAhead / bytes, 1, kMostRows);
+  fetch_picked(rows, true, std::clamp<int64_t>((bytes + kCacheLine - 1) / kCacheLine, 1, kMostLines));
+  fetch_picked(2 * rows, false, 1);
+}
+
 void KernelEmitter::emit_row(Value* row) {
+  if (kernel_.starts >= 0) fetch_ahead(row);
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
     if (operand.is_partial || !moves_with_row(operand)) continue;
@@ -501,95 +476,6 @@ void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, llv
     }
   });
 }
-
-// ---- Memory
-
-Value* KernelEmitter::row_offset(size_t index, Value* row) {
-  const Operand& operand = kernel_.operands[index];
-  Value* offset = nullptr;
-  for (size_t a = 0; a < operand.axes.size(); ++a) {
-    const OperandAxis& axis = operand.axes[a];
-    const AxisExtents& at = strides_[index].axes[a];
-    if (is_picked(axis) || axis.stride == 0 || axis.size == 1) continue;
-    Value* i = row;
-    if (axis.divisor != 1) i = b_.CreateUDiv(i, at.divisor);
-    if (wraps(kernel_, axis)) i = b_.CreateURem(i, at.size);
-    Value* term = b_.CreateMul(i, at.stride, "", false, true);
-    offset = offset ? b_.CreateAdd(offset, term, "", false, true) : term;
-  }
-  return offset;
-}
-
-// Pointers to kLanes elements, col_stride apart.
-Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column) {
-  const Operand& operand = kernel_.operands[index];
-  Type* type = memory_type(operand.dtype);
-  Value* stride = strides_[index].col_stride;
-  Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
-  // 32-bit indices where they fit: one gather instead of two.
-  const bool narrow = llvm::isa<llvm::ConstantInt>(stride) ? std::abs(operand.col_stride) <= kNarrowStride
-                                                           : strides_[index].small_col_stride;
-  Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
-  llvm::SmallVector<llvm::Constant*, kLanes> lanes;
-  for (int i = 0; i < kLanes; ++i) lanes.push_back(llvm::ConstantInt::get(wide, i));
-  Value* step = b_.CreateVectorSplat(kLanes, b_.CreateTrunc(stride, wide));
-  return b_.CreateGEP(type, first, b_.CreateMul(llvm::ConstantVector::get(lanes), step));
-}
-
-Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Value* mask) {
-  const Operand& operand = kernel_.operands[index];
-  Type* scalar_type = memory_type(operand.dtype);
-  Type* type = widen(scalar_type, kLanes);
-  const llvm::Align align(size_of(operand.dtype));
-  Value* zero = llvm::Constant::getNullValue(type);
-  if (operand.col_stride != 1)
-    return b_.CreateMaskedGather(type, element_pointers(index, base, column), align, or_all(mask), zero);
-  Value* ptr = b_.CreateGEP(scalar_type, base, column);
-  if (mask == nullptr) return b_.CreateAlignedLoad(type, ptr, align);
-  return b_.CreateMaskedLoad(type, ptr, align, mask, zero);
-}
-
-// `column` null: the element at the row's first column, as a scalar.
-Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask, Value* base) {
-  const Operand& from = operand(instr);
-  if (base == nullptr) base = row_ptrs_[instr.index];
-  Value* raw = column ? load_vector(instr.index, base, column, mask)
-                      : b_.CreateAlignedLoad(memory_type(from.dtype), base, llvm::Align(size_of(from.dtype)));
-  return from_memory(raw, from.dtype, instr.type);
-}
-
-Value* KernelEmitter::pick(int32_t id, Value* column, Value* mask, int copy) {
-  const Instr& i = instr(id);
-  if (levels_[i.a] != Level::kColumn) return load(i, column, mask, pick_ptrs_[id]);
-  const Operand& from = operand(i);
-  Value* places = picked(i, vector(i.a, copy));
-  if (from.col_stride != 0) {
-    Value* stride = b_.CreateVectorSplat(kLanes, strides_[i.index].col_stride);
-    places = b_.CreateGEP(memory_type(from.dtype), places, b_.CreateMul(neighbours(column), stride));
-  }
-  return gather(places, from.dtype, i.type, or_all(mask));
-}
-
-void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column, Value* mask) {
-  const Operand& operand = kernel_.operands[index];
-  const llvm::Align align(size_of(operand.dtype));
-  if (operand.col_stride != 1) {
-    b_.CreateMaskedScatter(raw, element_pointers(index, base, column), align, or_all(mask));
-    return;
-  }
-  Value* ptr = b_.CreateGEP(memory_type(operand.dtype), base, column);
-  if (mask == nullptr) b_.CreateAlignedStore(raw, ptr, align);
-  else b_.CreateMaskedStore(raw, ptr, align, mask);
-}
-
-// True if the register is known to hold a value of that 16-bit type.
-bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
-  const LoopOp op = instr(id).op;
-  return instr(id).type == type &&
-         (op == LoopOp::kCast || op == LoopOp::kLoad || op == LoopOp::kConst || op == LoopOp::kScalar);
-}
-
-}  // namespace
 
 llvm::Function* emit_llvm(const LoopKernel& kernel, llvm::Module& module) {
   if (kernel.inner > 1) return emit_llvm_rows(kernel, module);

@@ -88,10 +88,4 @@ void BlockEmitter::stream_vector(Value* raw, Value* ptr) {
                      llvm::MDNode::get(context_, llvm::ConstantAsMetadata::get(b_.getInt32(1))));
 }
 
-void BlockEmitter::fetch_line(Value* ptr, FetchTo to) {
-  const uint32_t write = to == FetchTo::kWrite ? 1 : 0, second_cache = 2, data = 1;
-  b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()},
-                     {ptr, b_.getInt32(write), b_.getInt32(second_cache), b_.getInt32(data)});
-}
-
 }  // namespace rondo::compile

@@ -10,8 +10,6 @@
 
 namespace rondo::compile {
 
-inline constexpr int64_t kCacheLine = 64;  // bytes
-
 class BlockEmitter : protected ValueEmitter {
  public:
   BlockEmitter(const LoopKernel& kernel, llvm::Module& module)
@@ -57,9 +55,6 @@ class BlockEmitter : protected ValueEmitter {
   void end_streams() {
     if (kernel_.streams) b_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
   }
-  // Fetches the cache line of an address into the second cache.
-  enum class FetchTo : uint8_t { kRead, kWrite };
-  void fetch_line(Value* ptr, FetchTo to);
   Value* all_lanes() { return llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)); }
 
   // A loop from `first` to `last` in steps of `step`, at least once. `carried`: what the body reads and replaces.

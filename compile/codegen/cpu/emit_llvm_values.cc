@@ -225,6 +225,12 @@ Value* ValueEmitter::arithmetic(const Instr& instr, Value* scalars, Value* a, Va
   }
 }
 
+void ValueEmitter::fetch_line(Value* ptr, FetchTo to) {
+  const uint32_t write = to == FetchTo::kWrite ? 1 : 0, second_cache = 2, data = 1;
+  b_.CreateIntrinsic(llvm::Intrinsic::prefetch, {b_.getPtrTy()},
+                     {ptr, b_.getInt32(write), b_.getInt32(second_cache), b_.getInt32(data)});
+}
+
 // ---- Reductions
 
 Value* ValueEmitter::add(Value* a, Value* b) {

@@ -7,6 +7,8 @@
 
 namespace rondo::compile {
 
+inline constexpr int64_t kCacheLine = 64;  // bytes
+
 class ValueEmitter {
  protected:
   using Type = llvm::Type;
@@ -53,6 +55,10 @@ class ValueEmitter {
   Value* gather(Value* places, DType memory, DType type, Value* mask);
   // first, first + 1, ...: kLanes i64
   Value* neighbours(Value* first);
+
+  // Fetches the cache line of an address into the second cache.
+  enum class FetchTo : uint8_t { kRead, kWrite };
+  void fetch_line(Value* ptr, FetchTo to);
 
   // ---- Arithmetic. `scalars`: the array of run-time scalars.
   Value* arithmetic(const Instr& instr, Value* scalars, Value* a, Value* b, Value* c);

@@ -26,8 +26,8 @@ bool streams(const LoopKernel& kernel) {
 void schedule(LoopKernel& kernel) {
   const bool sums_columns = std::any_of(kernel.operands.begin(), kernel.operands.end(),
                                         [](const Operand& operand) { return operand.is_partial; });
-  if (sums_columns) kernel.chunk_rows = column_chunk_rows(kernel.rows);
-  else flatten(kernel);
+  if (!sums_columns) flatten(kernel);
+  else if (kernel.starts < 0) kernel.chunk_rows = column_chunk_rows(kernel.rows);
   kernel.streams = streams(kernel);
 }
 

@@ -115,7 +115,18 @@ std::string KernelEmitter::starts_of(size_t partial) const {
 
 // ---- Shape::kColumns
 
-void KernelEmitter::columns() {
+// Neighbouring threads take a segment's neighbouring columns.
+void KernelEmitter::begin_segment() {
+  line("const Index at = block * ", s_.threads, " + static_cast<Index>(threadIdx.x);");
+  line("const Index steps = (cols + ", s_.elements - 1, ") / ", s_.elements, ";");
+  line("const Index chunk = at / steps, c = at % steps * ", s_.elements, ";");
+  line("if (chunk >= n_rows) return;");
+  emit_exist("");
+  for (const char* bound : {"begin", "end"})
+    line("const Index ", bound, " = static_cast<Index>(read(p", k_.starts, " + chunk", *bound == 'e' ? " + 1" : "",
+         "));");
+}
+void KernelEmitter::begin_chunk() {
   line("const Index c = (block * ", s_.threads, " + static_cast<Index>(threadIdx.x)) * ", s_.elements, ";");
   line("if (c >= cols) return;");
   emit_exist("");
@@ -123,6 +134,12 @@ void KernelEmitter::columns() {
   line(
       "const Index end = n_rows < begin + chunk_rows ? static_cast<Index>(n_rows) : static_cast<Index>(begin + "
       "chunk_rows);");
+  line("const Index chunk = static_cast<Index>(blockIdx.y);");
+}
+
+void KernelEmitter::columns() {
+  if (k_.starts >= 0) begin_segment();
+  else begin_chunk();
   for (size_t i = 0; i < k_.operands.size(); ++i)
     if (k_.operands[i].is_partial)
       line(register_type(k_.operands[i].dtype), " sum", i, "[", s_.elements, "] = ", starts_of(i), ";");
@@ -130,12 +147,16 @@ void KernelEmitter::columns() {
   {
     const Block loop = block("for (Index row = begin; row < end; ++row)");
     emit_row_pointers();
-    emit_row_code(stage, "", "");
+    emit_row_code(stage, "", k_.starts >= 0 ? "c == 0" : "");
     emit_step(stage);
   }
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     if (!k_.operands[i].is_partial) continue;
-    line("store(p", i, " + static_cast<Index>(blockIdx.y) * cols + c, pack_of(sum", i, "), exist);");
+    if (const int32_t onto = k_.operands[i].onto; onto >= 0)
+      line("for (int e = 0; e < exist; ++e) sum", i, "[e] = ",
+           arithmetic_sum(absl::StrCat("read(p", onto, " + chunk * cols + c + e)"), absl::StrCat("sum", i, "[e]")),
+           ";");
+    line("store(p", i, " + chunk * cols + c, pack_of(sum", i, "), exist);");
   }
 }
 
@@ -213,7 +234,7 @@ std::string emit(const LoopKernel& kernel, const Schedule& schedule) {
 }
 
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule) {
-  std::vector<int64_t> list{kernel.rows};
+  std::vector<int64_t> list{kernel.starts >= 0 ? kernel.segments : kernel.rows};
   if (schedule.chunk_rows > 0) list.push_back(schedule.chunk_rows);
   const std::vector<int64_t> sizes = extents(kernel);
   for (size_t i = 0; i < kernel.varying.size(); ++i)

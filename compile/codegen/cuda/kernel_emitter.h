@@ -53,6 +53,12 @@ class KernelEmitter {
   void rows();
   void row();
   void columns();
+  void begin_segment();
+  // Integers wrap around.
+  static std::string arithmetic_sum(const std::string& a, const std::string& b) {
+    return absl::StrCat("Sum::combine(", a, ", ", b, ")");
+  }
+  void begin_chunk();
   void tiles();
 
   // ---- Parts
@@ -125,7 +131,8 @@ class KernelEmitter {
 template <class Use> void KernelEmitter::emit_row_pointers(Use use) {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     const Operand& o = k_.operands[i];
-    if (o.is_partial || !has_elements(o) || !use(i)) continue;
+    if (o.is_partial || !has_elements(o) || static_cast<int32_t>(i) == k_.starts || is_onto(k_.operands, i) || !use(i))
+      continue;
     const std::string offset = row_offset(i);
     line(o.is_output ? "" : "const ", memory_type(o.dtype), "* const r", i, " = p", i, offset.empty() ? "" : " + ",
          offset, ";");

@@ -71,6 +71,10 @@ int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
   if (s.shape == Schedule::Shape::kElements)
     largest = std::max(largest, kernel.rows * divide_up(kernel.cols, s.elements) + s.threads);
   for (const Operand& operand : kernel.operands) {
+    if (operand.is_partial && kernel.starts >= 0) {
+      largest = std::max(largest, kernel.segments * cols);
+      continue;
+    }
     if (operand.is_partial) {
       largest = std::max(largest, divide_up(kernel.rows, s.chunk_rows) * kernel.cols);
       continue;
@@ -134,8 +138,8 @@ void keep(const LoopKernel& kernel, int64_t steps, Schedule& s) {
 }  // namespace
 
 void split(LoopKernel& kernel) {
-  if (column_sums(kernel) > 0) kernel.chunk_rows = rows_of_chunk(kernel.rows);
-  else flatten(kernel);
+  if (column_sums(kernel) == 0) flatten(kernel);
+  else if (kernel.starts < 0) kernel.chunk_rows = rows_of_chunk(kernel.rows);
 }
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
@@ -180,7 +184,10 @@ Schedule schedule(const LoopKernel& kernel) {
   s.elements = elements_of_thread(kernel);
   const int64_t sums = column_sums(kernel);
   if (sums > 0) s.chunk_rows = kernel.chunk_rows;
-  if (needs_rows(kernel)) {
+  if (kernel.starts >= 0) {
+    s.shape = Schedule::Shape::kColumns;
+    s.threads = 128;
+  } else if (needs_rows(kernel)) {
     s.shape = Schedule::Shape::kRows;
     s.threads_per_row = kernel.inner > 1 || scans(kernel) ? 1 : threads_of_row(kernel.cols, s.elements);
     s.threads = s.threads_per_row > kWarp ? s.threads_per_row : sums > 0 ? 128 : 256;
@@ -207,6 +214,10 @@ Grid grid(const LoopKernel& kernel, const Schedule& s) {
       g.x = divide_up(kernel.rows * divide_up(kernel.cols, s.elements), s.threads);
       break;
     case Schedule::Shape::kColumns:
+      if (kernel.starts >= 0) {
+        g.x = divide_up(kernel.segments * divide_up(kernel.cols, s.elements), s.threads);
+        break;
+      }
       g.x = divide_up(kernel.cols, int64_t{s.threads} * s.elements);
       g.y = chunks(kernel, s);
       break;

@@ -50,7 +50,7 @@ struct Schedule {
   enum class Shape : uint8_t {
     kElements,  // each thread takes `elements` columns of one row
     kRows,      // threads_per_row threads share a row; with column sums, they take the rows of one chunk in order
-    kColumns,   // column sums and nothing along the rows: each thread takes `elements` columns of one chunk
+    kColumns,   // column sums and nothing along the rows: each thread takes `elements` columns of one chunk, or segment
     kTiles,     // a block takes kTile x kTile elements; transposed operands go through shared memory
   };
   Shape shape = Shape::kElements;

@@ -28,6 +28,9 @@ void run(const KernelCall& call) {
         [&](int64_t begin, int64_t end) { run(begin * kSplitGrain, std::min(end * kSplitGrain, kernel.cols)); });
     return;
   }
+  if (kernel.starts >= 0)
+    return parallel_for(kernel.segments,
+                        std::max<int64_t>(1, call.grain * kernel.segments / (kernel.rows * kernel.cols)), run);
   if (kernel.chunk_rows == 0) {
     // Whole vectors of rows, whole groups of tiles.
     int64_t least = kernel.inner > 1 ? kSplitGrain : 1;

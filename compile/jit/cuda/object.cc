@@ -44,7 +44,7 @@ bool is_sound(const CudaObject& o) {
 CudaObject describe(const LoopKernel& kernel, const Schedule& schedule) {
   CudaObject object{letters(kernel.name), schedule, kernel.per_item, kernel.varying, {}, {}};
   for (const Operand& operand : kernel.operands)
-    if (operand.is_partial) object.sums.push_back(operand.dtype);
+    if (operand.is_partial && kernel.starts < 0) object.sums.push_back(operand.dtype);
   return object;
 }
 

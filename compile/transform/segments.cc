@@ -1,0 +1,175 @@
+// Sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As they were recorded,
+// a kernel writes all rows, and a library call reads them again in the order of the index. Here the indices are sorted
+// first; a kernel makes the rows in that order, each from the same operands, adds up neighbours and writes each sum
+// once.
+//
+// Note [Rows in another order]. An elementwise node makes row i of its result of row i of its operands, of the same
+//   elements for all rows, or (Traits::picks) of a table's row that an index names. So a row of the result in another
+//   order is that of operands in this order. This holds unless the node has no operand with such rows, or draws random
+//   numbers, which depend on the place.
+#include <algorithm>
+
+#include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/retrace.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/segments.h"
+
+namespace rondo::compile {
+namespace {
+
+class RowSorter {
+ public:
+  explicit RowSorter(const Graph& graph) : graph_(graph), readers_(graph), is_seen_(graph, false) {
+    for (ValueId id : graph.outputs) is_seen_[graph.value(id).root] = true;
+    for (size_t n = 0; n < graph.nodes.size(); ++n) {
+      if (graph.nodes[n].op->kind == OpKind::kView) continue;
+      for (ValueId id : graph.nodes[n].inputs) {
+        if (id == kNoValue) continue;
+        readers_[whole(id)].push_back(static_cast<int32_t>(n));
+        if (whole(id) != graph.value(id).root) is_seen_[graph.value(id).root] = true;
+      }
+    }
+  }
+
+  // True if node `n` adds up, by index, rows that only it needs and that a kernel makes. Finds the nodes that make
+  // them.
+  bool find(size_t n) {
+    const GraphNode& node = graph_.nodes[n];
+    made_.clear();
+    if (!node.op->traits.scatters) return false;
+    const Value &values = graph_.value(node.inputs[0]), &index = graph_.value(node.inputs[1]);
+    rows_ = values.sizes.empty() ? 0 : values.sizes[0];
+    const bool adds_up = values.dtype == kF32 || values.dtype == kF64 || values.dtype == kI64;
+    if (!adds_up || rows_ < 2 || values.sizes.numel() == 0 || graph_.value(node.outputs[0]).sizes.numel() == 0 ||
+        !names_rows(node, values, index))
+      return false;
+    collect(node.inputs[0], static_cast<int32_t>(n));
+    return !made_.empty();
+  }
+
+  // REQUIRES: find(n). The call that stands for node `n`.
+  Tensor record(size_t n, const Symbols& symbols) const {
+    const GraphNode& node = graph_.nodes[n];
+    const Value& out = graph_.value(node.outputs[0]);
+    const Tensor index = one_for_each_row(symbols[node.inputs[1]]);
+    const ops::SortedRows sorted = ops::sort_segments(*node.op, ops::reshape(index, {rows_}), out.sizes[0]);
+    Symbols ordered(graph_);  // values of made_
+    for (int32_t m : made_) {
+      const GraphNode& maker = graph_.node(m);
+      std::vector<Tensor> results(maker.outputs.size()), inputs;
+      for (size_t i = 0; i < maker.inputs.size(); ++i)
+        inputs.push_back(operand(maker, i, symbols, ordered, sorted.order));
+      std::vector<TensorArg> args;
+      for (const Tensor& input : inputs) args.emplace_back(input, maker.where);
+      call(*maker.op, args, maker.attrs, results);
+      for (size_t i = 0; i < results.size(); ++i) ordered[maker.outputs[i]] = results[i];
+    }
+    const Tensor& values = ordered[whole(node.inputs[0])];
+    const ValueId onto = node.inputs.size() > 2 ? node.inputs[2] : kNoValue;
+    // A sum begins with 0, so it is not -0: added to zeros, it stays what it is.
+    if (onto == kNoValue || is_zeros(onto)) return ops::sum_segments(values, sorted.starts, Tensor());
+    if (is_contiguous(out.sizes, graph_.value(onto).strides))
+      return ops::sum_segments(values, sorted.starts, symbols[onto]);
+    return symbols[onto] + ops::sum_segments(values, sorted.starts, Tensor());
+  }
+
+ private:
+  // The value that `id` shows as it is.
+  ValueId whole(ValueId id) const {
+    const ValueId same = same_elements(graph_, id);
+    return graph_.value(same).sizes == graph_.value(id).sizes ? same : id;
+  }
+  bool is_zeros(ValueId id) const {
+    const int32_t maker = graph_.value(graph_.value(id).root).producer;
+    return maker >= 0 && graph_.node(maker).op->traits.zeros;
+  }
+
+  // One index belongs to each row of the values, and names a row of the result.
+  bool names_rows(const GraphNode& node, const Value& values, const Value& index) const {
+    if (index.sizes.rank() + 1 == values.sizes.rank()) return index.sizes.rank() == 1;
+    const Dims& result = graph_.value(node.outputs[0]).sizes;
+    if (index.sizes.rank() != values.sizes.rank() || node.attrs.ints[0] != 0) return false;
+    for (int d = 1; d < index.sizes.rank(); ++d)
+      if (index.sizes[d] != result[d] || (index.sizes[d] > 1 && index.strides[d] != 0)) return false;
+    return true;
+  }
+
+  bool has_rows(const Dims& sizes, int rank) const { return sizes.rank() == rank && sizes[0] == rows_; }
+
+  // Note [Rows in another order]
+  bool keeps_rows(const GraphNode& node) const {
+    if (node.op->kind != OpKind::kElementwise || node.op->lower == nullptr || node.op->traits.random_state >= 0 ||
+        node.op->checks)
+      return false;
+    const int rank = graph_.value(node.outputs[0]).sizes.rank();
+    const bool picks = node.op->traits.picks;
+    if (picks && node.attrs.ints[0] != 0) return false;
+    bool any = false;
+    for (size_t i = picks ? 1 : 0; i < node.inputs.size(); ++i)
+      any = any || (node.inputs[i] != kNoValue && has_rows(graph_.value(node.inputs[i]).sizes, rank));
+    return any && std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
+             return graph_.value(id).root == id && has_rows(graph_.value(id).sizes, rank);
+           });
+  }
+
+  // Adds the maker of `id` and those of its operands, in graph order, if nothing but these and `reader` reads them.
+  void collect(ValueId id, int32_t reader) {
+    const ValueId value = whole(id);
+    const int32_t maker = graph_.value(value).producer;
+    if (maker < 0 || graph_.value(value).root != value || contains(maker)) return;
+    const GraphNode& node = graph_.node(maker);
+    for (ValueId out : node.outputs) {
+      if (is_seen_[out]) return;
+      for (int32_t n : readers_[out])
+        if (n != reader && !contains(n)) return;
+    }
+    if (!keeps_rows(node)) return;
+    made_.insert(std::lower_bound(made_.begin(), made_.end(), maker), maker);
+    for (size_t i = node.op->traits.picks ? 1 : 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i] != kNoValue) collect(node.inputs[i], maker);
+  }
+  bool contains(int32_t n) const { return std::binary_search(made_.begin(), made_.end(), n); }
+
+  // A tensor without what repeats each row's element along it.
+  static Tensor one_for_each_row(Tensor t) {
+    for (int d = 1; d < t.rank(); ++d)
+      if (t.sizes()[d] > 1 && t.strides()[d] == 0) t = t.slice(d, {0, 1});
+    return t;
+  }
+
+  // Operand `i` of a node, its rows in order.
+  Tensor operand(const GraphNode& node, size_t i, const Symbols& symbols, const Symbols& ordered,
+                 const Tensor& order) const {
+    const ValueId id = node.inputs[i];
+    if (id == kNoValue) return Tensor();
+    if (const Tensor& made = ordered[whole(id)]; made.defined()) return made;
+    const Tensor& given = symbols[id];
+    const Dims& sizes = graph_.value(id).sizes;
+    if ((node.op->traits.picks && i == 0) || !has_rows(sizes, graph_.value(node.outputs[0]).sizes.rank())) return given;
+    return ops::expand(ops::in_order(one_for_each_row(given), order), sizes);
+  }
+
+  const Graph& graph_;
+  ValueMap<std::vector<int32_t>> readers_;  // nodes, but views
+  ValueMap<bool> is_seen_;                  // returned, or in another way than whole
+  int64_t rows_ = 0;
+  std::vector<int32_t> made_;  // nodes, in graph order
+};
+
+}  // namespace
+
+std::optional<Graph> sort_scattered_rows(const Graph& graph) {
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& n) { return n.op->traits.scatters; }))
+    return std::nullopt;
+  RowSorter sorter(graph);
+  bool any = false;
+  for (size_t n = 0; n < graph.nodes.size() && !any; ++n) any = sorter.find(n);
+  if (!any) return std::nullopt;
+  return retrace(graph, [&](size_t n, const Symbols& symbols, std::span<Tensor> outputs) {
+    if (!sorter.find(n)) return false;
+    outputs[0] = sorter.record(n, symbols);
+    return true;
+  });
+}
+
+}  // namespace rondo::compile

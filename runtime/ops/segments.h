@@ -1,0 +1,22 @@
+// Sums by index in parts, for a compiler that fuses the sums with what makes their values
+// (compile/transform/segments.cc): the indices are sorted, the values are made in that order, and neighbours are added
+// up. The bits are those of the whole op: Note [Segments] of cpu/row_sums.h.
+#pragma once
+
+#include "rondo/runtime/op.h"
+
+namespace rondo::ops {
+
+struct SortedRows {
+  Tensor order;   // (N), i64: the rows of each segment, in ascending order, one segment after the other
+  Tensor starts;  // (segments + 1), i64: where in `order` each of them begins
+};
+// index (N), i64. Fails as `scatters`, an op with Traits::scatters, does unless all lie in [0, segments).
+SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
+// Row i of the result is row order[i] of x.
+Tensor in_order(const Tensor& x, const Tensor& order);
+// values (N, ...) in the order of `starts` -> (segments, ...), onto such a tensor if it is defined. 16-bit sums are
+// rounded before that.
+Tensor sum_segments(const Tensor& values, const Tensor& starts, const Tensor& onto);
+
+}  // namespace rondo::ops
