@@ -163,7 +163,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     }
     enter_stage("schedule");
     target.schedule(lowered.kernel);
-    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
+    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel, lowered.roundings);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
