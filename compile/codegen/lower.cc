@@ -184,7 +184,8 @@ class UnitLowering final : public LoopBuilder {
       if (is_low_precision(value.dtype)) {
         v = emit(LoopOp::kCast, value.dtype, v, {}, {});
         v.type = kF32;  // rounded, and held in an f32 register
-        (has_operand_of(value.dtype) ? rounds_ : asked_for_).insert(v.id);
+        const bool may_stay = has_operand_of(value.dtype) && !needed_[static_cast<size_t>(id)];
+        (may_stay ? rounds_ : asked_for_).insert(v.id);
       }
     }
     made_[id] = v;
@@ -367,8 +368,8 @@ class UnitLowering final : public LoopBuilder {
   std::vector<Placement> placements_;
   std::map<InstrKey, int32_t> numbering_;
   std::map<ValueId, LoopValue> made_;
-  // Casts to 16 bits: because eager execution stores the result of 16-bit operands in their type, and because the user
-  // names the type (a conversion, a range).
+  // Casts to 16 bits: because eager execution stores the result of 16-bit operands in their type; and because the user
+  // names the type (a conversion, a range), or the kernel stores the result, so that all kernels see the same number.
   std::set<int32_t> rounds_, asked_for_;
   std::vector<int32_t> sinks_;
   std::vector<bool> used_;

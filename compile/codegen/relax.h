@@ -1,7 +1,7 @@
 // The changes of default mode to a kernel, which exact mode (CompileOptions::exact) does not make:
 // - products that are only added to something join the addition, a * b + c in one rounding;
-// - 16-bit results that the kernel itself reads stay f32 there. What is stored is rounded, and so is what the user
-//   casts.
+// - 16-bit results that only the kernel itself reads stay f32. What is stored is rounded, for all that read it, and so
+//   is what the user casts.
 // It is a rewrite of the loop IR, so the kernel's text, its key and the interpreter know of it, and generated code is
 // still the interpreter's to the bit. Nothing is reordered and nothing is assumed of NaNs and infinities. Scalar bodies
 // (scalar_math.h) may be rewritten, too: where they need a product rounded, they use it twice, and such products stay.
