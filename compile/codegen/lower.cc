@@ -3,6 +3,7 @@
 #include <bit>
 #include <map>
 #include <optional>
+#include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -78,6 +79,11 @@ class UnitLowering final : public LoopBuilder {
       if (dtype != kBool) type = type == kBool ? compute_dtype(dtype) : promote(type, compute_dtype(dtype));
     }
     return type == kBool ? kF32 : type;
+  }
+
+  bool has_operand_of(DType dtype) const {
+    return std::any_of(node_->inputs.begin(), node_->inputs.end(),
+                       [&](ValueId id) { return id != kNoValue && graph_.value(id).dtype == dtype; });
   }
 
   // ---- LoopBuilder
@@ -180,6 +186,8 @@ class UnitLowering final : public LoopBuilder {
       if (is_low_precision(value.dtype)) {
         v = emit(LoopOp::kCast, value.dtype, v, {}, {});
         v.type = kF32;  // rounded, and held in an f32 register
+        const bool may_stay = has_operand_of(value.dtype) && !needed_[static_cast<size_t>(id)];
+        (may_stay ? rounds_ : asked_for_).insert(v.id);
       }
     }
     made_[id] = v;
@@ -328,6 +336,9 @@ class UnitLowering final : public LoopBuilder {
     result_.kernel.instrs.push_back(instr);
     return static_cast<int32_t>(result_.kernel.instrs.size()) - 1;
   }
+  void note_rounding(int32_t id, int32_t copy) {
+    if (rounds_.contains(id) && !asked_for_.contains(id)) result_.roundings.push_back(copy);
+  }
   int32_t operand_copy(int32_t id, int32_t stage) {
     if (id < 0) return id;
     return placements_[static_cast<size_t>(id)].row ? copy_row(id, stage) : copy_column(id, stage);
@@ -342,6 +353,7 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
     const int32_t made = add(instr);
     result_.kernel.stages[static_cast<size_t>(level)].row.push_back(made);
+    note_rounding(id, made);
     return row_copy_[static_cast<size_t>(id)] = made;
   }
   // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of
@@ -352,6 +364,7 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t* arg : {&instr.a, &instr.b, &instr.c}) *arg = operand_copy(*arg, stage);
     const int32_t made = add(instr);
     result_.kernel.stages[static_cast<size_t>(stage)].column.push_back(made);
+    note_rounding(id, made);
     return column_copy_[static_cast<size_t>(id)] = made;
   }
 
@@ -371,6 +384,9 @@ class UnitLowering final : public LoopBuilder {
   std::vector<Placement> placements_;
   std::map<InstrKey, int32_t> numbering_;
   std::map<ValueId, LoopValue> made_;
+  // Casts to 16 bits: because eager execution stores the result of 16-bit operands in their type; and because the user
+  // names the type (a conversion, a range), or the kernel stores the result, so that all kernels see the same number.
+  std::set<int32_t> rounds_, asked_for_;
   std::vector<int32_t> sinks_;
   std::vector<bool> used_;
   std::vector<int32_t> row_copy_, column_copy_;

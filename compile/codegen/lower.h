@@ -27,6 +27,9 @@ struct LoweredUnit {
   int32_t first_scalar = 0;       // kArgument: where they begin among those of all kernels of a plan
   std::vector<ColumnResult> column_results;
   std::vector<int64_t> extents;  // of the kernel, for its calls
+  // Instructions that round a result to 16 bits because eager execution stores it, and this kernel does not. Casts that
+  // the user asks for are not among them.
+  std::vector<int32_t> roundings;
 };
 
 // `needed(id)`: the value is read outside the unit, so it is stored. The kernel is not scheduled: Target::schedule()

@@ -5,6 +5,37 @@
 namespace rondo::compile {
 namespace {
 
+// The kernel without these casts: who reads one reads what it casts.
+LoopKernel without(const LoopKernel& kernel, std::span<const int32_t> casts) {
+  std::vector<bool> gone(kernel.instrs.size(), false);
+  for (int32_t id : casts) gone[static_cast<size_t>(id)] = true;
+  std::vector<int32_t> new_id(kernel.instrs.size(), -1);
+  LoopKernel made = kernel;
+  made.instrs.clear();
+  const auto copy = [&](const std::vector<int32_t>& from, std::vector<int32_t>& list) {
+    list.clear();
+    for (int32_t id : from) {
+      Instr instr = kernel.instrs[static_cast<size_t>(id)];
+      for (int32_t* arg : {&instr.a, &instr.b, &instr.c})
+        if (*arg >= 0) *arg = new_id[static_cast<size_t>(*arg)];
+      int32_t& now = new_id[static_cast<size_t>(id)];
+      if (gone[static_cast<size_t>(id)]) {
+        now = instr.a;
+        continue;
+      }
+      now = static_cast<int32_t>(made.instrs.size());
+      made.instrs.push_back(instr);
+      list.push_back(now);
+    }
+  };
+  for (size_t s = 0; s < kernel.stages.size(); ++s) {
+    copy(kernel.stages[s].row, made.stages[s].row);
+    copy(kernel.stages[s].column, made.stages[s].column);
+    copy(kernel.stages[s].reductions, made.stages[s].reductions);
+  }
+  return made;
+}
+
 class Contraction {
  public:
   explicit Contraction(const LoopKernel& kernel)
@@ -144,7 +175,9 @@ bool takes_maximum(const Graph& graph) {
 
 }  // namespace
 
-LoopKernel relax(const LoopKernel& kernel) { return Contraction(kernel).run(); }
+LoopKernel relax(const LoopKernel& kernel, std::span<const int32_t> roundings) {
+  return Contraction(roundings.empty() ? kernel : without(kernel, roundings)).run();
+}
 
 bool may_relax(const Graph& forward, const BackwardGraph* backward) {
   const auto computed_in = [](const Graph& graph) {

@@ -133,13 +133,14 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   Plan plan;
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
-  if (!options.exact && enabled(CompilerStage::kRelax))
-    if (std::optional<Graph> merged = merge_products(plan.graph)) {
-      plan.graph = *std::move(merged);
-      if (enabled(CompilerStage::kAssemble)) plan.graph = assemble_in_place(plan.graph).value_or(plan.graph);
-    }
+  const bool relaxes = !options.exact && enabled(CompilerStage::kRelax), assembles = enabled(CompilerStage::kAssemble);
+  std::optional<Graph> changed = relaxes ? merge_products(plan.graph) : std::nullopt;
+  if (assembles)
+    if (std::optional<Graph> split = split_at_parts(changed ? *changed : plan.graph, !relaxes))
+      changed = std::move(split);
+  if (changed) plan.graph = (assembles ? assemble_in_place(*changed) : std::nullopt).value_or(*changed);
   // Where a launch costs more than what it widens.
-  if (!options.exact && target.capabilities.gathers_sums && enabled(CompilerStage::kRelax))
+  if (relaxes && target.capabilities.gathers_sums)
     if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
@@ -163,7 +164,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     }
     enter_stage("schedule");
     target.schedule(lowered.kernel);
-    if (!options.exact && enabled(CompilerStage::kRelax)) lowered.kernel = relax(lowered.kernel);
+    if (relaxes) lowered.kernel = relax(lowered.kernel, lowered.roundings);
     if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());

@@ -12,9 +12,8 @@
 
 namespace rondo::compile {
 
-// The passes of the pipeline, and widen_reductions and merge_products (plan/make_plan.cc runs them in
-// default mode). Each returns nullopt if
-// there is nothing to change.
+// The passes of the pipeline, and those that plan/make_plan.cc runs after it: split_at_parts, and in default mode
+// widen_reductions and merge_products. Each returns nullopt if there is nothing to change.
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
@@ -32,6 +31,9 @@ std::optional<Graph> join_chains(const Graph& graph);
 std::optional<Graph> widen_reductions(const Graph& graph);
 // Many small products with one operand in common, or that add up, become one. Not exact.
 std::optional<Graph> merge_products(const Graph& graph);
+// What is computed from values that are laid side by side is computed from each, and what is computed for slices is
+// computed slice by slice. `exact`: sums over the parts are not split.
+std::optional<Graph> split_at_parts(const Graph& graph, bool exact);
 // Where a node only lays values side by side, has their producers write them there: the copy becomes nothing.
 std::optional<Graph> assemble_in_place(const Graph& graph);
 

@@ -167,6 +167,12 @@ Tensor log1p(TensorArg x) { return call_floating(kLog1p, x); }
 Tensor expm1(TensorArg x) { return call_floating(kExpm1, x); }
 Tensor pow(TensorArg x, Scalar exponent) {
   require_defined("pow", x);
+  // For any other exponent the kernel takes a logarithm.
+  if (is_floating(x.tensor.dtype()) && exponent.real() == 2.0) {
+    const bool widens = amp::autocast_dtype() && is_low_precision(x.tensor.dtype());  // as kPowScalar does
+    const Tensor base = widens ? x.tensor.to(kF32, x.where) : x.tensor;
+    return call(kMul, {{base, x.where}, {base, x.where}});
+  }
   if (is_floating(x.tensor.dtype()) || !exponent.is_integer())
     return call_floating(kPowScalar, x, {.floats = {exponent.real()}});
   if (exponent.integer() < 0) throw_op_error("pow", "an integer has no negative power; cast it to a float", x.where);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "rondo/runtime/ops/table.h"
+
 namespace rondo::ops {
 
 Parts parts_of_cat(const KernelContext& context) {
@@ -68,6 +70,27 @@ Parts parts_of_slice_grad(const KernelContext& context) {
   parts.dim = static_cast<int>(dim);
   find_gaps(std::move(ranges), out.sizes()[parts.dim], parts);
   return parts;
+}
+
+std::optional<SideBySide> side_by_side(const OpDef& op, const Attrs& attrs, std::span<const Dims> inputs,
+                                       const Dims& result) {
+  if ((!op.traits.assembles && &op != &kSliceGrad) || inputs.size() < 2 || result.numel() == 0) return std::nullopt;
+  const auto rank = static_cast<size_t>(result.rank());
+  SideBySide side;
+  side.dim = static_cast<int>(attrs.ints[op.traits.assembles ? 0 : rank]);
+  side.order.resize(inputs.size());
+  std::iota(side.order.begin(), side.order.end(), size_t{0});
+  if (op.traits.assembles) return side;
+  const auto place = [&](size_t i) { return attrs.ints.begin() + rank + 3 * i; };  // {dim, begin, step}
+  std::sort(side.order.begin(), side.order.end(), [&](size_t a, size_t b) { return place(a)[1] < place(b)[1]; });
+  int64_t covered = 0;
+  for (size_t i : side.order) {
+    if (inputs[i].rank() != result.rank() || place(i)[0] != side.dim || place(i)[1] != covered) return std::nullopt;
+    const int64_t n = inputs[i][side.dim];
+    if (n == 0 || (n > 1 && place(i)[2] != 1)) return std::nullopt;
+    covered += n;
+  }
+  return covered == result[side.dim] ? std::optional(side) : std::nullopt;
 }
 
 }  // namespace rondo::ops

@@ -2,6 +2,8 @@
 // call belongs in the result.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -29,5 +31,14 @@ struct Parts {
 // REQUIRES: the call is one that `infer` has admitted; the result is dense.
 Parts parts_of_cat(const KernelContext& context);
 Parts parts_of_slice_grad(const KernelContext& context);
+
+// Operands that lie side by side along a dimension of the result and fill it, in their order there.
+struct SideBySide {
+  int dim = 0;
+  std::vector<size_t> order;
+};
+// nullopt: the op, or this call, does something else. `inputs`: the operands' sizes.
+std::optional<SideBySide> side_by_side(const OpDef& op, const Attrs& attrs, std::span<const Dims> inputs,
+                                       const Dims& result);
 
 }  // namespace rondo::ops

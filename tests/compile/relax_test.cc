@@ -61,6 +61,31 @@ TEST(Relax, ProductsThatAreOnlyAddedJoinTheAddition) {
   }
 }
 
+// In default mode a 16-bit result that only the kernel reads stays f32: the result is that of f32 arithmetic, rounded
+// once. What the user casts is rounded, and what the caller holds, too. Exact mode rounds each result, as eager does.
+TEST(Relax, ResultsThatAreNotStoredAreNotRounded) {
+  if (!jit_available()) GTEST_SKIP() << "built without LLVM";
+  manual_seed(9);
+  struct Chain : nn::Module<Chain> {
+    Tensor forward(const Tensor& x) { return ops::sigmoid(x + 1.0) - 0.5; }
+  };
+  for (DType type : {kBF16, kF16}) {
+    const Tensor x = Tensor::randn({8, 64}).to(type), once = Chain()(x.to(kF32)).to(type);
+    Chain eager, exact, relaxed;
+    const Regions a = compile_module(exact, {.exact = true}), b = compile_module(relaxed);
+    EXPECT_TRUE(test::same_bits(eager(x), exact(x)));
+    EXPECT_FALSE(test::same_bits(eager(x), once));
+    EXPECT_TRUE(test::same_bits(relaxed(x), once));
+  }
+  // A conversion from f32 is the user's own.
+  struct Quantised : nn::Module<Quantised> {
+    Tensor forward(const Tensor& x) { return (x * 3.0).to(kBF16).to(kF32) - x; }
+  } eager, compiled;
+  const Regions regions = compile_module(compiled);
+  const Tensor x = Tensor::randn({8, 64});
+  EXPECT_TRUE(test::same_bits(eager(x), compiled(x)));
+}
+
 // The oracle's own results in both modes: within 4 units in the last place of the largest element.
 TEST(Relax, ScalarBodiesStayWhatTheyAre) {
   using Function = LoopValue (*)(LoopValue);

@@ -85,6 +85,18 @@ TEST(Elementwise, PowersAtZero) {
   EXPECT_EQ(ops::square(x).to_vector<double>(), (Values{0, 4, 4}));
 }
 
+// A square takes no logarithm, so it is rounded once; under autocast it runs in f32, as other powers do.
+TEST(Elementwise, SquaresAreProducts) {
+  for (const DType dtype : {kF64, kF32, kBF16, kF16}) {
+    const Tensor x = test::uniform({2, 100}, -3, 3, 7).to(dtype);
+    EXPECT_TRUE(test::same_bits(ops::pow(x, 2.0), x * x));
+    EXPECT_TRUE(test::same_bits(ops::pow(x, 2), x * x));
+    const amp::Autocast autocast(kBF16);
+    for (const double exponent : {2.0, 3.0})
+      EXPECT_EQ(ops::pow(x, exponent).dtype(), dtype == kF64 ? kF64 : kF32) << exponent;
+  }
+}
+
 TEST(Views, StackAndTriangles) {
   const Tensor a = Tensor::from<double>({1, 2}, {2}), b = Tensor::from<double>({3, 4}, {2});
   const Tensor parts[] = {a, b};
