@@ -4,6 +4,7 @@
 
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
@@ -133,7 +134,6 @@ bool Replay::writes_alone(const nn::ModuleCall& call) const {
 }
 
 Tensor Replay::next_random_state() const {
-  const SharedRandomState own;  // in which the state is that of the first draw
   Tensor state;
   if (draws_ > 0) state = rondo::next_random_state(default_generator(), random_device_).state;
   for (uint64_t i = 1; i < draws_; ++i) default_generator().next_offset();
@@ -141,6 +141,7 @@ Tensor Replay::next_random_state() const {
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
+  const SharedRandomState own;  // in which the state is that of the first draw
   const Tensor random_state = next_random_state();
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
@@ -154,8 +155,8 @@ void Replay::run(const nn::ModuleCall& call) const {
   try {
     results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
   } catch (...) {
-    if (!written_.empty() && !has_written(entry.forward_graph, inputs, finished))
-      write_op_by_op(binding_->graph(), inputs);
+    if (written_.empty()) take_back_draws(binding_->graph(), inputs);
+    else if (!has_written(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
     throw;
   }
   write_back(entry.forward_graph, inputs, results);
