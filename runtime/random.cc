@@ -5,6 +5,8 @@
 #include <mutex>
 #include <utility>
 
+#include "rondo/runtime/random_state.h"
+
 namespace rondo {
 
 namespace {
@@ -52,6 +54,7 @@ Generator& Generator::operator=(const Generator& other) {
 }
 Generator::~Generator() {
   if (innermost_generator_scope != nullptr) GeneratorScope::note_end(*this);
+  SharedRandomState::note_end(*this);
 }
 
 uint64_t Generator::seed() const {

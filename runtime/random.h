@@ -36,8 +36,8 @@ inline float uniform_from_bits(uint32_t bits) {
 }
 
 // A stream of random tensors. Each tensor takes the next offset, so saving (seed, offset) saves the stream. A copy
-// draws the same numbers. After an error of the data (a bad index) the offset depends on the device: one that runs
-// late throws when later ops have drawn already. Not thread safe: use one per thread, or guard it.
+// draws the same numbers. A device that runs late reports an error of the data (a bad index) when later ops have drawn
+// already; a compiled region on the CPU takes those draws back. Not thread safe: use one per thread, or guard it.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0);

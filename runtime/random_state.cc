@@ -27,6 +27,29 @@ RandomState next_random_state(Generator& source, Device device) {
   return {innermost_shared->streams_.back().state, 0};
 }
 
+SharedRandomState::Stream* SharedRandomState::stream_of(const Tensor& state) {
+  if (innermost_shared == nullptr) return nullptr;
+  for (Stream& stream : innermost_shared->streams_)
+    if (stream.state.is_same(state)) return &stream;
+  return nullptr;
+}
+
+bool SharedRandomState::is_state(const Tensor& tensor) { return stream_of(tensor) != nullptr; }
+
+void SharedRandomState::take_back(const Tensor& state, uint64_t draws) {
+  const Stream* const stream = stream_of(state);
+  if (stream == nullptr || stream->source == nullptr) return;
+  Generator& source = *stream->source;
+  if (source.seed() == stream->seed && source.offset() >= stream->base + draws)
+    source.set_state(stream->seed, source.offset() - draws);
+}
+
+void SharedRandomState::note_end(const Generator& generator) {
+  for (SharedRandomState* scope = innermost_shared; scope != nullptr; scope = scope->outer_)
+    for (Stream& stream : scope->streams_)
+      if (stream.source == &generator) stream.source = nullptr;
+}
+
 LoopValue LoopBuilder::random(LoopOp, int, int64_t, int) { throw_internal("random numbers where no op draws any"); }
 
 }  // namespace rondo

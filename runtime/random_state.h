@@ -44,14 +44,21 @@ class SharedRandomState {
   SharedRandomState& operator=(const SharedRandomState&) = delete;
   // The next draw from each generator makes its tensor anew, and increments count from there.
   void restart() { streams_.clear(); }
+  // For a tensor that holds the state of a generator in the innermost scope: the generator's latest draws have not
+  // happened. Does nothing if the generator is gone or was set to another state since.
+  static bool is_state(const Tensor& tensor);
+  static void take_back(const Tensor& state, uint64_t draws);
 
  private:
   friend RandomState next_random_state(Generator& source, Device device);
+  friend class Generator;
+  static void note_end(const Generator& generator);
   struct Stream {
-    const Generator* source;
+    Generator* source;  // null once it was destroyed
     uint64_t seed, base;
     Tensor state;
   };
+  static Stream* stream_of(const Tensor& state);
   std::vector<Stream> streams_;
   SharedRandomState* outer_;
 };

@@ -271,8 +271,9 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
 void settle_gradient(const Tensor& tensor) {
   const TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
-  if (impl->autograd != nullptr && impl->autograd->base.defined() && !impl->autograd->no_grad_view)
-    autograd::gradient_edge(tensor);
+  if (impl->autograd == nullptr || !impl->autograd->base.defined() || impl->autograd->no_grad_view) return;
+  if (impl->storage) before_read(impl->storage, std::source_location::current());  // a pending write ends this history
+  autograd::gradient_edge(tensor);
 }
 }  // namespace
 
@@ -388,7 +389,8 @@ bool Tensor::base_requires_grad() const {
 bool Tensor::is_leaf(std::source_location where) const {
   checked("is_leaf", where);
   if (impl_->recorder != nullptr && impl_->recorded_value >= 0) return !impl_->requires_grad;
-  return impl_->autograd == nullptr || impl_->autograd->grad_fn == nullptr;
+  if (impl_->autograd == nullptr) return true;
+  return impl_->autograd->grad_fn == nullptr && !base_requires_grad();  // Note [Views]: its new history is not made yet
 }
 const Tensor& Tensor::grad(std::source_location where) const {
   static const Tensor kUndefined;

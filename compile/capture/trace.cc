@@ -188,6 +188,7 @@ void Trace::abandon() {
   writing_recordings -= std::exchange(counts_as_writing_, false);
   memories_.clear();
   memory_at_.clear();
+  waiting_.clear();
   graph.versions.clear();
   graph.values.clear();
   graph.nodes.clear();

@@ -2,6 +2,7 @@
 // by running op rules on symbolic tensors: gradients (transform/joint.cc) and decompositions (transform/decompose.cc).
 #pragma once
 
+#include <algorithm>
 #include <unordered_map>
 #include <vector>
 
@@ -69,6 +70,8 @@ class Trace : public Recorder {
   const Tensor* outside_view(ValueId id) const;
   // True for a version of such a tensor whose history the writes leave alone.
   bool keeps_history(ValueId id) const;
+  // True for a view that nothing has read since its base got a new history: Note [Views that wait].
+  bool waits(ValueId id) const { return std::find(waiting_.begin(), waiting_.end(), id) != waiting_.end(); }
 
   // The origin of all that is recorded from now on: this call; null: each call is its own. A call without a number gets
   // one, from `first_call` on.
@@ -152,8 +155,11 @@ class Trace : public Recorder {
   ValueId renewed(ValueId id);
   ValueId show_again(ValueId view, ValueId root);
   ValueId show_with_history(ValueId view, ValueId root);
+  ValueId show_at_place(ValueId view, ValueId root, bool with_history);
   // As renewed(), for a user's handle; it stands for the result from here on.
   ValueId renew(TensorImpl& handle);
+  ValueId move_to(TensorImpl& handle, ValueId now);
+  bool may_wait(ValueId id) const;
   ValueId read_of_written(const Tensor& outside);
   // A handle of the recording's own.
   Tensor own_handle(ValueId id) const;
@@ -181,6 +187,7 @@ class Trace : public Recorder {
   std::vector<Tensor> known_handles_;
   uint64_t known_handles_of_ = 0;
   std::vector<Memory> memories_;
+  std::vector<ValueId> waiting_;
   bool counts_as_writing_ = false;   // in writing_recordings
   std::vector<int32_t> memory_at_;   // by root value, of memories_; -1, or beyond the end: it is not written
   const char* user_file_ = nullptr;  // known not to be Rondo's own

@@ -367,13 +367,15 @@ ValueId Trace::show_again(ValueId view, ValueId root) {
 }
 
 // One view straight of the root, whose gradient joins the root's as on the eager tape.
-ValueId Trace::show_with_history(ValueId view, ValueId root) {
+ValueId Trace::show_with_history(ValueId view, ValueId root) { return show_at_place(view, root, true); }
+
+ValueId Trace::show_at_place(ValueId view, ValueId root, bool with_history) {
   const Value before = graph.value(view);
   const Origin made = graph.node(before.producer).origin;
   const Tensor whole = own_handle(root);
   const Tensor* const operands[] = {&whole};
   Tensor result[] = {own_handle(view)};
-  result[0].impl()->requires_grad = true;
+  result[0].impl()->requires_grad = with_history;
   const ops::Window window{before.sizes.numel() == 0 ? 0 : before.offset, before.sizes, before.strides};
   Trace::record(ops::kStridedView, operands, window.for_view(), result, false, made.where);
   const ValueId shown = graph.nodes.back().outputs[0];
@@ -388,7 +390,12 @@ ValueId Trace::renew(TensorImpl& impl) {
   Tensor& known = handles_[static_cast<size_t>(before)];
   // A handle of the recording's own. advance() has moved the user's handle of a whole memory.
   if (known.impl() != &impl || graph.value(before).root == before) return now;
-  Tensor user = std::exchange(known, own_handle(before));
+  return move_to(impl, now);
+}
+
+ValueId Trace::move_to(TensorImpl& impl, ValueId now) {
+  const ValueId before = impl.recorded_value;
+  Tensor user = std::exchange(handles_[static_cast<size_t>(before)], own_handle(before));
   impl.recorded_value = now;
   handles_[static_cast<size_t>(now)] = std::move(user);
   return now;
@@ -415,12 +422,29 @@ ValueId Trace::read_of_written(const Tensor& outside) {
   return external_ids_[outside.impl()] = shown;
 }
 
+// Note [Views that wait]. On the eager tape, a view gets the new history of its base only when something asks for it:
+// an op that reads the view, or a backward from it. Until then it has no place in the order in which gradients meet at
+// the base. So a view that leaves the recording with its base, and that nothing has read since the last write, leaves
+// it as such a view, without a history from here.
+bool Trace::may_wait(ValueId id) const {
+  const ValueId root = graph.value(id).root;
+  const Memory* const memory = memory_of(root);
+  return memory != nullptr && id != root && memory->current != root && graph.value(memory->current).requires_grad &&
+         is_alive(memory->current) && follows_history(id);
+}
+
 void Trace::refresh() {
   if (memories_.empty()) return;
   for (size_t id = 0, n = handles_.size(); id < n; ++id) {
     if (!is_alive(static_cast<ValueId>(id))) continue;
     TensorImpl& impl = *handles_[id].impl();
-    if (impl.recorder == this) renew(impl);
+    if (impl.recorder != this) continue;
+    if (static_cast<size_t>(impl.recorded_value) != id || !may_wait(impl.recorded_value)) {
+      renew(impl);
+      continue;
+    }
+    const ValueId root = graph.value(impl.recorded_value).root;
+    waiting_.push_back(move_to(impl, show_at_place(impl.recorded_value, memory_of(root)->current, false)));
   }
   for (Memory& memory : memories_) {
     if (!memory.tensor.defined() || memory.current == memory.first) continue;
@@ -477,6 +501,7 @@ void Trace::drop_unread_views() {
   std::for_each(graph.inputs.begin(), graph.inputs.end(), rename);
   for (Version& version : graph.versions) rename(version.value);
   for (Memory& memory : memories_) rename(memory.first), rename(memory.current);
+  std::for_each(waiting_.begin(), waiting_.end(), rename);
 }
 
 }  // namespace rondo::compile

@@ -6,6 +6,7 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -70,6 +71,30 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
   std::vector<SavedTensor> saved_;
 };
 }  // namespace
+
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!SharedRandomState::is_state(inputs[i])) continue;
+    uint64_t draws = 0;
+    for (size_t n = failed + 1; n < recorded.nodes.size(); ++n) {
+      const ValueIds& operands = recorded.nodes[n].inputs;
+      draws += std::find(operands.begin(), operands.end(), recorded.inputs[i]) != operands.end();
+    }
+    SharedRandomState::take_back(inputs[i], draws);
+  }
+}
+
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs) {
+  if (std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
+  ValueMap<Tensor> values(recorded);
+  for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
+  size_t made = 0;
+  try {
+    compile::run_eagerly(recorded, values, nullptr, [&](const GraphNode&) { ++made; });
+  } catch (const std::exception&) {
+    take_back_draws(recorded, inputs, made);
+  }
+}
 
 std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
                                                     std::span<const Tensor> inputs) {

@@ -1,4 +1,4 @@
-// The tape's node for a run in which a launch threw after some results were complete.
+// What is left after a run in which a launch threw: the tape's node of results that were complete, and random streams.
 #pragma once
 
 #include <memory>
@@ -13,5 +13,13 @@ namespace rondo::compile {
 // nothing.
 std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
                                                     std::span<const Tensor> inputs);
+
+// Note [Draws after an error]. A recording has drawn from random streams for all its ops when one of them throws. In
+// eager execution those behind it have drawn nothing, so their draws are taken back.
+//
+// `failed`: the call of the recording that threw.
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
+// The same after a run that has written nothing. Runs op by op to find that call, if anything was drawn at all.
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

@@ -22,9 +22,15 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
     : entry_(entry) {
   auto saved = std::make_shared<Tensors>();
   saved->inputs.reserve(inputs.size());
-  for (size_t i = 0; i < inputs.size(); ++i)
+  const std::vector<int>& with_gradient = entry_.backward.grad_inputs;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Tensor& input = inputs[i];
+    // To ask for the history of an input that gets no gradient may be an error: gradient_edge().
+    const bool no_history = input.requires_grad() && std::find(with_gradient.begin(), with_gradient.end(),
+                                                               static_cast<int>(i)) == with_gradient.end();
     if (entry_.forward_graph.value(entry_.forward_graph.inputs[i]).overwritten) saved->inputs.emplace_back();
-    else saved->inputs.emplace_back(inputs[i], false);
+    else saved->inputs.emplace_back(no_history ? input.detach() : input, false);
+  }
   saved->values.reserve(entry_.partition->kept().size());
   for (const Partition::Kept& kept : entry_.partition->kept())
     if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);

@@ -306,6 +306,8 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
         return nullptr;
       }
       finished.clear();
+    } else {
+      take_back_draws(binding->graph(), trace.external());
     }
     hand_over_finished(trace, graph, binding, finished, e.what());
     throw;
@@ -364,6 +366,10 @@ void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor>
       const Tensor* const outside = trace.outside_view(base);
       autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base),
                           autograd::is_no_grad_view(handle));
+      if (trace.waits(id)) {
+        impl.requires_grad = false;  // as far as the base does
+        --impl.autograd->view_version;
+      }
     }
   }
 }
@@ -377,11 +383,14 @@ void Region::run_eagerly(Trace& trace) {
     for (ValueId id : graph.outputs) results.push_back(values[id]);
     hand_over(trace, graph, results, nullptr);
   };
+  size_t ran = 0;
   try {
     compile::run_eagerly(graph, values, nullptr, [&](const GraphNode& made) {
+      ++ran;
       if (trace.has_writes()) write_versions(graph, made, trace.external(), values);
     });
   } catch (...) {
+    take_back_draws(graph, trace.external(), ran);
     hand_over_all();
     throw;
   }
@@ -440,6 +449,14 @@ void Region::break_graph(const std::string& reason) {
     ++report.graph_breaks;
     report.last_break = reason;
   });
+  constexpr size_t kMostReasons = 32;
+  std::lock_guard lock(mutex_);
+  if (breaks_.size() < kMostReasons && std::find(breaks_.begin(), breaks_.end(), reason) == breaks_.end())
+    breaks_.push_back(reason);
+}
+std::vector<std::string> Region::breaks() const {
+  std::lock_guard lock(mutex_);
+  return breaks_;
 }
 RegionReport Region::report() const {
   RegionReport report = ledger_->report();

@@ -54,6 +54,8 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
   RegionReport report() const;
+  // The reasons of its graph breaks: the first 32 that differ.
+  std::vector<std::string> breaks() const;
   // The latest used last.
   std::vector<std::shared_ptr<const Entry>> entries() const;
 
@@ -105,6 +107,7 @@ class [[gnu::visibility("hidden")]] Region {
   // By key without floats. Entries of one key differ in the floats that they are for.
   absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
+  std::vector<std::string> breaks_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   std::shared_ptr<const Entry> latest_;        // that was compiled

@@ -1,9 +1,11 @@
 #include "rondo/compile/region/replay.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/amp.h"
@@ -133,13 +135,14 @@ bool Replay::writes_alone(const nn::ModuleCall& call) const {
 }
 
 Tensor Replay::next_random_state() const {
-  const SharedRandomState own;  // in which the state is that of the first draw
   Tensor state = rondo::next_random_state(default_generator(), random_device_).state;
   for (uint64_t i = 1; i < draws_; ++i) default_generator().next_offset();
   return state;
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
+  std::optional<SharedRandomState> own;  // in which the state is that of the first draw
+  if (draws_ > 0) own.emplace();
   const Tensor random_state = draws_ > 0 ? next_random_state() : Tensor();
   std::vector<Tensor> inputs;
   inputs.reserve(sources_.size());
@@ -153,8 +156,8 @@ void Replay::run(const nn::ModuleCall& call) const {
   try {
     results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
   } catch (...) {
-    if (!written_.empty() && !has_written(entry.forward_graph, inputs, finished))
-      write_op_by_op(binding_->graph(), inputs);
+    if (written_.empty()) take_back_draws(binding_->graph(), inputs);
+    else if (!has_written(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
     throw;
   }
   write_back(entry.forward_graph, inputs, results);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/region/failed_run.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -43,8 +44,16 @@ void write_versions(const Graph& recorded, const GraphNode& made, std::span<cons
 void write_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
   ValueMap<Tensor> values(recorded);
   for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
-  run_eagerly(recorded, values, nullptr,
-              [&](const GraphNode& made) { write_versions(recorded, made, inputs, values); });
+  size_t ran = 0;
+  try {
+    run_eagerly(recorded, values, nullptr, [&](const GraphNode& made) {
+      ++ran;
+      write_versions(recorded, made, inputs, values);
+    });
+  } catch (...) {
+    take_back_draws(recorded, inputs, ran);
+    throw;
+  }
 }
 
 bool has_written(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished) {

@@ -62,7 +62,8 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   std::set<std::string> kinds;
   int shared = 0, batches = 0, conditional = 0, repeated = 0, dtypes = 0, failing = 0;
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
-      dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0;
+      dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0, looks = 0,
+      alternating = 0, results_overwritten = 0;
   int64_t replays = 0, verified = 0;
   for (uint64_t seed = 0; seed < 1800; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
@@ -77,6 +78,8 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     std::set<DType> found;
     for (const fuzz::Leaf& leaf : program.leaves) {
       shared += leaf.same_as != fuzz::kNone;
+      looks += leaf.same_as != fuzz::kNone && leaf.look != fuzz::Look::kAsItIs;
+      alternating += leaf.same_as != fuzz::kNone && leaf.calls != fuzz::kEveryCall;
       if (leaf.bound == 0) found.insert(leaf.meta.dtype);
     }
     dtypes += found.size() > 1;
@@ -90,6 +93,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     watched += program.watch;
     flipped += program.flip_leaves;
     overwritten += program.overwrite;
+    results_overwritten += program.overwrite_results != fuzz::Program::OverwriteResults::kNo;
     threads += program.threads;
     annealed += program.anneal;
     second_order += program.backward == fuzz::Program::Backward::kCreateGraph;
@@ -107,8 +111,10 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
   }
   for (const fuzz::StepKind* kind : fuzz::all_steps()) EXPECT_TRUE(kinds.contains(kind->name)) << kind->name;
-  for (int count : {shared, batches, conditional, repeated, dtypes, layers, parts_only, twice, autocast, inference,
-                    watched, dynamic, flipped, overwritten, threads, second_order, annealed})
+  for (int count : {shared,       batches,    conditional, repeated,    dtypes,
+                    layers,       parts_only, twice,       autocast,    inference,
+                    watched,      dynamic,    flipped,     overwritten, threads,
+                    second_order, annealed,   looks,       alternating, results_overwritten})
     EXPECT_GT(count, 30);
   for (int count : {nested, every_call}) EXPECT_GT(count, 10);
   EXPECT_GT(replays, 30);

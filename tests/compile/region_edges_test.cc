@@ -76,6 +76,24 @@ TEST_F(RegionEdges, AViewMadeUnderNoGradIsNotWrittenWithGradientsOn) {
 }
 
 // Two views of what nobody holds: a write through one is seen in the history of the other.
+// To go backward through it would be an error; nothing does.
+TEST_F(RegionEdges, AnExpandedViewIsReadWithoutGradientsAfterItsBaseWasWritten) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor scale = no_grad([&] { return ops::mean(b.state.kept[1]); });
+    return Tensors{ops::tanh(x * scale)};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor base = b.bias * 2.0;
+    b.state.kept = {base, base.expand({4, 6})};
+    b.state.kept[0].mul_(0.5);
+    Tensors all;
+    for (int i = 0; i < 3; ++i)
+      for (Tensor& t : one_step(b)) all.push_back(t);
+    return all;
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+
 TEST_F(RegionEdges, ViewsShareABaseThatIsGone) {
   const auto body = [](Block& b, const Tensor& x) {
     const Tensor h = x * b.bias, free = h.detach().view({24});
@@ -270,6 +288,46 @@ TEST_F(RegionEdges, AnIndexOutOfRangeLeavesWhatCameBeforeIt) {
     }
     return results;
   });
+}
+
+// Eager execution never gets to the draws behind the op that throws; a recording has made them all by then.
+TEST_F(RegionEdges, AnIndexOutOfRangeTakesBackTheDrawsBehindIt) {
+  enum Fault { kGather, kAfterAWrite };
+  for (const compile::Capture capture : {compile::Capture::kRecord, compile::Capture::kReplay})
+    for (const Fault fault : {kGather, kAfterAWrite}) {
+      const auto offsets = [&](bool compiled) {
+        struct Drawing : nn::Module<Drawing> {
+          Tensor& count = buffer("count", Tensor::zeros({4, 6}));
+          Generator own{5};
+          bool writes = false;
+          Tensor forward(const Tensor& x, const Tensor& index) {
+            const Tensor h = x + Tensor::rand(x.sizes()) + Tensor::rand(x.sizes(), {}, &own);
+            if (writes) count.add_(h.detach());
+            const Tensor picked = ops::index_select(h, 0, index);
+            return picked + Tensor::rand(picked.sizes()) + Tensor::rand(picked.sizes(), {}, &own) +
+                   Tensor::rand(picked.sizes());
+          }
+        };
+        manual_seed(8);
+        Drawing model;
+        model.writes = fault == kAfterAWrite;
+        if (compiled) compile::compile_module(model, {.exact = true, .capture = capture});
+        Tensors seen;
+        for (const int64_t last : {1, 0, 1, 7, 2, 7, 3}) {
+          const Tensor index = Tensor::from<int64_t>({0, last}, {2});
+          const std::string what = test::error_of<Error>([&] { seen.push_back(model(Tensor::ones({4, 6}), index)); });
+          EXPECT_EQ(what.find("is out of range for size 4") != std::string::npos, last == 7) << what;
+          seen.push_back(Tensor::from<int64_t>(
+              {static_cast<int64_t>(default_generator().offset()), static_cast<int64_t>(model.own.offset())}, {2}));
+          seen.push_back(model.count.clone());
+        }
+        return seen;
+      };
+      const Tensors eager = offsets(false), compiled = offsets(true);
+      ASSERT_EQ(eager.size(), compiled.size());
+      for (size_t i = 0; i < eager.size(); ++i)
+        EXPECT_TRUE(same_bits(eager[i], compiled[i])) << "capture " << static_cast<int>(capture) << ", result " << i;
+    }
 }
 
 // Threads share the one row, and its deviation is computed by each: not in the memory that the others read it from.

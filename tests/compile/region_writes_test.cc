@@ -130,6 +130,63 @@ TEST_F(RegionWrites, ThroughASiblingOfAViewThatIsReadAgain) {
     });
   }
 }
+// A pending write ends the history of a view, and a hook belongs to the one after it.
+TEST_F(RegionWrites, BeforeAHookOfAViewThatIsReadAgain) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor h = x * 2.0;
+    Tensor part = h.t();
+    no_grad([&] { part.copy_(Tensor::ones({1})); });  // a graph break: h keeps its history
+    no_grad([&] { h.sub_(4.0); });                    // recorded
+    part.register_hook([&b](const Tensor& g) { return ++b.state.hook_calls, g * 0.5; });
+    return Tensors{part};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all = one_step(b);
+    EXPECT_EQ(b.state.hook_calls, 1);
+    return all;
+  });
+}
+// Note [Views that wait]: nothing has read the view since the write, so its gradient comes to the base after those of
+// later calls, or before them, as eager execution has it.
+TEST_F(RegionWrites, AViewLeavesWithItsBase) {
+  const auto body = [](Block&, const Tensor& x) {
+    const Tensor h = x * 2.0, turned = h.t();
+    Tensor row = h[1];
+    row.copy_(ops::sigmoid(row.clone()));
+    return Tensors{h, turned, row};
+  };
+  expect_as_eager(body, [](Block& b) {
+    Tensors all;
+    for (int i = 0; i < 20; ++i) {
+      const Tensor x = input();
+      Tensors roots, seeds;
+      for (int call = 0; call < 3; ++call)
+        for (Tensor& y : b(call == 0 ? x : roots[roots.size() - 3])) roots.push_back(y);
+      for (const Tensor& y : roots) seeds.push_back(Tensor::randn(y.sizes()));
+      EXPECT_FALSE(roots[1].is_leaf());
+      autograd::backward(roots, seeds, false, false, std::source_location::current());
+      all.push_back(x.grad());
+    }
+    return all;
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+// A view belongs to its base's new history as soon as that is written, although nothing has read it since.
+TEST_F(RegionWrites, ThroughASiblingOfAViewThatLeaves) {
+  const auto body = [](Block& b, const Tensor&) {
+    const Tensor whole = b.state.kept[0] * 2.0, part = whole.slice(0, {1, 3}), flat = whole.view({-1});
+    flat.view({4, 6}).mul_(b.bias);
+    return Tensors{part, whole};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::randn({4, 6})};
+    const Tensors out = b(input());
+    EXPECT_TRUE(out[0].requires_grad());
+    EXPECT_FALSE(out[0].is_leaf());
+    ops::sum(out[0]).backward();
+    return out;
+  });
+}
 TEST_F(RegionWrites, ThroughAnotherTensorOfTheStorage) {
   expect_break([](Block& b) {
     const Tensor& t = b.state.kept[0];

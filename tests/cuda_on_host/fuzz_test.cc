@@ -7,10 +7,11 @@
 namespace rondo::compile::cuda {
 namespace {
 
-TEST(CudaFuzz, KernelsOfPrograms) {
+// The kernels of 150 programs from `seed` on.
+void check_kernels_of_programs(uint64_t seed) {
   const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
   if (!jit_available()) GTEST_SKIP() << "built without LLVM: programs are not compiled";
-  const FuzzKernels made = fuzz_kernels(0, 150);
+  const FuzzKernels made = fuzz_kernels(seed, 150);
   EXPECT_EQ(made.programs, 150);
   Batch batch;
   int reductions = 0, column_sums = 0, elementwise = 0;
@@ -36,6 +37,10 @@ TEST(CudaFuzz, KernelsOfPrograms) {
   EXPECT_GT(column_sums, 30);
   batch.check();
 }
+
+TEST(CudaFuzz, KernelsOfPrograms) { check_kernels_of_programs(0); }
+// tests/nightly.sh runs these.
+TEST(CudaFuzz, DISABLED_KernelsOfMorePrograms) { check_kernels_of_programs(1000); }
 
 }  // namespace
 }  // namespace rondo::compile::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/region/region.h"
 #include "rondo/tests/fuzz/steps.h"
 
 namespace rondo::fuzz {
@@ -10,11 +11,12 @@ namespace {
 
 constexpr unsigned kAnyWrite = kInPlace | kOwnMemory;
 
+constexpr std::string_view kOrdersSums = "a view is read again whose base was written to";
 constexpr AllowedBreak kAllowed[] = {
     // C++ between the ops.
     {"a value is read", kHost, "C++ asks for a number, which only a run has"},
     {"memory that a recorded op reads is written", kHost, "a write through a pointer is no op"},
-    {"memory that a recorded op writes is read", kHost, "so is a read through a pointer"},
+    {"memory that a recorded op writes is read", kHost | kTape, "so is a read through a pointer, and a hook of a view"},
     // The tape, inside a region.
     {"a gradient is watched", kTape, "a hook sees a gradient that a compiled backward may never compute"},
     {"backward", kTape, "a backward runs what is recorded so far, and frees it"},
@@ -33,24 +35,110 @@ constexpr AllowedBreak kAllowed[] = {
     {"in place: the tensor keeps its history", kAnyWrite, "a hook would see gradients of two versions in one"},
     {"in place: another region has yet to compute the tensor", kAnyWrite, "the outer recording knows no such write"},
     {"in place: a loop over time runs in pieces", kAnyWrite, "a piece is played as often as there are steps"},
-    {"a view is read again whose base was written to", kAnyWrite, "exact mode adds gradients in eager's order"},
+    {kOrdersSums, kAnyWrite, "exact mode adds gradients in eager's order"},
+};
+
+constexpr const char *kProduct = "a vendor's product is faster than generated loops",
+                     *kPlaces =
+                         "an index or a place says where to read or write: no loop over the elements of the result",
+                     *kOrder = "to sort is no loop over elements",
+                     *kWholeRows = "one call reads whole rows, several times: a kernel of its own is faster",
+                     *kReduces = "one row, a layout without one stride, or the whole tensor: chunks in eager's order",
+                     *kCheck = "throws for bad data, before anything else runs";
+
+// Besides these, any op runs as a call whose result has no elements, or no dimensions: a kernel has rows and columns.
+constexpr LibraryOp kLibraryOps[] = {
+    {"matmul", kProduct},
+    {"linear", kProduct},
+    {"attention", kWholeRows},
+    {"attention_grad", kWholeRows},
+    {"cross_entropy", kWholeRows},
+    {"cross_entropy_grad", kWholeRows},
+    {"linear_cross_entropy", kProduct},
+    {"linear_cross_entropy_grad", kProduct},
+    {"softmax", kWholeRows},
+    {"softmax_grad", kWholeRows},
+    {"log_softmax", kWholeRows},
+    {"log_softmax_grad", kWholeRows},
+    {"var", kWholeRows},
+    {"std", kWholeRows},
+    {"layer_norm", kWholeRows},
+    {"layer_norm_grad", kWholeRows},
+    {"rms_norm", kWholeRows},
+    {"rms_norm_grad", kWholeRows},
+    {"rotary", kWholeRows},
+    {"overwrite", kPlaces},
+    {"slice_grad", kPlaces},
+    {"window_copy", kPlaces},
+    {"cat", kPlaces},
+    {"gather", kPlaces},
+    {"embedding", kPlaces},
+    {"index_select", kPlaces},
+    {"scatter", kPlaces},
+    {"scatter_add", kPlaces},
+    {"embedding_grad", kPlaces},
+    {"embedding_grad_onto", kPlaces},
+    {"triu", kPlaces},
+    {"tril", kPlaces},
+    {"draw_integers", "numbers that do not fit are drawn again"},
+    {"fill", "reads nothing: a call that sets memory"},
+    {"copy", "reads one value: a call that copies memory"},
+    {"topk", kOrder},
+    {"argsort", kOrder},
+    {"cumsum", "from the end, or of one row: each sum needs the one before it"},
+    {"sum", kReduces},
+    {"max", kReduces},
+    {"min", kReduces},
+    {"any", kReduces},
+    {"all", kReduces},
+    {"argmax", kReduces},
+    {"argmin", kReduces},
+    {"check_indices", kCheck},
 };
 
 }  // namespace
 
 std::span<const AllowedBreak> allowed_breaks() { return kAllowed; }
+std::span<const LibraryOp> library_ops() { return kLibraryOps; }
 
-std::string unexpected_break(const Program& program, const compile::RegionReport& report) {
-  if (report.graph_breaks == 0) return "";
-  const std::string said = absl::StrCat("region ", report.name, " broke ", report.graph_breaks,
-                                        " times, the last time because ", report.last_break);
-  const auto* found = std::ranges::find_if(kAllowed, [&](const AllowedBreak& allowed) {
-    return report.last_break.find(allowed.reason) != std::string::npos;
-  });
-  if (found == std::end(kAllowed)) return said + ", which tests/fuzz/breaks.cc does not list";
-  const bool may = std::any_of(program.steps.begin(), program.steps.end(),
-                               [&](const Step& step) { return (step.kind->flags & found->steps) != 0; });
-  return may ? "" : said + ", for which no step gives a reason";
+std::string unexpected_break(const Program& program, const compile::Region& region) {
+  for (const std::string& reason : region.breaks()) {
+    const std::string said = absl::StrCat("region ", region.report().name, " breaks because ", reason);
+    const auto* found = std::ranges::find_if(
+        kAllowed, [&](const AllowedBreak& allowed) { return reason.find(allowed.reason) != std::string::npos; });
+    if (found == std::end(kAllowed)) return said + ", which tests/fuzz/breaks.cc does not list";
+    const bool may = std::any_of(program.steps.begin(), program.steps.end(),
+                                 [&](const Step& step) { return (step.kind->flags & found->steps) != 0; });
+    if (!may) return said + ", for which no step gives a reason";
+  }
+  return "";
+}
+
+bool breaks_to_order_sums(const compile::Region& region) {
+  const std::vector<std::string> breaks = region.breaks();
+  return std::ranges::any_of(breaks, [](const std::string& reason) { return reason.starts_with(kOrdersSums); });
+}
+
+std::string unexpected_library_call(const compile::Region& region) {
+  const auto check = [&](const compile::Program& program) -> std::string {
+    for (const compile::Launch& launch : program.plan().launches) {
+      if (launch.kind != compile::Launch::Kind::kLibraryCall) continue;
+      const compile::GraphNode& node = program.graph().node(launch.op());
+      const Dims& sizes = program.graph().value(node.outputs[0]).sizes;
+      if (sizes.empty() || sizes.numel() == 0) continue;
+      const std::string_view op = node.op->name;
+      if (std::ranges::none_of(kLibraryOps, [&](const LibraryOp& known) { return known.name == op; }))
+        return absl::StrCat("region ", region.report().name, " runs ", std::string(op),
+                            " as a library call, which tests/fuzz/breaks.cc does not list");
+    }
+    return "";
+  };
+  for (const std::shared_ptr<const compile::Entry>& entry : region.entries()) {
+    if (std::string what = check(*entry->forward); !what.empty()) return what;
+    for (const auto& backward : entry->backwards())
+      if (std::string what = check(*backward); !what.empty()) return what;
+  }
+  return "";
 }
 
 }  // namespace rondo::fuzz

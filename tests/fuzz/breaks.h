@@ -12,13 +12,24 @@
 namespace rondo::fuzz {
 
 struct AllowedBreak {
-  std::string_view reason;  // a part of the text in RegionReport::last_break
+  std::string_view reason;  // a part of a text in Region::breaks()
   unsigned steps;           // StepFlags: one of the program's steps has one of these
   const char* why;
 };
 std::span<const AllowedBreak> allowed_breaks();
 
+// An op that runs inside of a compiled program, but as a call of its own kernel: no kernel is generated for it.
+struct LibraryOp {
+  std::string_view name;  // OpDef::name
+  const char* why;
+};
+std::span<const LibraryOp> library_ops();
+// Empty if every op that ran as such a call is on that list; otherwise the one that is not, in words.
+std::string unexpected_library_call(const compile::Region& region);
+
 // Empty if all that the region ran outside of its programs is on the list; otherwise what is not, in words.
-std::string unexpected_break(const Program& program, const compile::RegionReport& report);
+std::string unexpected_break(const Program& program, const compile::Region& region);
+// A break that default mode does without.
+bool breaks_to_order_sums(const compile::Region& region);
 
 }  // namespace rondo::fuzz

@@ -21,10 +21,13 @@ struct Trail {
   std::vector<Observation> seen;
   bool backward_threw = false;
   bool recomputes = false;
+  bool keeps_less = false;                     // than eager execution, as some values are recomputed
   bool second_order = false;                   // gradients of gradients
   size_t comparable = SIZE_MAX;                // observations until second derivatives have moved parameters
   int forward_errors = 0;                      // of ops, not of the program's own `throw`
   std::vector<compile::RegionReport> reports;  // of all regions
+  std::string unlisted;                        // a break, or a library call, that is not on its list (breaks.h)
+  bool orders_sums = false;                    // a region broke to add gradients in eager's order, as exact mode does
 };
 // `perturbation`: by how much of itself a number of the inputs may differ, to see how much a result depends on it.
 Trail run(const Program& program, Mode mode, double perturbation = 0);

@@ -110,17 +110,29 @@ class Generator : public Draft {
     if (!leading && random.chance(0.25)) leaf.role = random.chance(0.5) ? Leaf::Role::kParameter : Leaf::Role::kBuffer;
     if (leaf.role == Leaf::Role::kInput && random.chance(0.1)) leaf.role = Leaf::Role::kOutside;
     const ValueId id = add_leaf(leaf);
-    // The same memory under a second name.
-    if (leaf.role == Leaf::Role::kBuffer || !random.chance(0.12)) return;
-    Leaf again = *program_.leaf(id);
-    again.same_as = id;
+    if (!random.chance(0.25)) return;
+    for (int64_t n = random.between(1, 2); n > 0; --n) add_leaf_as(second_name(*program_.leaf(id)));
+  }
+
+  // The same memory under a second name, in some of the calls or in all.
+  Leaf second_name(const Leaf& leaf) {
+    Leaf again = leaf;
+    again.same_as = leaf.id;
     again.layout = Layout::kDense;
-    if (again.role != Leaf::Role::kParameter && random.chance(0.6)) {
-      const bool dense = program_.leaf(id)->layout == Layout::kDense && !again.computed;
-      again.overlap = dense ? random.below(3) : 0;
-      if (!dense && !again.computed) again.overlap = -1;
+    if (leaf.role == Leaf::Role::kParameter) return again;
+    if (leaf.role == Leaf::Role::kInput && random.chance(0.4)) again.calls = static_cast<unsigned>(random.below(256));
+    const bool dense = leaf.layout == Layout::kDense && !leaf.computed && leaf.role != Leaf::Role::kBuffer;
+    if (dense && random.chance(0.3)) {
+      again.overlap = random.below(3);
+      return again;
     }
-    add_leaf_as(again);
+    if (random.chance(0.4)) return again;
+    const auto look = static_cast<Look>(random.below(kLooks));
+    const Tensor shown = look_at(machine_.value(leaf.id), look);
+    if (!shown.defined()) return again;
+    again.look = look;
+    again.meta.sizes = coded(shown.sizes());
+    return again;
   }
 
   ValueId add_leaf(Leaf leaf) {
@@ -146,7 +158,7 @@ class Generator : public Draft {
     Tensor tensor = leaf.same_as == kNone ? make_leaf(program_, leaf, machine_.batch, 0) : Tensor();
     if (leaf.same_as != kNone) {
       const Tensor& base = machine_.value(leaf.same_as);
-      tensor = leaf.overlap < 0 ? base : base.rank() > 0 ? base.slice(0, {}) : base;
+      tensor = look_at(base, leaf.overlap < 0 ? leaf.look : Look::kAll);
     } else {
       if (leaf.requires_grad) tensor.requires_grad_();
       if (leaf.computed) tensor = tensor * 1.25;
@@ -215,17 +227,28 @@ class Generator : public Draft {
     std::vector<ValueId> made;
     for (const Step& step : program_.steps) made.insert(made.end(), step.out.begin(), step.out.end());
     if (made.empty()) made.push_back(values_[0]);
+    if (random.chance(0.3)) return return_family(machine_.value(random.pick(made)));
     program_.outputs = {made.back()};
     for (int64_t n = random.between(0, 3); n > 0; --n)
       program_.outputs.push_back(random.chance(0.9) ? random.pick(made) : random.pick(values_));
   }
 
+  // A tensor with its views, and what else lies in its memory.
+  void return_family(const Tensor& member) {
+    program_.outputs.clear();
+    for (ValueId id : values_)
+      if (machine_.value(id).storage() == member.storage()) program_.outputs.push_back(id);
+    while (program_.outputs.size() > 4)
+      program_.outputs.erase(program_.outputs.begin() +
+                             static_cast<std::ptrdiff_t>(random.below(static_cast<int64_t>(program_.outputs.size()))));
+  }
+
   void choose_use() {
-    for (int64_t n = random.between(0, 3); n > 0; --n)
+    for (int64_t n = random.between(0, 4); n > 0; --n)
       program_.batches.push_back(random.chance(0.6) ? program_.batches[0]
                                  : large_           ? random.pick<int64_t>({64, 300})
                                                     : random.pick<int64_t>({1, 2, 3, 11, 19, 64, 0}));
-    program_.calls = random.chance(0.2) ? 2 : 1;
+    program_.calls = random.chance(0.25) ? static_cast<int>(random.between(2, 3)) : 1;
     program_.chained = random.chance(0.5);
     program_.optimise = random.chance(0.3);
     program_.flip_training = random.chance(0.2);
@@ -238,12 +261,17 @@ class Generator : public Draft {
     using enum compile::Shapes;
     program_.options.shapes = random.pick<compile::Shapes>({kAutomatic, kAutomatic, kAutomatic, kStatic, kDynamic});
     if (random.chance(0.1)) program_.options.max_entries = 1;
+    program_.options.recompile_limit = 128;  // pieces, gradients that arrive and sizes multiply
     program_.accumulate = random.chance(0.15);
     program_.inference = random.chance(0.15);
     program_.autocast = random.chance(0.08);
     program_.watch = random.chance(0.12);
     program_.flip_leaves = random.chance(0.15);
     program_.overwrite = random.chance(0.12);
+    using enum Program::OverwriteResults;
+    if (random.chance(0.15))
+      program_.overwrite_results = random.pick<Program::OverwriteResults>(
+          {kNoGrad, kWithGrad, kPartNoGrad, kPartWithGrad});
     program_.threads = random.chance(0.15);
     using enum Program::Backward;
     program_.backward = random.pick<Program::Backward>({kOnce, kOnce, kOnce, kOnce, kEveryCall, kTwice, kCreateGraph});
@@ -280,7 +308,8 @@ class Generator : public Draft {
     for (Leaf& leaf : program_.leaves) {
       if (leaf.role == Leaf::Role::kOutside) leaf.role = Leaf::Role::kInput;
       // An argument that is passed twice is refused.
-      if (leaf.role == Leaf::Role::kInput && random.chance(0.8)) leaf.same_as = kNone, leaf.overlap = -1;
+      if (leaf.role == Leaf::Role::kInput && leaf.calls == kEveryCall && random.chance(0.7))
+        leaf.same_as = kNone, leaf.overlap = -1;
     }
     program_.outputs.resize(1);
     if (random.chance(0.9)) return_no_view();
@@ -309,6 +338,9 @@ class Generator : public Draft {
   // A write may make what eager execution saved stale: an error, in both modes, that hides the rest of the program.
   // Most such programs lose the write.
   void repair() {
+    using enum Program::OverwriteResults;
+    if (program_.overwrite_results != kNo && program_.seed % 4 != 0 && fuzz::run(program_, Mode::kEager).backward_threw)
+      program_.overwrite_results = kNo;
     if (random.chance(0.1)) return;
     for (size_t i = program_.steps.size(); i-- > 0;) {
       if (!program_.steps[i].kind->has(kInPlace)) continue;

@@ -155,7 +155,9 @@ Block::Block(Scenery* scenery) : scenery(*scenery) {
     const std::string name = absl::StrCat("v", leaf.id);
     Tensor value = make_leaf(program, leaf, program.batches[0], layer << 32, scenery->perturbation);
     Tensor& handle = leaf.role == Leaf::Role::kParameter ? parameter(name, value) : buffer(name, value);
-    if (leaf.same_as != kNone) handle = *lasting.at(leaf.same_as);
+    if (const Tensor same = leaf.same_as != kNone ? look_at(*lasting.at(leaf.same_as), leaf.look) : Tensor();
+        same.defined())
+      handle = same;
     else handle.requires_grad_(leaf.requires_grad);
     // Every second parameter is one of all layers.
     if (program.tie_layers && layer > 0 && leaf.role == Leaf::Role::kParameter && leaf.same_as == kNone &&

@@ -3,6 +3,7 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/tests/fuzz/steps.h"
 
 namespace rondo::fuzz {
@@ -12,6 +13,23 @@ Dims concrete(const Dims& sizes, int64_t batch) {
   for (int64_t& s : result)
     if (s < 0) s = -s * batch;
   return result;
+}
+
+Tensor look_at(const Tensor& base, Look look) {
+  const int rank = base.rank();
+  switch (look) {
+    case Look::kAsItIs: return base;
+    case Look::kAll: return rank > 0 ? base.slice(0, {}) : base.view({});
+    case Look::kFlat: return base.is_contiguous() ? base.view({base.numel()}) : Tensor();
+    case Look::kTransposed: return rank > 1 ? base.transpose(0, -1) : Tensor();
+    case Look::kFirst: return rank > 0 && base.size(-1) > 0 ? base.select(-1, 0) : Tensor();
+    case Look::kRest: return rank > 0 && base.size(-1) > 1 ? base.slice(-1, {1, base.size(-1)}) : Tensor();
+    case Look::kEverySecond: return rank > 0 && base.size(-1) > 1 ? base.slice(-1, {0, base.size(-1), 2}) : Tensor();
+    case Look::kExpanded: return rank > 0 && base.size(-1) > 0 ? base.slice(-1, {0, 1}).expand(base.sizes()) : Tensor();
+    case Look::kDetached: return base.detach();
+    case Look::kUnwatched: return no_grad([&] { return look_at(base, Look::kAll); });
+  }
+  return {};
 }
 
 const Leaf* Program::leaf(ValueId id) const {
@@ -71,8 +89,25 @@ std::string text(const Leaf& leaf) {
                                   leaf.requires_grad ? ", requires grad" : "", leaf.computed ? ", computed" : "",
                                   kFills[static_cast<int>(leaf.fill)], kLayouts[static_cast<int>(leaf.layout)]);
   if (leaf.bound > 0) absl::StrAppend(&line, ", below ", leaf.bound);
-  if (leaf.same_as != kNone) absl::StrAppend(&line, leaf.overlap < 0 ? ", is " : ", memory of ", name(leaf.same_as));
+  constexpr const char* kLookNames[kLooks] = {"is",
+                                              "a view of",
+                                              "the elements of",
+                                              "transposed",
+                                              "the first column of",
+                                              "the columns behind the first of",
+                                              "every second column of",
+                                              "the expanded first column of",
+                                              "detached",
+                                              "a view without gradients of"};
+  if (leaf.same_as != kNone)
+    absl::StrAppend(&line, ", ", leaf.overlap < 0 ? kLookNames[static_cast<int>(leaf.look)] : "memory of", " ",
+                    name(leaf.same_as));
   if (leaf.overlap > 0) absl::StrAppend(&line, " + ", leaf.overlap, " elements");
+  if (leaf.same_as != kNone && leaf.calls != kEveryCall) {
+    line += " in calls";
+    for (size_t i = 0; i < 8; ++i)
+      if (leaf.is_same_in(i)) absl::StrAppend(&line, " ", i);
+  }
   return line + "\n";
 }
 
@@ -111,6 +146,11 @@ std::string to_string(const Program& program) {
   if (program.autocast) result += "; autocast(bf16) but for the second step";
   if (program.flip_leaves) result += "; computed inputs are leaves now and then";
   if (program.overwrite) result += "; computed inputs are overwritten before backward";
+  constexpr const char* kOverwritten[] = {"", "; results are overwritten before backward, without gradients",
+                                          "; results are overwritten before backward",
+                                          "; parts of results are overwritten before backward, without gradients",
+                                          "; parts of results are overwritten before backward"};
+  result += kOverwritten[static_cast<int>(program.overwrite_results)];
   if (program.anneal) result += program.wild ? "; scalars are annealed, and wild" : "; scalars are annealed";
   if (program.threads) result += "; thread counts change";
   if (program.watch) result += "; outputs are watched";

@@ -36,6 +36,12 @@ enum class Fill {
   kSpecial
 };  // halves have ties; special has infinities, NaN, -0, subnormals
 enum class Layout { kDense, kTransposed, kEverySecond, kOffset, kExpanded };
+// What a leaf shows of the tensor of another one. kUnwatched: a view that was made under no_grad.
+enum class Look { kAsItIs, kAll, kFlat, kTransposed, kFirst, kRest, kEverySecond, kExpanded, kDetached, kUnwatched };
+inline constexpr int kLooks = 10;
+// The view; undefined if the tensor has none of this kind.
+Tensor look_at(const Tensor& base, Look look);
+inline constexpr unsigned kEveryCall = 0xFF;
 
 struct Leaf {
   enum class Role {
@@ -54,8 +60,12 @@ struct Leaf {
   Fill fill = Fill::kNormal;
   Layout layout = Layout::kDense;
   std::optional<DType> drawn_in;  // its numbers are rounded to this dtype first
-  ValueId same_as = kNone;  // the tensor of another leaf of the same role and meta: tied weights, an input passed twice
-  int64_t overlap = -1;     // with same_as: another handle to its memory, this many elements further on
+  // The tensor of another leaf of the same role: tied weights, an input passed twice, a tensor and its view.
+  ValueId same_as = kNone;
+  int64_t overlap = -1;         // with same_as: another handle to its memory, this many elements further on
+  Look look = Look::kAsItIs;    // with same_as: what it shows of the other tensor
+  unsigned calls = kEveryCall;  // with same_as: bit i % 8: in call i, else it has memory of its own. Inputs only
+  bool is_same_in(size_t call) const { return same_as != kNone && (calls >> call % 8 & 1) != 0; }
 };
 
 struct Step {
@@ -107,10 +117,18 @@ struct Program {
   bool autocast = false;       // to bf16, in all steps but the second
   bool flip_leaves = false;    // computed inputs are leaves in every second step
   bool overwrite = false;      // computed inputs are overwritten between the calls and the backward
-  bool anneal = false;         // scalars change in each step
-  bool wild = false;           // ... and are NaN, infinite, huge, tiny or -0 in every second one
-  bool threads = false;        // compiled code runs with another number of threads in each step
-  bool watch = false;          // hooks and retained gradients on what forward returns
+  // So is every second one of the results, as a whole or in part.
+  enum class OverwriteResults {
+    kNo,
+    kNoGrad,
+    kWithGrad,
+    kPartNoGrad,
+    kPartWithGrad
+  } overwrite_results = OverwriteResults::kNo;
+  bool anneal = false;   // scalars change in each step
+  bool wild = false;     // ... and are NaN, infinite, huge, tiny or -0 in every second one
+  bool threads = false;  // compiled code runs with another number of threads in each step
+  bool watch = false;    // hooks and retained gradients on what forward returns
   // kCreateGraph: gradients of the gradients.
   enum class Backward { kOnce, kEveryCall, kTwice, kCreateGraph } backward = Backward::kOnce;
   enum class Compiled { kModel, kBlocks, kBoth, kParts } compiled = Compiled::kModel;  // besides the parts

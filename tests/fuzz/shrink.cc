@@ -50,6 +50,8 @@ class Shrinker {
       for (int64_t smaller : {2, 1, 5, 64})
         if (smaller < best_.batches[i] && attempt_change([&](Program& p) { p.batches[i] = smaller; })) break;
     if (best_.calls > 1) attempt_change([](Program& p) { p.calls = 1; });
+    if (best_.overwrite_results != Program::OverwriteResults::kNo)
+      attempt_change([](Program& p) { p.overwrite_results = Program::OverwriteResults::kNo; });
     if (best_.layers > 1) attempt_change([](Program& p) { p.layers = 1; });
     if (best_.backward != Program::Backward::kOnce)
       attempt_change([](Program& p) { p.backward = Program::Backward::kOnce; });
@@ -177,6 +179,8 @@ class Shrinker {
           l.same_as = kNone;
           l.overlap = -1;
         });
+      if (leaf.overlap > 0) attempt_leaf([](Leaf& l) { l.overlap = 0; });
+      if (leaf.calls != kEveryCall) attempt_leaf([](Leaf& l) { l.calls = kEveryCall; });
       if (leaf.role != Leaf::Role::kInput) attempt_leaf([](Leaf& l) { l.role = Leaf::Role::kInput; });
       if (leaf.computed) attempt_leaf([](Leaf& l) { l.computed = false; });
       if (leaf.requires_grad) attempt_leaf([](Leaf& l) { l.requires_grad = false; });

@@ -23,6 +23,25 @@ bool pick_integers(Draft& draft, Step& step) {
   }));
   return step.in[1] != kNone;
 }
+// ints: {which, a number of bits}
+bool pick_bits(Draft& draft, Step& step) {
+  step.ints = {draft.random.below(4), draft.random.below(10)};
+  return pick_integers(draft, step);
+}
+bool pick_truths(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return t.dtype() == kBool; })};
+  if (step.in[0] == kNone) return false;
+  const Tensor first = draft.tensor(step.in[0]);
+  step.in.push_back(draft.value([&](const Tensor& t) {
+    Dims ignored;
+    return t.dtype() == kBool && broadcast_shapes(first.sizes(), t.sizes(), ignored);
+  }));
+  step.ints = {draft.random.below(3)};
+  return true;
+}
+Tensor bits_of(const Tensor& a, const Tensor& b, int64_t which) {
+  return which == 0 ? ops::bitwise_and(a, b) : which == 1 ? ops::bitwise_or(a, b) : ops::bitwise_xor(a, b);
+}
 // A tensor, and a dimension of it that has the same size at every batch size. ints: {dim}
 bool pick_table(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() > 0 && t.numel() > 0; })};
@@ -104,6 +123,30 @@ const StepKind kKinds[] = {
      [](Scene& s) { return Tensors{ops::where(ops::less(s.in[0], s.in[1]), s.in[0] * -3, s.in[1])}; }},
     {"integer_mask", 3, &pick_integers,
      [](Scene& s) { return Tensors{ops::equal(s.in[0], s.in[1]).to(kU8) + ops::less(s.in[1], s.in[0]).to(kU8)}; }},
+    {"integer_bits", 4, &pick_bits,
+     [](Scene& s) {
+       const Tensor bits = bits_of(s.in[0], s.n(0) == 3 ? ops::bitwise_not(s.in[1]) : s.in[1], s.n(0) % 3);
+       return Tensors{bits, ops::bitwise_and(bits, 1 + 2 * s.n(1))};
+     }},
+    // By as many bits as another tensor says, negative numbers and too many among them; and by a number.
+    {"integer_shift", 4, &pick_bits,
+     [](Scene& s) {
+       const Tensor &a = s.in[0], &b = s.in[1];
+       if (s.n(0) == 0) return Tensors{ops::shift_left(a, b)};
+       if (s.n(0) == 1) return Tensors{ops::shift_right(a, b)};
+       return Tensors{s.n(0) == 2 ? ops::shift_left(a, s.n(1)) : ops::shift_right(a, s.n(1))};
+     }},
+    // A hash: what a step of a generator of random numbers does.
+    {"integer_hash", 2, &pick_integer,
+     [](Scene& s) {
+       Tensor x = s.in[0].to(kI64);
+       x = ops::bitwise_xor(x, ops::shift_right(x, 30)) * int64_t{0x3F58476D1CE4E5B9};
+       return Tensors{ops::bitwise_xor(x, ops::shift_left(x, 13)).to(s.in[0].dtype())};
+     }},
+    {"truth_bits", 3, &pick_truths,
+     [](Scene& s) {
+       return Tensors{bits_of(s.in[0], s.in[1], s.n(0)), ops::bitwise_not(s.in[0])};
+     }},
     {"to_i64", 2, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },
      [](Scene& s) { return Tensors{(s.in[0] * 3).to(kI64)}; }},
     {"to_i32", 1, [](Draft& d, Step& s) { return (s.in = {d.floating()})[0] != kNone; },

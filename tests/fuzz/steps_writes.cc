@@ -198,6 +198,18 @@ const StepKind kKinds[] = {
        return Tensors{y * 0.5, first * 3.0, between - before, second};
      },
      kScalar | kOwnMemory},
+    // Views from before a write, and their base, leave as they are.
+    {"views_and_base", 8, &pick_parts,
+     [](Scene& s) {
+       const Tensor y = s.n(4) % 4 == 0 ? s.in[0].clone() : s.in[0] * 1.0;
+       const Tensor first = part_of(y, s.n(0), s.n(4), s.n(5), s.n(6)),
+                    second = part_of(y, s.n(2), s.n(5), s.n(6), s.n(4));
+       const GradMode mode(s.n(5) % 5 != 0 && grad_enabled());
+       write_part(s.n(6) % 3 == 0 ? y : first, s.n(1), s.step.scalar);
+       if (s.n(6) % 2 == 0) write_part(s.n(4) % 2 == 0 ? second : y, s.n(3), s.step.scalar);
+       return Tensors{y, first, second};
+     },
+     kScalar | kOwnMemory},
     // Each element moves on by one place, or becomes the sum of all before it.
     {"shift", 3, &pick_dim,
      [](Scene& s) {

@@ -119,6 +119,19 @@ TEST(NoGradView, OfPlainDataThatIsOverwrittenLater) {
   EXPECT_EQ(no_grad([&] { return view.mul_(3.0); }).to_vector<double>(), (V{3, 3}));
 }
 
+// As in PyTorch, whose views get their new history when they are asked for it.
+TEST(Views, AreNoLeavesOnceTheirBaseHasAHistory) {
+  const Tensor w = Tensor::ones({2}).requires_grad_();
+  Tensor base = Tensor::zeros({4}), written = base.slice(0, {0, 2}), other = base.slice(0, {2, 4});
+  EXPECT_TRUE(other.is_leaf());
+  written.mul_(w);
+  EXPECT_TRUE(other.requires_grad());
+  EXPECT_FALSE(other.is_leaf());
+  EXPECT_FALSE(base.is_leaf());
+  EXPECT_NE(error_of([&] { other.requires_grad_(); }).find("result of an op"), std::string::npos);
+  EXPECT_TRUE(other.detach().is_leaf());
+}
+
 TEST(NoGradView, ADifferentiableWriteToAViewOfPlainData) {
   Tensor w = Tensor::ones({2}).requires_grad_(), base = Tensor::zeros({4});
   Tensor view = no_grad([&] { return base.slice(0, {1, 3}); });
