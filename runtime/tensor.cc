@@ -389,8 +389,7 @@ bool Tensor::base_requires_grad() const {
 bool Tensor::is_leaf(std::source_location where) const {
   checked("is_leaf", where);
   if (impl_->recorder != nullptr && impl_->recorded_value >= 0) return !impl_->requires_grad;
-  if (impl_->autograd == nullptr) return true;
-  return impl_->autograd->grad_fn == nullptr && !base_requires_grad();  // Note [Views]: its new history is not made yet
+  return impl_->autograd == nullptr || (impl_->autograd->grad_fn == nullptr && !base_requires_grad());  // Note [Views]
 }
 const Tensor& Tensor::grad(std::source_location where) const {
   static const Tensor kUndefined;
