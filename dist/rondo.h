@@ -54,6 +54,7 @@
 #include "rondo/modules/rope_scaling.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/modules/vit.h"
+#include "rondo/optim/average_scope.h"
 #include "rondo/optim/clip.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/foreach.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string_view>
 
 #include "absl/cleanup/cleanup.h"
@@ -22,6 +23,12 @@ void check_between_steps(const Optimizer& optimizer, const OptimizerState& state
     throw Error(absl::StrCat(optimizer.name(), "::", what,
                              ": a step is under way, some blocks are updated and others are not; end it with "
                              "UpdateAtSeams::finish(), or with abandon() after an exception"));
+}
+
+void check_not_swapped(const Optimizer& optimizer, const OptimizerState& state, const char* what) {
+  if (state.averages_swapped)
+    throw Error(absl::StrCat(optimizer.name(), "::", what,
+                             ": an AverageScope has put the averages into the parameters; end it first"));
 }
 
 // What an optimizer holds of its parameters as a whole.
@@ -185,11 +192,38 @@ void Optimizer::set_lr(const std::vector<Schedule>& schedules, int64_t step) {
   for (int group = 0; group < n_groups(); ++group) set_lr(group, rates[static_cast<size_t>(group)]);
 }
 
+namespace {
+
+void check_buffers(const Optimizer& optimizer, const OptimizerState& state, const std::vector<Tensor>& buffers) {
+  if (!buffers.empty() && state.buffers != nullptr)
+    throw Error(absl::StrCat(optimizer.name(), "::track_average: ", state.buffers->buffers().size(),
+                             " buffers are averaged already"));
+  std::set<const TensorImpl*> taken;
+  for (const ParamSlot& slot : state.slots) taken.insert(slot.param.impl());
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    const auto fail = [&](std::string_view why) {
+      throw Error(absl::StrCat(optimizer.name(), "::track_average: buffer ", i, " ", std::string(why)));
+    };
+    if (!buffers[i].defined()) fail("is undefined");
+    if (!buffers[i].is_contiguous()) fail("is not contiguous");
+    if (!(buffers[i].device() == state.device()))
+      fail(absl::StrCat("is on ", to_string(buffers[i].device()), ", the parameters are on ",
+                        to_string(state.device())));
+    if (!taken.insert(buffers[i].impl()).second) fail("is a parameter of this optimizer, or given twice");
+  }
+}
+
+}  // namespace
+
 void Optimizer::track_average(AverageOptions options) {
   check_between_steps(*this, *state_, "track_average");
+  check_not_swapped(*this, *state_, "track_average");
+  check_buffers(*this, *state_, options.buffers);
   set_average_decay(options.decay);
-  if (state_->averaging) return;
+  state_->average_warmup = options.warmup;
   const NoGrad off;
+  if (!options.buffers.empty()) state_->buffers = std::make_unique<BufferAverages>(std::move(options.buffers));
+  if (state_->averaging) return;
   state_->averaging = true;
   for (ParamSlot& slot : state_->slots)
     if (slot.param.requires_grad() || slot.state.exists()) slot.make_average();
@@ -205,11 +239,17 @@ void Optimizer::set_average_decay(double decay) {
 
 std::vector<Tensor> Optimizer::averages() const {
   check_not_sharded(*this, *state_, "averages", "use ShardedOptimizer::averages()");
+  check_not_swapped(*this, *state_, "averages");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots)
     list.push_back(state_->averaging && !slot.average.defined() ? slot.param.detach() : slot.average);
   return list;
+}
+
+std::vector<Tensor> Optimizer::buffer_averages() const {
+  check_not_swapped(*this, *state_, "buffer_averages");
+  return state_->buffers == nullptr ? std::vector<Tensor>() : state_->buffers->averages();
 }
 
 void Optimizer::keep_copies(DType dtype) {
@@ -259,6 +299,7 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 nn::StateDict Optimizer::state_dict() const {
   check_between_steps(*this, *state_, "state_dict");
   check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
+  check_not_swapped(*this, *state_, "state_dict");
   refresh(state_->slots);
   std::vector<nn::NamedTensor> list;
   for (size_t i = 0; i < state_->slots.size(); ++i) {
@@ -266,6 +307,7 @@ nn::StateDict Optimizer::state_dict() const {
     if (slot.state.exists()) list_state(i, *slot.plan, slot.state, list);
     if (slot.average.defined()) list.push_back({prefix_of(i) + "average", slot.average.detach()});
   }
+  if (state_->buffers != nullptr) state_->buffers->list_state(list);
   nn::StateDict state;
   for (nn::NamedTensor& entry : list) state[entry.name] = std::move(entry.tensor);
   for (int group = 0; group < n_groups(); ++group) {
@@ -281,7 +323,8 @@ namespace {
 // Adds the numbers with which a later step would write NaN: steps below 0, and options that are not finite.
 void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
   for (const auto& [key, value] : state) {
-    const bool is_step = key.starts_with("state.") && key.ends_with(".step"), is_option = key.starts_with("group.");
+    const bool is_step = (key.starts_with("state.") && key.ends_with(".step")) || key == "buffer.updates",
+               is_option = key.starts_with("group.");
     if ((!is_step && !is_option) || !value.defined() || value.numel() != 1) continue;
     if (is_step && is_floating(value.dtype())) continue;  // refused for its dtype
     const double number = value.item();
@@ -294,6 +337,7 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 void Optimizer::load_state_dict(const nn::StateDict& given_state) {
   check_between_steps(*this, *state_, "load_state_dict");
   check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
+  check_not_swapped(*this, *state_, "load_state_dict");
   // A sharded run saves f32 weights of 16-bit parameters, too. Here the parameters themselves are updated.
   nn::StateDict state = given_state;
   std::erase_if(
@@ -338,6 +382,10 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) {
       slot.average_copied = {};
     }
   }
+  // A state of before the buffers were averaged has none of their averages.
+  const bool has_buffers = state_->buffers != nullptr && state.contains("buffer.updates");
+  const Tensor buffer_updates = on_host(int64_t{0});
+  if (has_buffers) state_->buffers->list_targets(targets, buffer_updates);
   nn::StateDict options;
   nn::StateDictReport report;
   for (int group = 0; group < n_groups(); ++group) {
@@ -361,6 +409,8 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) {
     visit_options(group, [&](const char* option_name, double& value) {
       value = options.at(absl::StrCat("group.", group, ".", option_name)).item();
     });
+  if (has_buffers) state_->buffers->note_loaded(buffer_updates.item<int64_t>());
+  else if (state_->buffers != nullptr) state_->buffers->forget();
   state_->slots = std::move(loaded);
   state_->signatures.clear();
   state_->states_loaded = true;

@@ -81,6 +81,12 @@ struct StepOptions {
 
 struct AverageOptions {
   double decay = 0.999;
+  // Early averages follow closely: the decay of a parameter's update t (1 for the first) is
+  // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
+  bool warmup = false;
+  // Of the model (running statistics): floating-point ones are averaged with the parameters, in their compute dtype.
+  // They must be written in place and never replaced, as nn::Module's are.
+  std::vector<Tensor> buffers = {};
 };
 
 // The kernels that were generated for one optimizer.
@@ -123,14 +129,19 @@ class Optimizer {
   using Schedule = std::function<double(int64_t step)>;
   void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
-  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average). An average
-  // starts as a copy of its parameter, taken before the first step, so a model that is loaded in between is seen.
-  // Averages are part of the state dict, in the compute dtype.
+  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average), with the value
+  // that a 16-bit parameter has before it is rounded. An average starts as a copy of its parameter, taken before the
+  // first step, so a model that is loaded in between is seen. Averages are part of the state dict, in the compute
+  // dtype. To evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
+  // may add buffers if there are none. The average of a buffer starts as its value at the first step. Throws Error if a
+  // buffer is undefined, not contiguous, given twice, a parameter of this optimizer, or on another device.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
   // itself (it shares the memory).
   std::vector<Tensor> averages() const;
+  // In the order of AverageOptions::buffers. Those that are not floating-point numbers are not averaged: the buffer.
+  std::vector<Tensor> buffer_averages() const;
   // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
   // (Autocast needs no such call: a step writes the copies that it uses, runtime/lowered.h.)
   void keep_copies(DType dtype);
@@ -140,7 +151,8 @@ class Optimizer {
   std::vector<Tensor> copies() const;
 
   // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
-  // and for 8-bit states "state.<i>.<name>.scale". "state.<i>.average" if averages are tracked. For each group:
+  // and for 8-bit states "state.<i>.<name>.scale". "state.<i>.average" if averages are tracked, and for their
+  // floating-point buffers "buffer.<i>.average" and one "buffer.updates" i64. For each group:
   // "group.<g>.params" i64 (their number) and "group.<g>.<option>" f64. The state tensors share memory with the
   // optimizer, step counts excepted.
   nn::StateDict state_dict() const;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "rondo/optim/buffer_averages.h"
 #include "rondo/optim/formula.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/param_slot.h"
@@ -33,7 +34,10 @@ struct OptimizerState {
   std::vector<uint64_t> group_hashes;  // of each group's parameters: shapes, formula, format of states
   bool averaging = false;
   double average_decay = 0;
-  std::unique_ptr<StepCount> skipped;  // null: no step has measured its gradients
+  bool average_warmup = false;
+  std::unique_ptr<BufferAverages> buffers;  // null: none are averaged
+  bool averages_swapped = false;            // an AverageScope has put them into the parameters
+  std::unique_ptr<StepCount> skipped;       // null: no step has measured its gradients
 
   StepPasses passes;
   std::vector<Signature> signatures;

@@ -87,7 +87,11 @@ void Step::throw_no_gradients(const Optimizer& optimizer) {
                            "them; a step that may find no gradients needs {.allow_no_gradients = true}"));
 }
 
-Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimizer)) {}
+Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimizer)) {
+  if (state_.averages_swapped)
+    throw Error(absl::StrCat(optimizer.name(),
+                             "::step: an AverageScope has put the averages into the parameters; end it first"));
+}
 
 StepReport Optimizer::step(const StepOptions& options) { return Step::run(*this, options); }
 
@@ -114,7 +118,14 @@ StepReport Step::run(Optimizer& optimizer, const StepOptions& options, JoinedWor
   std::optional<UpdateFacts> facts;
   if (listener != nullptr) facts = facts_of(optimizer, options);
   step.decide(options);
-  step.update(options.zero_grad, joined);
+  BufferAverages* const buffers = (state.shards != nullptr ? state.shards->has_gradients() : !step.updates_.empty())
+                                      ? state.buffers.get()
+                                      : nullptr;
+  step.update(options.zero_grad, [&](LaunchQueue& queue, const Decision* decision) {
+    joined(queue, decision);
+    if (buffers != nullptr) buffers->queue(optimizer, queue, decision);
+  });
+  if (buffers != nullptr) buffers->advance();
   if (!step.updates_.empty()) state.passes.note_step();
   if (state.shards != nullptr) state.shards->after_step();
   if (facts) listener->on_update(std::move(*facts));
@@ -196,6 +207,17 @@ void Step::decide(const StepOptions& options) {
       device, decide_measured(),
       {squares, scale, state_.skipped->now(), &d->norm, &d->factor, &d->updates, &d->skipped, state_.skipped->next()},
       numbers);
+}
+
+void Step::average_buffers(Optimizer& optimizer) {
+  BufferAverages* const buffers = state_of(optimizer).buffers.get();
+  if (buffers == nullptr) return;
+  const NoGrad off;
+  Step step(optimizer);
+  step.decide({});
+  step.update(/*zero_grad=*/false,
+              [&](LaunchQueue& queue, const Decision* decision) { buffers->queue(optimizer, queue, decision); });
+  buffers->advance();
 }
 
 void Step::update(bool zero_grad, JoinedWork joined) {

@@ -60,6 +60,8 @@ class Step {
   // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
   // the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
+  // Moves the averages of buffers, where there are any: once for a step that was made by several update().
+  static void average_buffers(Optimizer& optimizer);
 
  private:
   class Launches;  // step_launches.h

@@ -27,6 +27,7 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
   add(-1, "max_norm", options.max_norm);
   add(-1, "grad_scale", options.grad_scale);
   add(-1, "decay of averages (-1: none)", state.averaging ? state.average_decay : -1);
+  add(-1, "warm-up of averages", state.averaging && state.average_warmup ? 1 : 0);
   for (int group = 0; group < optimizer.n_groups(); ++group) {
     const auto g = static_cast<size_t>(group);
     add(group, "number of parameters", static_cast<double>(state.group_sizes[g]));

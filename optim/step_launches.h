@@ -47,6 +47,7 @@ class Step::Launches {
   void upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rules);
   void queue_counts();
   void queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules);
+  void queue_warm_averages();
   void prepare_scalars();
 
   void queue_sweeps(Signature& signature);

@@ -39,6 +39,31 @@ struct Count {
   }
 };
 
+struct WarmAverage {
+  static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
+  template <class T>
+  static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& /*numbers*/) {
+    const auto& [step, weight] = in;
+    // 1 - (1 + t) / (10 + t)
+    return {scalar::maximum(weight, scalar::constant(step, 9.0) / (scalar::constant(step, 10.0) + step))};
+  }
+};
+
+struct AverageOfBuffer {
+  template <class T> [[gnu::always_inline]] static T moved(T average, T buffer, T weight) {
+    return scalar::fma(weight, buffer - average, average);
+  }
+  template <class C> static void run(const void* /*context*/, C* const* values, const C* scalars, int64_t n) {
+    C* __restrict average = values[0];
+    const C* __restrict buffer = values[1];
+    const C weight = scalars[kAverageWeight];
+    for (int64_t i = 0; i < n; ++i) average[i] = moved(average[i], buffer[i], weight);
+  }
+  static void build(const void* /*context*/, LoopValue* values, const LoopValue* scalars) {
+    values[0] = moved(values[0], values[1], scalars[kAverageWeight]);
+  }
+};
+
 struct NoStep {
   static constexpr size_t kNumbers = 0, kOut = 0;
   template <class T> static std::array<T, kOut> run(T /*step*/, const std::array<T, kNumbers>& /*numbers*/) {
@@ -59,6 +84,16 @@ struct BiasCorrections {
 
 Body decide_measured() { return program_body<Measured>("decide"); }
 Body decide_unmeasured() { return program_body<Unmeasured>("decide_unmeasured"); }
+Body warm_average() { return program_body<WarmAverage>("warm_average"); }
+Body average_of_buffer() {
+  return {.name = "average_of_buffer",
+          .n_values = 2,
+          .n_scalars = kFirstScalar,
+          .f32 = &AverageOfBuffer::run<float>,
+          .f64 = &AverageOfBuffer::run<double>,
+          .build = &AverageOfBuffer::build,
+          .keeps = 1u << 1};
+}
 Body count_step() { return program_body<Count>("count_step"); }
 
 const RowProgram& no_step() {

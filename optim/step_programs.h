@@ -14,6 +14,12 @@ Body decide_unmeasured();
 // In: the step before, Decision::updates. Out: the step.
 Body count_step();
 
+// The weight of a parameter in its average during the warm-up: AverageOptions::warmup. In: the step, 1 - decay. Out:
+// the weight.
+Body warm_average();
+// One pass: an average, then the buffer that it follows. Scalars: as those of every pass (formula.h).
+Body average_of_buffer();
+
 // Rules of formulas. One whose values do not depend on the step:
 const RowProgram& no_step();
 // Adam's: numbers lr, beta1, beta2; out lr / (1 - beta1^step), 1 / sqrt(1 - beta2^step).

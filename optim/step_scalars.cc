@@ -21,6 +21,7 @@ void Step::Launches::prepare_scalars() {
   state_.queue.keep(false);
   queue_counts();
   queue_rules(rules);
+  if (state_.averaging && state_.average_warmup) queue_warm_averages();
 }
 
 // Parameters of one group that have one count share their scalars, unless each has its own
@@ -93,6 +94,16 @@ void Step::Launches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules
     }
     state_.queue.add(pass, compile::Condition{&decided()->updates, 1});
   }
+}
+
+void Step::Launches::queue_warm_averages() {
+  const std::shared_ptr<Foreach> pass = scalar_pass(device_, warm_average());
+  ForeachTable& table = state_.queue.table();
+  for (size_t i = 0; i < rows_.size(); ++i) {
+    double* weight = row(i) + kAverageWeight;
+    add_call(table, *pass, {cohorts_[rows_[i].cohort].after->next(), weight, weight}, nullptr);
+  }
+  state_.queue.add(pass, compile::Condition{&decided()->updates, 1});
 }
 
 void Step::Launches::advance_counts() {

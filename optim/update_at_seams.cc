@@ -215,6 +215,7 @@ UpdateReport UpdateAtSeams::finish() {
   // With shards, a process may have no gradient where others have some.
   const bool any = state.kept.shards != nullptr ? state.kept.shards->has_gradients()
                                                 : state.report.at_seams + state.report.at_end > 0;
+  if (any) Step::average_buffers(state.optimizer);
   const UpdateReport report = state.end_step();
   if (!any && !state.options.step.allow_no_gradients) Step::throw_no_gradients(state.optimizer);
   return report;

@@ -157,6 +157,17 @@ TEST_F(RegionSlices, StackAndCatOfMany) {
   expect_compiled();
 }
 
+// Parts with the strides of the whole that lie in another tensor, or elsewhere in their own: they must be copied.
+TEST_F(RegionSlices, CatOfRowsOfOtherTensors) {
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor y = ops::matmul(x, b.weight);
+    return Tensors{ops::cat({y.slice(0, {2, 4}), y.slice(0, {0, 2})}, 0), ops::cat({x.slice(0, {0, 2}), y}, 0),
+                   ops::cat({y.slice(0, {1, 3}), x.slice(0, {3, 4})}, 0)};
+  };
+  expect_as_eager(body, [](Block& b) { return train_step(b, input()); });
+  expect_compiled();
+}
+
 TEST_F(RegionSlices, SecondDerivatives) {
   const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients of gradients are replayed");
   const auto body = [](Block&, const Tensor& x) {

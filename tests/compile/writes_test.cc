@@ -4,7 +4,10 @@
 #include <thread>
 
 #include "rondo/modules/module.h"
+#include "rondo/runtime/op.h"
+#include "rondo/runtime/recorder.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo {
 namespace {
@@ -392,6 +395,60 @@ TEST_F(Writes, AnExceptionInTheMiddle) {
     });
     EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
   }
+}
+
+// One kernel makes both versions; the check of the first one must come before the second one is in the caller's memory.
+TEST_F(Writes, ACheckOfWhatWasWritten) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor& at = b.state.kept[0];
+    at.add_(1);
+    const Tensor picked = ops::index_select(x, 0, at);
+    at.mul_(3);
+    return Tensors{picked * 1.5};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::from<int64_t>({0, 0}, {2})};
+    Tensors all;
+    for (int i = 0; i < 3; ++i) {
+      b.state.kept[0].copy_(Tensor::from<int64_t>({1, i == 1 ? 3 : 2}, {2}));
+      const std::string error = error_of([&] { all.push_back(b(input())[0].detach()); });
+      EXPECT_EQ(error.find("index 4 at position 1 is out of range") != std::string::npos, i == 1) << error;
+      all.push_back(b.state.kept[0].clone());
+    }
+    return all;
+  });
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+}
+
+// An op whose kernel fails behind a write that has been made: the write is not made again.
+bool kernel_fails = false;
+constexpr OpDef kFailing = {
+    .name = "failing",
+    .kind = OpKind::kOpaque,
+    .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
+    .on = {{.kernel =
+                [](const KernelContext& context) {
+                  if (kernel_fails) throw std::runtime_error("thrown by a kernel");
+                  const RecorderScope eager(nullptr);
+                  Tensor(context.out()).copy_(context.in(0));
+                }}},
+};
+TEST_F(Writes, AKernelFailsBehindAWrite) {
+  const auto body = [](Block& b, const Tensor& x) {
+    b.state.kept[0].add_(1.0);
+    return Tensors{call(kFailing, {x.detach()}) * 2.0};
+  };
+  expect_as_eager(body, [](Block& b) {
+    b.state.kept = {Tensor::ones({4, 6})};
+    Tensors all;
+    for (int i = 0; i < 4; ++i) {
+      kernel_fails = i == 1;
+      EXPECT_EQ(error_of<std::runtime_error>([&] { b(input()); }), kernel_fails ? "thrown by a kernel" : "");
+      all.push_back(b.state.kept[0].clone());
+    }
+    return all;
+  });
+  EXPECT_EQ(report.failed_runs, 1);
 }
 
 // ---- Replays, threads

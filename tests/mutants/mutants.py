@@ -164,7 +164,7 @@ def rewrite(source, text, mutants, stale=None):
         """The text before a site. A constant with a mutant in its value is no constexpr."""
         piece = text[begin:end]
         statement = max(bare.rfind(c, begin, end) for c in ";}") + 1
-        found = re.search(r"\bconstexpr (const char\*)?", bare[max(statement, begin):end])
+        found = re.search(r"(?<!\bif )\bconstexpr (const char\*)?", bare[max(statement, begin):end])
         if not found or text[site.begin:site.end].startswith("constexpr"):
             return piece
         at = max(statement, begin) - begin + found.start()

@@ -15,7 +15,7 @@ SOURCE = '''#include <cstdio>
 constexpr int kRow = 3;
 constexpr const char* kText = R"cuda(for (i < n) { barrier(); } for (i < m) { barrier(); })cuda";
 int calls = 0;
-int wait(int n) { calls += n; return n; }
+int wait(int n) { if constexpr (sizeof(n) == 4) calls += n; return n; }
 int value(int a, int b) {
   if (a < b && a > 0) wait(1);  // a < b
   else wait(2);
@@ -57,6 +57,10 @@ test small Small.*
 [statement] wait
 - wait(1);
 +
+
+[in-if-constexpr] offset
+- calls += n;
++ calls += 2 * n;
 
 [constant] bound
 - constexpr int kRow = 3
@@ -104,7 +108,7 @@ class Mechanism(unittest.TestCase):
         kernel = "for (i < n) { barrier(); } for (i < m) { barrier(); }"
         expected = {"": f"3 5 1 c >= cols {kernel}", "expression": f"3 3 1 c >= cols {kernel}",
                     "inner": f"3 7 1 c >= cols {kernel}", "statement": f"3 5 0 c >= cols {kernel}",
-                    "constant": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
+                    "in-if-constexpr": f"3 5 2 c >= cols {kernel}", "constant": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
                     "kernel": "3 5 1 c >= cols for (i < n) { barrier(); } for (i < m) {  }",
                     "unknown": f"3 5 1 c >= cols {kernel}"}
         for name, line in expected.items():

@@ -1,0 +1,56 @@
+// BufferAverages: moving averages of a model's buffers. They join an optimizer's steps, as the averages of parameters
+// do: a step that is skipped or throws does not move them.
+//
+//   averages.queue(optimizer, queue, decision);   // joined work of a step (step.h)
+//   averages.advance();                           // the step's launches are ready
+//
+// Thread safety: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "rondo/modules/state_dict.h"
+#include "rondo/optim/param_slot.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::optim {
+
+class LaunchQueue;
+class Optimizer;
+struct Decision;
+
+class BufferAverages {
+ public:
+  explicit BufferAverages(std::vector<Tensor> buffers);
+
+  // All that were given, and what stands for each: its average, or itself if it is not of floating-point numbers.
+  const std::vector<Tensor>& buffers() const { return buffers_; }
+  std::vector<Tensor> averages() const;
+
+  void queue(Optimizer& optimizer, LaunchQueue& queue, const Decision* decision);
+  void advance();
+
+  // "buffer.<i>.average" and "buffer.updates".
+  void list_state(std::vector<nn::NamedTensor>& out) const;
+  // What load_state_dict() writes, and what follows when it has been written.
+  void list_targets(std::vector<nn::NamedTensor>& out, const Tensor& updates) const;
+  void note_loaded(int64_t updates);
+  // The buffers are averaged anew.
+  void forget();
+
+ private:
+  struct Entry {
+    size_t buffer;
+    Tensor average;
+  };
+  void refresh() const;  // an average that no step has moved is a copy of its buffer
+  void check_fits(const Optimizer& optimizer, const Entry& entry, Device device) const;
+
+  std::vector<Tensor> buffers_;
+  std::vector<Entry> entries_;
+  std::unique_ptr<StepCount> updates_;
+  bool moved_ = false;  // by a step, or loaded
+};
+
+}  // namespace rondo::optim
