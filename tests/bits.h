@@ -94,6 +94,9 @@ inline std::vector<Layout> layouts_of(const Tensor& dense) {
     if (rank == 4) {
       const Dims last = contiguous_strides({sizes[0], sizes[2], sizes[3], sizes[1]});
       layouts.push_back({"channels last", with_strides(dense, {last[0], last[3], last[1], last[2]}, 0, n)});
+      const int64_t image = last[0] + 3;  // as a part of larger images
+      layouts.push_back({"channels last, with gaps",
+                         with_strides(dense, {image, last[3], last[1], last[2]}, 2, image * sizes[0] + 2)});
     }
     Dims wide = sizes;
     wide[rank - 1] += 3;

@@ -33,7 +33,10 @@ struct Tensors {
   }
 };
 
-bool is_last(const Tensor& t) { return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()); }
+// Dense, too: a gradient that is part of a larger tensor has gaps.
+bool is_last(const Tensor& t) {
+  return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
+}
 
 ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {
   ConvolutionCall call{.computes = t.computes,

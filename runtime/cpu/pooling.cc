@@ -62,11 +62,12 @@ void max_pool2d_kernel(const KernelContext& context) {
   const RecorderScope eager(nullptr);
   const Tensor &given = context.in(0), &y = context.out(0), &place = context.out(1);
   if (y.numel() == 0) return;
-  const bool last = ops::is_channels_last(given.sizes(), given.strides());
-  const Tensor x = last ? given : given.contiguous();
+  const bool last = y.strides() == ops::channels_last_strides(y.sizes());
+  const Tensor x = (last ? given.permute({0, 2, 3, 1}) : given).contiguous();
   const auto how = ops::Convolution::of(context.attrs);
   const auto kernel = ops::Convolution::size_in(context.attrs);
-  const int64_t B = x.size(0), C = x.size(1), H = x.size(2), W = x.size(3), oh = y.size(2), ow = y.size(3);
+  const int64_t B = given.size(0), C = given.size(1), H = given.size(2), W = given.size(3), oh = y.size(2),
+                ow = y.size(3);
   const auto rows = window_ranges(how, 0, kernel[0], H, oh), columns = window_ranges(how, 1, kernel[1], W, ow);
   const int64_t images = last ? B : B * C, inner = last ? C : 1;
   const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (ow * inner * kernel[0] * kernel[1]));

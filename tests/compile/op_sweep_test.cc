@@ -366,7 +366,7 @@ TEST_F(CompiledOpSweep, IntegersAndBool) {
 TEST_F(CompiledOpSweep, StridedInputs) {
   for_each_sample([](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
     const std::vector<Tensor> dense = sample.inputs_as(kF32);
-    for (size_t kind = 0; kind < 8; ++kind) {
+    for (size_t kind = 0; kind < 9; ++kind) {
       std::vector<Tensor> strided = dense;
       std::string name;
       for (size_t i = 0; i < dense.size(); ++i) {

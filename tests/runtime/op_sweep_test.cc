@@ -165,7 +165,7 @@ TEST(OpSweep, StridedInputsGiveTheBitsOfDenseOnes) {
       const std::vector<Tensor> dense = sample.inputs_as(dtype);
       // Each operand alone, then all in the same kind of layout.
       for (size_t which = 0; which <= dense.size(); ++which) {
-        for (size_t kind = 0; kind < 8; ++kind) {
+        for (size_t kind = 0; kind < 9; ++kind) {
           std::vector<Tensor> strided = dense;
           bool any = false;
           std::string name;
@@ -355,7 +355,7 @@ TEST(OpSweep, GradientsOfStridedInputs) {
         return roots.empty() ? std::vector<Tensor>() : autograd::grad(roots, leaves, seeds, false, false, true);
       };
       const std::vector<Tensor> expected = grads_of(dense, false);
-      for (size_t kind = 0; kind < 5; ++kind) {
+      for (size_t kind = 0; kind < 6; ++kind) {
         std::vector<Tensor> strided = dense;
         for (size_t i = 0; i < dense.size(); ++i) {
           if (!dense[i].defined() || sample.role(i) == Role::kCompute) continue;
