@@ -1,6 +1,6 @@
 # Installs the Debian packages that a build needs and this machine lacks. Sourced: install_packages.sh [test|curl]
 # Without root and sudo it says what to install and stops.
-rondo_packages="g++ cmake ninja-build pkg-config libabsl-dev libeigen3-dev libdnnl-dev libpcre2-dev
+rondo_packages="g++ cmake ninja-build pkg-config libabsl-dev libeigen3-dev libdnnl-dev libpcre2-dev libpng-dev libjpeg-dev
 libgloo-dev llvm-19-dev mold ccache"
 if [ "${1:-}" = test ]; then rondo_packages="$rondo_packages nlohmann-json3-dev libgtest-dev libbenchmark-dev clang-format-14 clang openmpi-bin"; fi
 if [ "${1:-}" = curl ]; then rondo_packages="curl ca-certificates"; fi

@@ -97,6 +97,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/io/image.h"
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/io/tokenizer.h"

@@ -231,6 +231,17 @@ TEST_F(Layouts, TwoReductionsShareTheirRead) {
   EXPECT_EQ(region.regions().report()[0].kernels, 1);
 }
 
+// The stride of a dimension of one element means nothing: its neighbours are columns of one kernel.
+TEST_F(Layouts, ADimensionOfOneElementHasAnyStride) {
+  const auto sums = [](const Tensor& x) { return ops::sum(ops::tanh(x) * 2.0, {1, 2, 3}); };
+  auto region = compile(sums, {.exact = true});
+  const Tensor x = Tensor::randn({5, 1, 4, 3}).permute({0, 2, 1, 3});
+  ASSERT_EQ(x.strides()[2], 12);
+  EXPECT_TRUE(test::same_bits(region(x), sums(x)));
+  EXPECT_EQ(region.regions().report()[0].library_calls, 0);
+  EXPECT_EQ(region.regions().report()[0].kernels, 1);
+}
+
 TEST_F(Layouts, Gradients) {
   for (const Program& program : kPrograms) {
     if (std::string(program.name) == "maximum and minimum in the middle") continue;  // of bool

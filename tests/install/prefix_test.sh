@@ -25,7 +25,7 @@ export -f compile
 (cd "$prefix/include/rondo" && find . -name '*.h' | sed 's|^\./||') |
   xargs -P "$(nproc)" -I{} bash -c 'compile "$@"' _ {} "$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")" "$prefix" ||
   fail "a public header does not compile alone"
-! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|gloo|pcre2|immintrin)' "$prefix/include" |
+! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|gloo|pcre2|png|jpeg|immintrin)' "$prefix/include" |
   grep -vE 'absl/(types/span|functional/(function_ref|any_invocable)|container/inlined_vector)\.h' || fail "public headers include what a user must not need"
 
 # ---- The shared library: a name with a version, and no internals.

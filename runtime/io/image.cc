@@ -1,0 +1,219 @@
+#include "rondo/runtime/io/image.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/image_codec.h"
+#include "rondo/runtime/io/open_file.h"
+
+namespace rondo::io {
+namespace {
+
+// A photograph of max_pixels is far smaller; a longer file is no image that anybody made.
+constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
+
+std::unique_ptr<ImageDecoder> open_image(std::string_view bytes, const std::string& name) {
+  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return open_png(bytes, name);
+  if (bytes.starts_with("\xff\xd8\xff")) return open_jpeg(bytes, name);
+  throw FileError(name, bytes.empty() ? "the file is empty, not a PNG or JPEG image" : "not a PNG or JPEG image");
+}
+
+void check_size(const ImageInfo& info, const std::string& name, int64_t max_pixels) {
+  if (info.height <= max_pixels / std::max<int64_t>(info.width, 1)) return;
+  throw FileError(name, absl::StrCat("the image has ", info.width, " x ", info.height,
+                                     " pixels, more than max_pixels = ", max_pixels));
+}
+
+// ---- Pixels of one kind to those of another, all of (H, W, C)
+
+// In 16 bits of fraction, as Pillow computes it.
+uint8_t luma(const uint8_t* rgb) {
+  return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
+}
+
+// The product of two fractions of 255, rounded to nearest.
+uint8_t scaled(int a, int b) { return static_cast<uint8_t>((a * b + 127) / 255); }
+
+int channels_of(ImageMode mode, int stored) {
+  switch (mode) {
+    case ImageMode::kAsStored: return stored;
+    case ImageMode::kGray: return 1;
+    case ImageMode::kRgb: return 3;
+    case ImageMode::kRgba: return 4;
+  }
+  return stored;
+}
+
+// Writes `pixels` pixels of `to` channels from those of `from` channels.
+void convert(const uint8_t* in, int from, uint8_t* out, int to, int64_t pixels) {
+  const bool gray = from <= 2;
+  for (int64_t i = 0; i < pixels; ++i, in += from, out += to) {
+    if (to == 1) {
+      out[0] = gray ? in[0] : luma(in);
+      continue;
+    }
+    for (int c = 0; c < 3; ++c) out[c] = gray ? in[0] : in[c];
+    if (to == 4) out[3] = from == 2 ? in[1] : from == 4 ? in[3] : 255;
+  }
+}
+
+// Ink absorbs: red is what cyan and black leave. Adobe's programs store the inverse of the ink.
+void cmyk_to_rgb(const uint8_t* in, uint8_t* out, int64_t pixels, bool inverted) {
+  for (int64_t i = 0; i < pixels; ++i, in += 4, out += 3)
+    for (int c = 0; c < 3; ++c) out[c] = inverted ? scaled(in[c], in[3]) : scaled(255 - in[c], 255 - in[3]);
+}
+
+Tensor host_tensor(const Dims& sizes, DType dtype) { return Tensor::empty(sizes, {dtype, kCPU}); }
+
+// ---- Writing
+
+ImageFormat format_of(const std::string& path, std::source_location where) {
+  const std::string lower = absl::AsciiStrToLower(path);
+  if (absl::EndsWith(lower, ".png")) return ImageFormat::kPng;
+  if (absl::EndsWith(lower, ".jpg") || absl::EndsWith(lower, ".jpeg")) return ImageFormat::kJpeg;
+  throw_op_error("write_image", absl::StrCat("'", path, "' must end with .png, .jpg or .jpeg"), where);
+}
+
+// Dense rows of (H, W, C), kept by the tensor beside them.
+std::pair<Pixels, Tensor> dense_pixels(const Tensor& image, std::source_location where) {
+  if (image.dtype(where) != kU8)
+    throw_op_error("write_image",
+                   absl::StrCat("the image must be u8, not ", std::string(name_of(image.dtype())),
+                                "; for values in [0, 1]: ops::round(image * 255).to(kU8)"),
+                   where);
+  const int rank = image.rank();
+  if (rank != 2 && (rank != 3 || image.size(0) < 1 || image.size(0) > 4))
+    throw_op_error(
+        "write_image",
+        absl::StrCat("the image must be (C, H, W) with 1 to 4 channels or (H, W), not ", to_string(image.sizes())),
+        where);
+  if (image.numel() == 0)
+    throw_op_error("write_image", absl::StrCat("the image has no pixels: ", to_string(image.sizes())), where);
+  const NoGrad no_grad;
+  const Tensor on_host = image.to(kCPU);
+  const Tensor rows = rank == 2 ? on_host.contiguous() : on_host.permute({1, 2, 0}).contiguous();
+  return {Pixels{rows.data<uint8_t>(), rows.size(0), rows.size(1), rank == 2 ? 1 : static_cast<int>(rows.size(2))},
+          rows};
+}
+
+}  // namespace
+
+ImageInfo image_info(const std::string& path) {
+  const std::string bytes = read_text(path, kMaxFileBytes);
+  return open_image(bytes, path)->info;
+}
+
+Tensor read_image(const std::string& path, const ReadImageOptions& options) {
+  return decode_image(read_text(path, kMaxFileBytes), path, options);
+}
+
+Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options) {
+  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
+  const ImageInfo& info = decoder->info;
+  check_size(info, name, options.max_pixels);
+  if (info.bits == 16 && !options.round_16_bits)
+    throw FileError(name, "the image has 16 bits a channel; set round_16_bits to read it with 8");
+
+  const bool cmyk = decoder->cmyk != ImageDecoder::Cmyk::kNo;
+  const int stored = cmyk ? 4 : info.channels;
+  Tensor pixels = host_tensor({info.height, info.width, stored}, kU8);
+  decoder->read(PixelForm::kChannels8, pixels.mutable_data<uint8_t>(), static_cast<size_t>(info.width * stored));
+
+  int channels = stored;
+  const auto change = [&](int to, const auto& write) {
+    Tensor changed = host_tensor({info.height, info.width, to}, kU8);
+    write(pixels.data<uint8_t>(), changed.mutable_data<uint8_t>(), info.height * info.width);
+    pixels = changed;
+    channels = to;
+  };
+  if (cmyk)
+    change(3, [&](const uint8_t* in, uint8_t* out, int64_t count) {
+      cmyk_to_rgb(in, out, count, decoder->cmyk == ImageDecoder::Cmyk::kInverted);
+    });
+  if (const int wanted = channels_of(options.mode, channels); wanted != channels)
+    change(wanted, [&](const uint8_t* in, uint8_t* out, int64_t count) { convert(in, channels, out, wanted, count); });
+  return pixels.permute({2, 0, 1});
+}
+
+Tensor read_mask(const std::string& path, int64_t max_pixels) {
+  return decode_mask(read_text(path, kMaxFileBytes), path, max_pixels);
+}
+
+Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels) {
+  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
+  const ImageInfo& info = decoder->info;
+  check_size(info, name, max_pixels);
+  if (info.format == ImageFormat::kJpeg)
+    throw FileError(name, "a mask cannot be a JPEG file: it does not keep the numbers of classes; use PNG");
+  if (!info.palette && info.channels != 1)
+    throw FileError(name,
+                    absl::StrCat("a mask stores one number a pixel: a PNG of gray or with a palette; this one has ",
+                                 info.channels, " channels"));
+  Tensor mask = host_tensor({info.height, info.width}, kI32);
+  const auto widen = [&]<class Number>(Number*, PixelForm form) {
+    std::vector<Number> stored(static_cast<size_t>(info.height * info.width));
+    decoder->read(form, reinterpret_cast<uint8_t*>(stored.data()), static_cast<size_t>(info.width) * sizeof(Number));
+    std::copy(stored.begin(), stored.end(), mask.mutable_data<int32_t>());
+  };
+  if (info.bits == 16) {
+    widen(static_cast<uint16_t*>(nullptr), PixelForm::kNumbers16);
+  } else {
+    widen(static_cast<uint8_t*>(nullptr), PixelForm::kNumbers8);
+  }
+  return mask;
+}
+
+std::string encode_image(const Tensor& image, ImageFormat format, const WriteImageOptions& options,
+                         std::source_location where) {
+  if (options.jpeg_quality < 1 || options.jpeg_quality > 100)
+    throw_op_error("write_image", absl::StrCat("jpeg_quality must be in [1, 100], not ", options.jpeg_quality), where);
+  if (options.png_compression < 0 || options.png_compression > 9)
+    throw_op_error("write_image", absl::StrCat("png_compression must be in [0, 9], not ", options.png_compression),
+                   where);
+  const auto [pixels, rows] = dense_pixels(image, where);
+  if (format == ImageFormat::kPng) return encode_png(pixels, options.png_compression, {});
+  if (pixels.channels == 2 || pixels.channels == 4)
+    throw_op_error("write_image", absl::StrCat("JPEG has no alpha; the image has ", pixels.channels, " channels"),
+                   where);
+  return encode_jpeg(pixels, options.jpeg_quality);
+}
+
+void write_image(const std::string& path, const Tensor& image, const WriteImageOptions& options,
+                 std::source_location where) {
+  write_file_atomic(path, encode_image(image, format_of(path, where), options, where));
+}
+
+void write_mask(const std::string& path, const Tensor& mask, std::span<const Color> palette,
+                std::source_location where) {
+  if (format_of(path, where) != ImageFormat::kPng)
+    throw_op_error("write_mask", absl::StrCat("'", path, "' must end with .png: JPEG does not keep numbers"), where);
+  if (is_floating(mask.dtype(where)) || mask.rank() != 2 || mask.numel() == 0)
+    throw_op_error("write_mask",
+                   absl::StrCat("the mask must be (H, W) of integers, not ", to_string(mask.sizes()), " of ",
+                                std::string(name_of(mask.dtype()))),
+                   where);
+  if (palette.size() > 256)
+    throw_op_error("write_mask", absl::StrCat("a palette has at most 256 colours, not ", palette.size()), where);
+  const std::vector<int64_t> numbers = mask.to_vector<int64_t>(where);
+  const int64_t limit = palette.empty() ? 256 : static_cast<int64_t>(palette.size());
+  std::vector<uint8_t> bytes(numbers.size());
+  for (size_t i = 0; i < numbers.size(); ++i) {
+    if (numbers[i] < 0 || numbers[i] >= limit)
+      throw_op_error("write_mask", absl::StrCat("the value ", numbers[i], " is outside of [0, ", limit - 1, "]"),
+                     where);
+    bytes[i] = static_cast<uint8_t>(numbers[i]);
+  }
+  write_file_atomic(
+      path, encode_png({bytes.data(), mask.size(0), mask.size(1), 1}, WriteImageOptions().png_compression, palette));
+}
+
+}  // namespace rondo::io
