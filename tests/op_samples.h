@@ -1,4 +1,5 @@
-// Samples of every op, for the sweeps: a new op gets its line in op_samples.cc, and a test fails until it has one.
+// Samples of every op, for the sweeps: a new op gets its line in op_samples.cc, and a test fails
+// until it has one. What the line names is made in samples/.
 #pragma once
 
 #include <algorithm>
