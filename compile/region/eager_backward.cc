@@ -6,6 +6,7 @@
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -50,6 +51,11 @@ ValueMap<bool> leads_to_gradients(const Entry& entry) {
   return needed;
 }
 
+// copy and fill read nothing of what they overwrite but its sizes.
+bool reads_values(const GraphNode& node, size_t input) {
+  return input > 0 || (node.op != &ops::kCopy && node.op != &ops::kFill);
+}
+
 // One replay. A replay has two differences to eager execution: it reads inputs that eager execution has no more use
 // for, and it is another tape than the one on which the region's outputs stand.
 class Replayed {
@@ -86,7 +92,7 @@ class Replayed {
         value(id).storage().bump_version();
   }
   // And one that reads what is computed from it, which eager execution might still have.
-  bool has_stale() const { return any_stale_; }
+  bool has_stale() const { return computed_stale_; }
   void mark_stale() {
     for (size_t id = 0; id < values_.size(); ++id)
       if (stale_[id] && values_[id].defined()) values_[id].storage().bump_version();
@@ -116,15 +122,17 @@ class Replayed {
       passage->edges[0] = region_.edges[i];
       autograd::set_history(value(id), passage, 0);
     }
-    stale_[id] = any_stale_ = true;
+    stale_[id] = has_stale_inputs_ = true;
   }
 
   void after(const GraphNode& made) {
-    const auto is_stale = [this](ValueId id) { return id != kNoValue && stale_[id]; };
-    if (any_stale_ && std::any_of(made.inputs.begin(), made.inputs.end(), is_stale))
+    bool reads_stale = false;
+    for (size_t i = 0; i < made.inputs.size() && has_stale_inputs_; ++i)
+      reads_stale |= made.inputs[i] != kNoValue && stale_[made.inputs[i]] && reads_values(made, i);
+    if (reads_stale)
       for (ValueId id : made.outputs) {
         if (made.op->kind != OpKind::kView && restore(id)) continue;
-        stale_[id] = true;
+        stale_[id] = computed_stale_ = true;
         // Its version will change, which is no reason to look at its base again.
         if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
       }
@@ -183,7 +191,7 @@ class Replayed {
   const bool create_graph_;
   ValueMap<Tensor> values_;
   ValueMap<bool> stale_;  // by value: computed from an input that was overwritten
-  bool any_stale_ = false;
+  bool has_stale_inputs_ = false, computed_stale_ = false;
   std::vector<Led> passages_;
 };
 

@@ -150,6 +150,7 @@ VarAndMean var_mean(TensorArg x, const ReduceDims& dims, double correction, bool
   return {out[0], out[1]};
 }
 Tensor var(TensorArg x, const ReduceDims& dims, double correction, bool keepdim) {
+  require_defined("var", x);
   return var_mean(x, dims, correction, keepdim).var;
 }
 Tensor std(TensorArg x, const ReduceDims& dims, double correction, bool keepdim) {

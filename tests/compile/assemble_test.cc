@@ -94,8 +94,9 @@ TEST_F(Assemble, AValueHasOnePlace) {
             })),
             std::vector{false});
   // What could not be written in place for one may be for the next.
-  EXPECT_EQ(in_place(of_gradients([](const Tensors& p) {
-              return Tensors{ops::cat({p[0], Tensor::ones(kParts)}, 2), ops::cat({p[0], p[1]}, 2)};
+  const Tensor outside = Tensor::ones(kParts);
+  EXPECT_EQ(in_place(of_gradients([&](const Tensors& p) {
+              return Tensors{ops::cat({p[0], outside}, 2), ops::cat({p[0], p[1]}, 2)};
             })),
             (std::vector{false, true}));
 }

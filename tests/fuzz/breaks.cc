@@ -44,11 +44,18 @@ constexpr const char *kProduct = "a vendor's product is faster than generated lo
                      *kOrder = "to sort is no loop over elements",
                      *kWholeRows = "one call reads whole rows, several times: a kernel of its own is faster",
                      *kReduces = "one row, a layout without one stride, or the whole tensor: chunks in eager's order",
+                     *kWindows = "each element reads a window of others: a kernel of its own is faster",
                      *kCheck = "throws for bad data, before anything else runs";
 
 // Besides these, any op runs as a call whose result has no elements, or no dimensions: a kernel has rows and columns.
 constexpr LibraryOp kLibraryOps[] = {
     {"matmul", kProduct},
+    {"conv2d", kProduct},
+    {"conv2d_grad_input", kProduct},
+    {"conv2d_grad_weight", kProduct},
+    {"max_pool2d", kWindows},
+    {"sort_segments", kOrder},
+    {"sum_segments", "its rows are no kernel's: a sum of rows that are in memory"},
     {"linear", kProduct},
     {"attention", kWholeRows},
     {"attention_grad", kWholeRows},
@@ -60,7 +67,7 @@ constexpr LibraryOp kLibraryOps[] = {
     {"softmax_grad", kWholeRows},
     {"log_softmax", kWholeRows},
     {"log_softmax_grad", kWholeRows},
-    {"var", kWholeRows},
+    {"var_mean", kWholeRows},
     {"std", kWholeRows},
     {"layer_norm", kWholeRows},
     {"layer_norm_grad", kWholeRows},
