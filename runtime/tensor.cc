@@ -389,7 +389,8 @@ bool Tensor::base_requires_grad() const {
 bool Tensor::is_leaf(std::source_location where) const {
   checked("is_leaf", where);
   if (impl_->recorder != nullptr && impl_->recorded_value >= 0) return !impl_->requires_grad;
-  return impl_->autograd == nullptr || (impl_->autograd->grad_fn == nullptr && !base_requires_grad());  // Note [Views]
+  const AutogradMeta* meta = impl_->autograd.get();  // Note [Views]
+  return meta == nullptr || (meta->grad_fn == nullptr && (meta->no_grad_view || !base_requires_grad()));
 }
 const Tensor& Tensor::grad(std::source_location where) const {
   static const Tensor kUndefined;
@@ -429,8 +430,7 @@ void Tensor::retain_grad(std::source_location where) {
   settle_gradient(*this);
   if (is_leaf()) return;
   slot_of(impl_);
-  AutogradMeta& meta = *impl_->autograd;
-  meta.grad_fn->extras_of(meta.output).retained = meta.slot;
+  impl_->autograd->grad_fn->extras_of(impl_->autograd->output).retained = impl_->autograd->slot;
 }
 int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::source_location where) {
   checked("register_hook", where);

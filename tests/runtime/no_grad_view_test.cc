@@ -130,6 +130,11 @@ TEST(Views, AreNoLeavesOnceTheirBaseHasAHistory) {
   EXPECT_FALSE(base.is_leaf());
   EXPECT_NE(error_of([&] { other.requires_grad_(); }).find("result of an op"), std::string::npos);
   EXPECT_TRUE(other.detach().is_leaf());
+  // One that was made under no_grad never gets a history: nothing to keep a gradient for.
+  Tensor plain = Tensor::zeros({4}), unseen = no_grad([&] { return plain.slice(0, {2, 4}); });
+  plain.slice(0, {0, 2}).mul_(w);
+  EXPECT_TRUE(unseen.is_leaf());
+  unseen.retain_grad();
 }
 
 TEST(NoGradView, ADifferentiableWriteToAViewOfPlainData) {
