@@ -223,6 +223,8 @@ class RegionTrace final : public Trace {
                             std::span<Tensor> outputs, std::source_location where) {
     const LoopSteps::Line line = LoopSteps::line_of(op, inputs, attrs, outputs, where);
     if (!loop_.is_running() && !begins_known_loop(line)) {
+      // Zeros that a loop begins with would be a piece of their own.
+      if (inputs.empty() && graph.nodes.empty()) return call_now(op, inputs, attrs, outputs, where), true;
       // What puts all steps together has as many operands as there are steps.
       if (!in_pieces_ || inputs.size() <= LoopSteps::kSteps) return false;
       finish();

@@ -6,7 +6,8 @@
 //   layers of a model. What is left at the end runs in pieces of 8, 4, 2 and 1 steps.
 //   A step that reads its own part of a tensor (`x.select(1, t)`), or compares with its number (`t < lengths`), would
 //   be another recording than the step before it: its integers are part of the key. In a piece such views and constants
-//   are made at once, and are inputs of the recording. Random numbers count from the beginning of a piece.
+//   are made at once, and are inputs of the recording; so are constants, such as a first state of zeros, that a piece
+//   would begin with. Random numbers count from the beginning of a piece.
 //   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
 //   break could stand, and each is keyed by all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call

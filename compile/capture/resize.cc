@@ -67,8 +67,13 @@ std::optional<Resizing> Resizing::find(const Graph& recorded, std::span<const Va
   if (sizes.size() > kMaxVariables) return std::nullopt;
   for (int64_t size : sizes)
     if (size < 3) return std::nullopt;
-  Resizing as_marked(recorded, dims, sizes);
-  if (as_marked.find_rules()) return as_marked;
+  // A constant has no operand that tells what its size follows: a variable, or a parameter of the same size.
+  const auto fitting = [&](std::span<const VariableDim> all) -> std::optional<Resizing> {
+    for (const bool constants_follow : {true, false})
+      if (Resizing found(recorded, all, sizes, constants_follow); found.find_rules()) return found;
+    return std::nullopt;
+  };
+  if (auto as_marked = fitting(dims)) return as_marked;
   // A mask or a table of positions may have the dimension, too, without a mark. Parameters keep their sizes.
   std::vector<VariableDim> more(dims.begin(), dims.end());
   for (size_t i = 0; i < recorded.inputs.size(); ++i) {
@@ -80,9 +85,7 @@ std::optional<Resizing> Resizing::find(const Graph& recorded, std::span<const Va
         more.push_back({static_cast<int32_t>(i), d, static_cast<int32_t>(variable - sizes.begin())});
     }
   }
-  Resizing with_others(recorded, more, sizes);
-  if (more.size() > dims.size() && with_others.find_rules()) return with_others;
-  return std::nullopt;
+  return more.size() > dims.size() ? fitting(more) : std::nullopt;
 }
 
 void Resizing::resize_inputs(Graph& graph, std::span<const int64_t> sizes) const {
@@ -156,7 +159,7 @@ bool Resizing::find_rules_of(Graph& graph, int32_t index, std::span<const int64_
       if (rule->factors >> v & 1u) product *= sizes_[v];
     candidates.push_back(*rule);
     // What has no operands follows no other size.
-    const bool telling = recorded.ints[p] > kSmall || node.inputs.empty();
+    const bool telling = node.inputs.empty() ? constants_follow_ : recorded.ints[p] > kSmall;
     likely.push_back(telling && (rule->addend >= 0 || recorded.ints[p] == product));
   }
   const auto fits = [&](bool in_place) {

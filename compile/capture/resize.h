@@ -39,8 +39,12 @@ class Resizing {
     uint32_t factors = 0;  // bit mask of variables
     int32_t addend = -1;
   };
-  Resizing(const Graph& recorded, std::span<const VariableDim> dims, std::span<const int64_t> sizes)
-      : recorded_(&recorded), dims_(dims.begin(), dims.end()), sizes_(sizes.begin(), sizes.end()) {}
+  Resizing(const Graph& recorded, std::span<const VariableDim> dims, std::span<const int64_t> sizes,
+           bool constants_follow)
+      : recorded_(&recorded),
+        dims_(dims.begin(), dims.end()),
+        sizes_(sizes.begin(), sizes.end()),
+        constants_follow_(constants_follow) {}
   bool find_rules();
   bool find_rules_of(Graph& graph, int32_t node, std::span<const int64_t> sizes);
   std::optional<Rule> rule_for(int32_t node, int32_t position) const;
@@ -50,6 +54,7 @@ class Resizing {
   const Graph* recorded_;
   std::vector<VariableDim> dims_;
   std::vector<int64_t> sizes_;
+  bool constants_follow_;    // sizes of what is made without operands
   std::vector<Rule> rules_;  // by node
 };
 

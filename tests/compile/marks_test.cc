@@ -268,7 +268,8 @@ TEST_F(Marks, BucketsDivideTheRange) {
 
 // Dimensions of one size are one variable: it keeps to the ranges of all of them.
 TEST_F(Marks, DimensionsOfOneSizeKeepToAllRanges) {
-  const compile::Graph graph = compile::record([] { return std::vector<Tensor>{Tensor::zeros({24, 24}) * 2.0}; });
+  const Tensor x = Tensor::zeros({24, 24});
+  const compile::Graph graph = compile::record([&] { return std::vector<Tensor>{x * 2.0}; });
   const std::vector<compile::MarkedDim> dims{{0, 0, {.min = 3, .max = 80, .multiple_of = 4}},
                                              {0, 1, {.min = 10, .max = 100, .multiple_of = 6}}};
   EXPECT_EQ(compile::OtherRecordings(graph, dims).ranges(), (std::vector<int64_t>{0, 0, 12, 72, 12, 0, 1, 12, 72, 12}));

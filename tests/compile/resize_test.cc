@@ -20,7 +20,8 @@ std::optional<Graph> resized(const Graph& graph, std::vector<VariableDim> dims, 
 TEST(Resize, AGptAtAnyLength) {
   nn::GPT2 model({.vocab_size = 31, .block_size = 256, .n_layer = 1, .n_head = 3, .n_embd = 36}, 1);  // heads of 12
   const auto at = [&](int64_t batch, int64_t length) {
-    return record([&] { return std::vector<Tensor>{model(Tensor::zeros({batch, length}, {kI64}))}; });
+    const Tensor tokens = Tensor::zeros({batch, length}, {kI64});
+    return record([&] { return std::vector<Tensor>{model(tokens)}; });
   };
   // Also where the length equals the batch, a head, all heads, what is projected, and whole multiples of them.
   // (Not where it equals a batch of 8 or fewer: there, both are taken to change.)
@@ -41,8 +42,8 @@ TEST(Resize, AGptAtAnyLength) {
 
 TEST(Resize, TwoVariablesAndProductsOfThem) {
   const auto at = [](int64_t batch, int64_t length) {
+    const Tensor x = Tensor::zeros({batch, length, 6});
     return record([&] {
-      const Tensor x = Tensor::zeros({batch, length, 6});
       const Tensor rows = x.view({batch * length, 6});
       return std::vector<Tensor>{ops::softmax(rows.view({batch, length, 2, 3}).transpose(1, 2)), rows * 2.0,
                                  x.view({batch * length * 6}) * 3.0};  // also a multiple of each of them
@@ -58,10 +59,8 @@ TEST(Resize, TwoVariablesAndProductsOfThem) {
 TEST(Resize, NeighboursInSlices) {
   for (const int64_t apart : {1, 2}) {
     const auto at = [&](int64_t length) {
-      return record([&] {
-        const Tensor x = Tensor::zeros({4, length});
-        return std::vector<Tensor>{x.slice(1, {apart, length}) - x.slice(1, {0, length - apart})};
-      });
+      const Tensor x = Tensor::zeros({4, length});
+      return record([&] { return std::vector<Tensor>{x.slice(1, {apart, length}) - x.slice(1, {0, length - apart})}; });
     };
     const auto there = resized(at(20), {{0, 1, 0}}, {20}, {90});
     ASSERT_TRUE(there.has_value()) << apart;
@@ -88,10 +87,8 @@ TEST(Resize, StridedInputs) {
 // Parts of parts of what is transposed: offsets and strides follow from those of the operand.
 TEST(Resize, ViewsOfViews) {
   const auto at = [](int64_t length) {
-    return record([&] {
-      const Tensor x = Tensor::zeros({6, length});
-      return std::vector<Tensor>{x.t().slice(1, {1, 5}).slice(1, {2, 4}) * 2.0};
-    });
+    const Tensor x = Tensor::zeros({6, length});
+    return record([&] { return std::vector<Tensor>{x.t().slice(1, {1, 5}).slice(1, {2, 4}) * 2.0}; });
   };
   const auto there = resized(at(20), {{0, 1, 0}}, {20}, {50});
   ASSERT_TRUE(there.has_value());
@@ -109,11 +106,41 @@ TEST(Resize, AMaskFollowsWithoutAMark) {
   EXPECT_EQ(to_string(*there), to_string(at(50)));
 }
 
+// Constants that are made inside have no operands whose sizes they could follow.
+TEST(Resize, RecordedConstantsFollow) {
+  const auto at = [](int64_t length) {
+    const Tensor x = Tensor::zeros({4, length});
+    return record([&] {
+      return std::vector<Tensor>{x + Tensor::zeros({length}) + Tensor::full({4, 1}, 0.5), Tensor::ones({6, length})};
+    });
+  };
+  const auto there = resized(at(20), {{0, 1, 0}}, {20}, {50});
+  ASSERT_TRUE(there.has_value());
+  EXPECT_EQ(there->inputs.size(), 1u) << "all three are recorded";
+  EXPECT_EQ(to_string(*there), to_string(at(50)));
+}
+
+// A first state of zeros is as wide as a parameter, also where that is the length.
+TEST(Resize, RecordedConstantsKeepSizesOfParameters) {
+  const Tensor weight = Tensor::zeros({20, 20}).requires_grad_();
+  const auto at = [&](int64_t length) {
+    const Tensor x = Tensor::zeros({4, length, 20});
+    return record([&] {
+      const Tensor state = Tensor::zeros({4, 1, 20});
+      return std::vector<Tensor>{ops::matmul(state, weight) + x};
+    });
+  };
+  const auto there = resized(at(20), {{1, 1, 0}}, {20}, {50});  // input 0 is the weight
+  ASSERT_TRUE(there.has_value());
+  EXPECT_EQ(to_string(*there), to_string(at(50)));
+}
+
 TEST(Resize, WhatDoesNotFitTogetherIsNotGuessed) {
   const Tensor fixed = Tensor::zeros({20, 5}).requires_grad_();  // a parameter keeps its size
-  const Graph graph = record([&] { return std::vector<Tensor>{ops::matmul(Tensor::zeros({4, 20}), fixed)}; });
+  const Tensor x = Tensor::zeros({4, 20}), few = Tensor::zeros({4, 2});
+  const Graph graph = record([&] { return std::vector<Tensor>{ops::matmul(x, fixed)}; });
   EXPECT_FALSE(resized(graph, {{0, 1, 0}}, {20}, {30}).has_value());
-  const Graph small = record([] { return std::vector<Tensor>{Tensor::zeros({4, 2}) * 2.0}; });
+  const Graph small = record([&] { return std::vector<Tensor>{few * 2.0}; });
   EXPECT_FALSE(resized(small, {{0, 1, 0}}, {2}, {30}).has_value());
 }
 
