@@ -197,6 +197,20 @@ inline Buffer segment_starts(const LoopKernel& kernel) {
   return Buffer(bytes, bytes + starts.size() * sizeof(int64_t));
 }
 
+// Random contents of every operand, but for where segments begin.
+inline std::vector<Buffer> random_operands(const LoopKernel& kernel, std::mt19937& random, Samples samples) {
+  std::vector<Buffer> buffers;
+  for (const Operand& operand : kernel.operands)
+    buffers.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, samples));
+  if (kernel.starts >= 0) buffers[static_cast<size_t>(kernel.starts)] = segment_starts(kernel);
+  return buffers;
+}
+
+// The end of the last call: of columns, segments or rows.
+inline int64_t extent_of_calls(const LoopKernel& kernel) {
+  return kernel.split_columns ? kernel.cols : kernel.starts >= 0 ? kernel.segments : kernel.rows;
+}
+
 struct RunOptions {
   std::vector<double> scalars = {};
   Samples samples = Samples::kSpecial;
@@ -243,11 +257,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
   const auto executable = compile_kernels({&compiled, 1});
   const std::vector<int64_t> sizes = extents(kernel);
   std::mt19937 random(42);
-  std::vector<Buffer> expected, actual;
-  for (const Operand& operand : kernel.operands)
-    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, options.samples));
-  if (kernel.starts >= 0) expected[static_cast<size_t>(kernel.starts)] = segment_starts(kernel);
-  actual = expected;
+  std::vector<Buffer> expected = random_operands(kernel, random, options.samples), actual = expected;
   auto pointers = [&](std::vector<Buffer>& buffers) {
     std::vector<void*> result;
     for (Buffer& buffer : buffers) result.push_back(buffer.data());
@@ -255,7 +265,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
     return result;
   };
   if (options.calls.empty()) {
-    const int64_t all = kernel.split_columns ? kernel.cols : kernel.starts >= 0 ? kernel.segments : kernel.rows;
+    const int64_t all = extent_of_calls(kernel);
     const int64_t step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
     for (int64_t at = 0; at < all; at += step) options.calls.push_back({at, std::min(all, at + step)});
   }

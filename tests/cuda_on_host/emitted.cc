@@ -134,7 +134,7 @@ void combine_in_order(const void* partial, LoopOp op, DType compute, int64_t chu
 
 void interpret_in_order(const LoopKernel& kernel, const Schedule& schedule, void* const* operands,
                         const double* scalars) {
-  const int64_t all = kernel.split_columns ? kernel.cols : kernel.starts >= 0 ? kernel.segments : kernel.rows;
+  const int64_t all = extent_of_calls(kernel);
   const int64_t step = schedule.chunk_rows > 0 ? schedule.chunk_rows : all;
   for (int64_t at = 0; at < all; at += step)
     interpret(kernel, operands, scalars, at, std::min(all, at + step), row_order(schedule));
@@ -152,9 +152,7 @@ void Batch::check() const {
   const cuda_on_host::KernelFiles files(sources_);
   for (const Case& c : cases_) {
     std::mt19937 random(42);
-    std::vector<Buffer> before;
-    for (const Operand& operand : c.kernel.operands)
-      before.push_back(random_buffer(operand.dtype, elements_of(c.kernel, operand), random, c.options.samples));
+    std::vector<Buffer> before = random_operands(c.kernel, random, c.options.samples);
     for (const auto& [operand, contents] : c.given) before[static_cast<size_t>(operand)] = contents;
     std::vector<Buffer> expected = before;
     interpret_in_order(c.kernel, c.schedule, c.options, expected);

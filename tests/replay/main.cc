@@ -25,18 +25,14 @@ std::string compare_with_interpreter(const LoopKernel& kernel) {
   const std::vector<int64_t> sizes = extents(kernel);
   const std::vector<double> scalars(static_cast<size_t>(kernel.n_scalars), 0.3);
   std::mt19937 random(42);
-  std::vector<Buffer> expected;
-  for (const Operand& operand : kernel.operands)
-    expected.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, Samples::kSpecial));
-  std::vector<Buffer> actual = expected;
+  std::vector<Buffer> expected = random_operands(kernel, random, Samples::kSpecial), actual = expected;
   auto pointers = [](std::vector<Buffer>& buffers) {
     std::vector<void*> result;
     for (Buffer& buffer : buffers) result.push_back(buffer.data());
     return result;
   };
   const std::vector<void*> from = pointers(expected), to = pointers(actual);
-  const int64_t all = kernel.split_columns ? kernel.cols : kernel.rows,
-                step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
+  const int64_t all = extent_of_calls(kernel), step = kernel.chunk_rows > 0 ? kernel.chunk_rows : all;
   for (int64_t at = 0; at < all; at += step) {
     const int64_t end = std::min(all, at + step);
     interpret(kernel, from.data(), scalars.data(), at, end);
