@@ -299,6 +299,10 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
     results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
     write_back(graph, trace.external(), results);
   } catch (const std::exception& e) {
+    ledger_->update([&](RegionReport& report) {
+      report.last_failure = e.what();
+      ++report.failed_runs;
+    });
     if (trace.has_writes()) {
       // Nothing is written yet, so the same error comes again, op by op, after the writes that come before it.
       if (!has_written(graph, trace.external(), finished)) {
@@ -325,10 +329,6 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
 
 void Region::hand_over_finished(Trace& trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
                                 std::span<const Tensor> finished, const std::string& reason) {
-  ledger_->update([&](RegionReport& report) {
-    report.last_failure = reason;
-    ++report.failed_runs;
-  });
   // The caller may catch the error and go on with what was complete.
   if (!finished.empty()) hand_over(trace, graph, finished, make_node_of_failed_run(binding, trace.external()));
   Recorder* missing = recorder_of_missing(

@@ -394,6 +394,7 @@ TEST_F(Writes, AnExceptionInTheMiddle) {
       return all;
     });
     EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+    EXPECT_EQ(report.failed_runs, in_op ? 1 : 0);
   }
 }
 
@@ -418,6 +419,8 @@ TEST_F(Writes, ACheckOfWhatWasWritten) {
     return all;
   });
   EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+  EXPECT_EQ(report.failed_runs, 1);
+  EXPECT_NE(report.last_failure.find("index 4"), std::string::npos) << report.last_failure;
 }
 
 // An op whose kernel fails behind a write that has been made: the write is not made again.
