@@ -10,6 +10,7 @@
 
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/lora.h"
+#include "rondo/optim/average_scope.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -317,23 +318,40 @@ TEST_P(Sharded, OneNormOnAllRanks) {
 TEST_P(Sharded, AveragesAndCopies) {
   with_groups(2, [&](ProcessGroup& group) {
     std::vector<std::vector<Tensor>> averages, copies;
+    std::vector<Tensor> buffer_averages;
     for (const bool sharded : {false, true}) {
+      const Tensor statistics = Tensor::zeros({5});
       ShardedRun::Options options = with(sharded);
-      options.make = [](const nn::GPT2& model) {
+      options.make = [&](const nn::GPT2& model) {
         auto optimizer = test::make_adamw(model);
-        optimizer->track_average({.decay = 0.9});
+        optimizer->track_average({.decay = 0.9, .warmup = true, .buffers = {statistics}});
         optimizer->keep_copies(kBF16);
         return optimizer;
       };
       ShardedRun run(group, options);
       const std::vector<Tensor> kept = run.optimizer->n_groups() == 1 && !sharded ? run.optimizer->copies()
                                                                                   : run.shards->copies();
-      for (int64_t step = 0; step < 5; ++step) run.step(step);
+      for (int64_t step = 0; step < 5; ++step) {
+        Tensor(statistics).add_(static_cast<double>(step));
+        run.step(step);
+      }
       averages.push_back(sharded ? run.shards->averages() : run.optimizer->averages());
       for (Tensor& t : averages.back()) t = t.clone();
+      buffer_averages.push_back(run.state().at("buffer.0.average").clone());
       std::vector<Tensor>& list = copies.emplace_back();
       for (const Tensor& t : kept) list.push_back(t.clone());
+      if (!sharded) continue;
+      const Tensor own = run.model.parameters()[0].detach().clone();
+      {
+        const optim::AverageScope scope(*run.optimizer, run.model.parameters(), run.shards->averages());
+        EXPECT_TRUE(same_bits(run.model.parameters()[0].detach(), averages[1][0]));
+        EXPECT_TRUE(same_bits(statistics, buffer_averages[1]));
+      }
+      EXPECT_TRUE(same_bits(run.model.parameters()[0].detach(), own));
+      EXPECT_EQ(statistics.sum().item(), 50);
+      run.step(5);
     }
+    EXPECT_TRUE(same_bits(buffer_averages[0], buffer_averages[1]));
     ASSERT_EQ(averages[0].size(), averages[1].size());
     for (size_t i = 0; i < averages[0].size(); ++i) {
       EXPECT_TRUE(same_bits(averages[1][i], averages[0][i])) << i;
