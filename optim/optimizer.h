@@ -84,8 +84,8 @@ struct AverageOptions {
   // Early averages follow closely: the decay of a parameter's update t (1 for the first) is
   // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
   bool warmup = false;
-  // Of the model (running statistics): floating-point ones are averaged with the parameters, in their compute dtype.
-  // They must be written in place and never replaced, as nn::Module's are.
+  // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
+  // dtype. They must be written in place and never replaced, as nn::Module's are.
   std::vector<Tensor> buffers = {};
 };
 

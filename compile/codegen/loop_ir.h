@@ -50,7 +50,7 @@ struct Operand {
   // A partial result of kColumnSum, kColumnMax or kColumnMin: a dense [n_chunks, cols] array of the compute type; a
   // call for rows [begin, end) writes row begin / chunk_rows of it. With Note [Segments of rows], a whole result.
   bool is_partial = false;
-  // Of such a sum: the operand, as dense, that it is added to when all of it is there; -1: none.
+  // Sums only: the dense operand to which the complete sum is added; -1: none.
   int32_t onto = -1;
   // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
   // be the place of the element at (row, col) is its number in the stream (seed, base + increment).

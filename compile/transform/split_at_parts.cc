@@ -86,7 +86,7 @@ class SplitFinder {
   }
   // By value: the windows in which it is computed; none: it is computed whole.
   const Windows& windows(ValueId id) const { return windows_[id]; }
-  // Of a node that lays values side by side, in order along the dimension.
+  // By value that is laid side by side from others: their windows in it, in order along the dimension.
   const Windows& parts(ValueId id) const { return parts_[id]; }
   // What reads the value reads its parts.
   bool is_split(ValueId id) const { return split_[id]; }

@@ -7,8 +7,8 @@
 //
 // Every failure is a FileError with the file's name: a file that is damaged, cut off, of another format, or larger than
 // `max_pixels`. A damaged file is never half an image. Colour profiles, gamma and the orientation in EXIF data are not
-// applied. Tensors are in host memory, whatever the default device. Thread safety: all functions may run at the same
-// time.
+// applied. Tensors are in host memory; the default device does not matter. Thread safety: all functions may run at the
+// same time.
 #pragma once
 
 #include <array>

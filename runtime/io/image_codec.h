@@ -25,7 +25,7 @@ enum class PixelForm {
 class ImageDecoder {
  public:
   virtual ~ImageDecoder() = default;
-  // Of the header, which the constructor function reads.
+  // What the header says; open_png() and open_jpeg() have read it.
   ImageInfo info;
   // 4 channels are cyan, magenta, yellow and black instead of RGBA.
   enum class Cmyk { kNo, kInk, kInverted } cmyk = Cmyk::kNo;

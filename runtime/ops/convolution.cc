@@ -344,7 +344,7 @@ void pad(Convolution& conv, const ConvPadding<N>& p, Extent kernel, const char* 
     conv.after[at] = all - all / 2;  // as in PyTorch, the odd one stands at the end
   }
 }
-// Of one dimension as two, the first of size 1.
+// (B, C, W) as (B, C, 1, W).
 Tensor with_height(const Tensor& t) { return unsqueeze(t, 2); }
 
 }  // namespace

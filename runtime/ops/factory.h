@@ -14,9 +14,9 @@ extern const OpDef kArange;
 // Of n elements of `dtype`. Integers count in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
-// Every element is the value, converted. Takes no operand, or an f64 scalar, of which nothing but the device counts.
-// ints: {-dtype, sizes...}, where only sizes can be taken for sizes; floats: {value}. kZeros: the same for 0, no
-// floats.
+// Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device
+// the result lies. ints: {-dtype, sizes...}, where only sizes can be taken for sizes; floats: {value}. kZeros: the same
+// for 0, no floats.
 extern const OpDef kFilled, kZeros;
 // A call of one of them. Undefined: it is never recorded, as it is a scalar, which would be a launch of its own, or an
 // integer that is not exact as a double.

@@ -120,8 +120,7 @@ testing::AssertionResult is_close(const Tensor& a, const Tensor& b) {
 // to the truth as eager ones: the same function in f64, of the same 16-bit inputs. An error is counted in parts of the
 // largest element of its tensor. For each op and type, over all samples,
 // - the root of the mean square of the compiled errors is no more than that of the eager ones and an eighth of a unit
-// in
-//   the last place;
+//   in the last place;
 // - the largest is no more than one and a half times that of the eager ones and half a unit.
 // Over all ops, the root of the mean square is smaller. (A single element says nothing: where a result is stored
 // between two kernels, eager execution may have rounded it to the better side by luck. The eighth and the half are for

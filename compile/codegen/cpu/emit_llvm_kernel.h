@@ -108,7 +108,7 @@ class KernelEmitter : ValueEmitter {
   };
   struct OperandExtents {
     Value* col_stride;
-    bool small_col_stride;  // whatever it is when it is read
+    bool small_col_stride;  // for a stride that is read at run time: it is at most kNarrowStride
     std::vector<AxisExtents> axes;
   };
   Value *cols_ = nullptr, *chunk_rows_ = nullptr;
