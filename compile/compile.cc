@@ -432,6 +432,10 @@ void prepare(const CompileOptions& options) {
   checks_units();
   if (options.recompute_budget < 0)
     throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
+  if (options.max_entries < 1)
+    throw Error(absl::StrFormat("compile: max_entries must be at least 1: %d", options.max_entries));
+  if (options.recompile_limit < 0)
+    throw Error(absl::StrFormat("compile: recompile_limit must not be negative: %d", options.recompile_limit));
   if (!jit_available())
     throw Error(
         "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 (llvm-19-dev) for "

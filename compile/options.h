@@ -99,9 +99,10 @@ struct CompileOptions {
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
   // Recordings kept per region, and backwards of other gradients kept per recording. The least recently used is
-  // dropped.
+  // dropped. At least 1.
   int max_entries = 256;
   // Compilations per region, backwards included. Beyond it, what is new runs eagerly, with one warning.
+  // 0: everything.
   int recompile_limit = 32;
 };
 

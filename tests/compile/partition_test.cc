@@ -288,9 +288,11 @@ TEST_F(Partition, ABudgetLowersTheMemoryOfATrainingStep) {
   }
 }
 
-TEST_F(Partition, ANegativeBudgetIsAnError) {
+TEST_F(Partition, OptionsOutOfRangeAreErrors) {
   nn::Linear layer(4, 4);
   EXPECT_THROW(compile::compile_module(layer, {.recompute = Recompute::kBudget, .recompute_budget = -1}), Error);
+  EXPECT_THROW(compile::compile_module(layer, {.max_entries = 0}), Error);
+  EXPECT_THROW(compile::compile_module(layer, {.recompile_limit = -1}), Error);
 }
 
 }  // namespace
