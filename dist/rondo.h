@@ -27,6 +27,7 @@
 #include "rondo/dist/errors.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/gradient_shards.h"
+#include "rondo/dist/group_communicator.h"
 #include "rondo/dist/placement.h"
 #include "rondo/dist/process_group.h"
 #include "rondo/dist/sharded_optimizer.h"

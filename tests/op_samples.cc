@@ -238,6 +238,7 @@ constexpr OpSpec kSpecs[] = {
     {.name = "gather", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "pick", .make = &gather_samples, .takes_integers = true, .takes_bool = true},
     {.name = "check_indices", .make = &check_indices_samples, .takes_integers = true, .takes_bool = true},
+    {.name = "all_reduce_sum", .make = &all_reduce_samples},
     {.name = "sort_segments", .make = &sort_segments_samples, .takes_integers = true, .takes_bool = true},
     {.name = "sum_segments",
      .make = &sum_segments_samples,

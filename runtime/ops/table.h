@@ -14,7 +14,7 @@ inline constexpr uint32_t kFirst = 1, kSecond = 2, kThird = 4;
 using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
-    kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
+    kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kCollectiveOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
     kFactoryOps, kConvolutionOps, kPoolingOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
@@ -48,6 +48,8 @@ extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinea
 extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
 // segments.cc
 extern const OpDef kSortSegments, kSumSegments;
+// collective.cc
+extern const OpDef kAllReduceSum;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

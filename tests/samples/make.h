@@ -81,7 +81,8 @@ Samples cross_entropy_grad_samples(bool large);
 Samples linear_cross_entropy_samples(bool large);
 Samples linear_cross_entropy_grad_samples(bool large);
 
-// ---- random.cc
+// ---- random.cc, collective.cc
+Samples all_reduce_samples(bool large);
 Samples dropout_samples(bool large);
 Samples draw_samples(bool large);
 Samples draw_integers_samples(bool large);
