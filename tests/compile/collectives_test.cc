@@ -31,7 +31,8 @@ class Collectives : public test::BlockTest {
     std::optional<compile::Regions> regions;
     if (options) regions.emplace(compile::compile_module(layer, *options));
     manual_seed(2);
-    const Tensor x = Tensor::randn({4, 6}).requires_grad_();
+    Tensor x = Tensor::randn({4, 6});
+    x.requires_grad_();
     Run result;
     for (int call = 0; call < 2; ++call) {  // recorded, then followed
       x.set_grad(Tensor());

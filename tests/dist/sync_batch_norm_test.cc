@@ -133,7 +133,8 @@ TEST_P(SyncBatchNorm, EqualsOneProcessWithTheWholeBatch) {
 
 INSTANTIATE_TEST_SUITE_P(, SyncBatchNorm, testing::Values(Mode::kEager, Mode::kExact, Mode::kDefault),
                          [](const auto& info) {
-                           return std::array{"Eager", "Exact", "Default"}[static_cast<size_t>(info.param)];
+                           constexpr const char* kNames[] = {"Eager", "Exact", "Default"};
+                           return std::string(kNames[static_cast<size_t>(info.param)]);
                          });
 
 // On devices, over NCCL: whatever order streams and events allow.
