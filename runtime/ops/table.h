@@ -20,6 +20,8 @@ extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMat
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kAddScalar;
+// comparison.cc
+extern const OpDef kEqualScalar, kLessScalar, kGreaterScalar;
 // cast.cc
 extern const OpDef kCast, kCopy, kFill;
 // activation.cc
