@@ -47,6 +47,7 @@ constexpr int64_t kRows = 8;
 constexpr int kSteps = 3;
 
 enum class Mode { kEager, kExact, kDefault };
+const char* name_of(Mode mode) { return mode == Mode::kEager ? "Eager" : mode == Mode::kExact ? "Exact" : "Default"; }
 
 struct Result {
   std::map<std::string, Tensor> state;  // parameters and statistics
@@ -133,8 +134,7 @@ TEST_P(SyncBatchNorm, EqualsOneProcessWithTheWholeBatch) {
 
 INSTANTIATE_TEST_SUITE_P(, SyncBatchNorm, testing::Values(Mode::kEager, Mode::kExact, Mode::kDefault),
                          [](const auto& info) {
-                           constexpr const char* kNames[] = {"Eager", "Exact", "Default"};
-                           return std::string(kNames[static_cast<size_t>(info.param)]);
+                           return std::string(name_of(info.param));
                          });
 
 // On devices, over NCCL: whatever order streams and events allow.
