@@ -27,12 +27,12 @@ std::vector<Group> find_groups(const Graph& graph) {
       if (id != kNoValue) latest = std::max(latest, reads_of[id]);
     if (node.op->traits.communicates) {
       const Value& value = graph.value(node.outputs[0]);
-      const auto is_like = [&](const GraphNode& other) {
-        return other.op == node.op && other.attrs == node.attrs && graph.value(other.outputs[0]).dtype == value.dtype;
+      const auto may_join = [&](const GraphNode& other) {
+        const Value& first = graph.value(other.outputs[0]);
+        return other.op == node.op && other.attrs == node.attrs && first.dtype == value.dtype &&
+               std::max(first.sizes.numel(), value.sizes.numel()) <= kMostElements;
       };
-      if (groups.empty() || latest == groups.size() || value.sizes.numel() > kMostElements ||
-          !is_like(graph.nodes[groups.back()[0]]))
-        groups.emplace_back();
+      if (groups.empty() || latest == groups.size() || !may_join(graph.nodes[groups.back()[0]])) groups.emplace_back();
       groups.back().push_back(n);
       latest = groups.size();
     }

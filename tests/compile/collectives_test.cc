@@ -133,7 +133,8 @@ TEST_F(Collectives, ResultsThatTheCallerGetsDoNotShareMemory) {
 TEST_F(Collectives, LargeOnesAreNotPutTogether) {
   const Fn fn = [](test::LikeRanks& ranks, const Tensor& x) {
     const Tensor wide = ops::reshape(x, {24, 1}) * Tensor::ones({1, 5000});
-    return x + ops::sum(ops::all_reduce_sum(wide, ranks)) + ops::sum(ops::all_reduce_sum(ops::sum(x, {1}), ranks));
+    const Tensor large = ops::all_reduce_sum(wide, ranks), small = ops::all_reduce_sum(ops::sum(x, {1}), ranks);
+    return x + ops::sum(large) + ops::sum(small);
   };
   EXPECT_EQ(run(fn, compile::CompileOptions{}).messages, (Messages{120000, 4, 4, 120000}));
 }
