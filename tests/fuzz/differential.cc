@@ -53,7 +53,11 @@ class Runner {
     set_num_threads(threads_);
     trail_.second_order = is_second_order(program_);
     using enum compile::Recompute;
-    trail_.keeps_less = compiled_ && program_.options.recompute != kNone;
+    // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
+    const bool checkpoints = std::any_of(program_.steps.begin(), program_.steps.end(), [](const Step& step) {
+      return std::string_view(step.kind->name) == "checkpoint";
+    });
+    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || checkpoints);
     // By default only parameters are read again, which a program may write to by a pointer.
     const bool writes = std::any_of(program_.steps.begin(), program_.steps.end(),
                                     [](const Step& step) { return step.kind->has(kInPlace); });
