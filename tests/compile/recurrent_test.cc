@@ -140,8 +140,8 @@ TEST_P(RecurrentLayers, EqualEagerExecutionInEveryBitAndRunInPieces) {
   EXPECT_EQ(report().compilations, known.compilations) << report().last_recompile;
 }
 
-// Lengths share code, and what shares code is no compilation: 60 of them stay below the recompile limit. A second region
-// of the same layer needs no code of its own.
+// Lengths share code, and what shares code is no compilation: 60 of them stay below the recompile limit. A second
+// region of the same layer needs no code of its own.
 TEST(RecurrentLengths, StayBelowTheRecompileLimit) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   for (const bool again : {false, true}) {

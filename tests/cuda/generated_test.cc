@@ -269,7 +269,7 @@ TEST(CudaCache, DamagedCodeIsNotUsed) {
   EXPECT_EQ(store.find("another").code, nullptr);
   // Another architecture's code is no code for this one.
   compile::CodeStore other(disk, compile::cuda::kSm80.key(), compile::cuda::kSm80);
-  EXPECT_EQ(other.find("a kernel"), nullptr);
+  EXPECT_EQ(other.find("a kernel").code, nullptr);
 }
 
 // ---- Tables
