@@ -37,7 +37,7 @@ void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion 
 // The result of a function on floats; integers and bools become f32.
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
 
-// The same for an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as
+// The result of an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as
 // they are, such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this
 // dtype does not hold; a comparison (kCompare) computes in i64 then: all of u8 is less than 300. `of_tensors`: the
 // function for an integer that an attribute would round. `name`: of the public function, for errors.
