@@ -41,6 +41,7 @@
 #include "rondo/modules/classification_loss.h"
 #include "rondo/modules/convolution.h"
 #include "rondo/modules/eager_scope.h"
+#include "rondo/modules/fold_batch_norm.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/init.h"

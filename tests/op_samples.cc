@@ -233,7 +233,7 @@ constexpr OpSpec kSpecs[] = {
      .tolerance = 32,
      .differentiable_outputs = 7,
      .decomposes_exactly = true},
-    {.name = "scale_shift", .make = &scale_shift_samples},
+    {.name = "scale_shift", .make = &scale_shift_samples, .tolerance = 16},
     {.name = "conv2d", .make = &convs<ConvOp::kOutput>, .tolerance = 16},
     {.name = "conv2d_grad_input", .make = &convs<ConvOp::kInput>, .tolerance = 16},
     {.name = "conv2d_grad_weight", .make = &convs<ConvOp::kWeight>, .tolerance = 16},

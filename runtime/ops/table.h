@@ -40,6 +40,8 @@ extern const OpDef kMatmul, kLinear;
 extern const OpDef kConv2d, kConv2dGradInput, kConv2dGradWeight;
 // norm.cc
 extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
+// statistics.cc
+extern const OpDef kVarMean;
 // channel_norm.cc
 extern const OpDef kBatchNorm, kBatchNormGrad, kGroupNorm, kGroupNormGrad;
 // attention.cc
