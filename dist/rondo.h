@@ -36,6 +36,7 @@
 #include "rondo/modules/bert.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/causal_lm.h"
+#include "rondo/modules/channel_norm.h"
 #include "rondo/modules/classification_loss.h"
 #include "rondo/modules/convolution.h"
 #include "rondo/modules/eager_scope.h"

@@ -286,6 +286,23 @@ Tensor rms_norm(TensorArg x, TensorArg weight, double eps = 1e-6);
 Tensor softmax(TensorArg x, int64_t dim = -1);
 Tensor log_softmax(TensorArg x, int64_t dim = -1);
 
+// ---- Normalisation of channels (channel_norm.cc). x (B, C, ...), weight and bias (C) or undefined, in x's dtype or,
+// of 16 bits, in f32. (x - mean) / sqrt(var + eps) * weight + bias.
+struct BatchNormed {
+  Tensor y;
+  Tensor mean, var;  // (C), in the compute dtype; the variance divides by the number of values
+};
+// Ioffe and Szegedy, "Batch normalization" (2015), with the statistics of each channel in x. Without any value they are
+// NaN.
+BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
+struct Statistics {
+  Tensor mean, var;  // (C)
+};
+// With given statistics, as in evaluation. They may have gradients.
+Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
+// Wu and He, "Group normalization" (2018): the statistics of each group of C / groups neighbouring channels.
+Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias, double eps = 1e-5);
+
 // ---- Attention (attention.cc)
 struct AttentionOptions {
   bool causal = false;

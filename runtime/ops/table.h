@@ -15,7 +15,7 @@ using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
-    kFactoryOps, kConvolutionOps, kPoolingOps;
+    kFactoryOps, kConvolutionOps, kPoolingOps, kChannelNormOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -38,6 +38,8 @@ extern const OpDef kMatmul, kLinear;
 extern const OpDef kConv2d, kConv2dGradInput, kConv2dGradWeight;
 // norm.cc
 extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
+// channel_norm.cc
+extern const OpDef kBatchNorm, kBatchNormGrad, kGroupNorm, kGroupNormGrad;
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc
