@@ -301,6 +301,17 @@ std::vector<Descriptor> configurations(const Cudnn& library, const Descriptor& g
   return configs;
 }
 
+// A plan from its text; throws Refusal.
+Descriptor plan_from(const Cudnn& library, const std::string& text, const std::string& device_properties) {
+  Descriptor device(library, DnnKind::kDevice), plan(library, DnnKind::kPlan);
+  device.set(DnnAttribute::kDeviceText, device_properties).finalize();
+  plan.set(DnnAttribute::kPlanDevice, device).set(DnnAttribute::kPlanText, std::string_view(text)).finalize();
+  return plan;
+}
+int64_t workspace_of(const Descriptor& plan) {
+  return plan.get<int64_t>(DnnAttribute::kPlanWorkspace, DnnValue::kInt64, 1).at(0);
+}
+
 // The plan that this configuration gives; throws Refusal.
 MadePlan plan_of(const Cudnn& library, const DnnGraph& graph, const Descriptor& config, const Descriptor& device) {
   Descriptor engine(library, DnnKind::kEngine);
@@ -319,7 +330,7 @@ MadePlan plan_of(const Cudnn& library, const DnnGraph& graph, const Descriptor& 
     throw Refusal{DnnStatus::kNotSupported, absl::StrCat("engine ", made.engine, " is not taken: ", std::string(why))};
   Descriptor plan(library, DnnKind::kPlan);
   plan.set(DnnAttribute::kPlanConfig, config).set(DnnAttribute::kPlanDevice, device).finalize();
-  made.workspace = plan.get<int64_t>(DnnAttribute::kPlanWorkspace, DnnValue::kInt64, 1).at(0);
+  made.workspace = workspace_of(plan);
   if (made.workspace > graph.most_workspace)
     throw Refusal{
         DnnStatus::kNotSupported,
@@ -346,12 +357,21 @@ MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::strin
           none.why_not = refusal.text;
         }
       }
-    none.why_not = tried == 0 ? absl::StrCat("the heuristic has no engine: ", none.why_not)
-                              : absl::StrCat("none of ", tried, " engine configurations: ", none.why_not);
+    none.why_not = tried > 0              ? absl::StrCat("none of ", tried, " engine configurations: ", none.why_not)
+                   : none.why_not.empty() ? "the heuristic lists no engine for it"
+                                          : absl::StrCat("the heuristic lists no engine for it: ", none.why_not);
   } catch (const Refusal& refusal) {
     none.why_not = refusal.text;
   }
   return none;
+}
+
+int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties) {
+  try {
+    return workspace_of(plan_from(library, text, device_properties));
+  } catch (const Refusal&) {
+    return -1;
+  }
 }
 
 std::string MadePlan::pack() const {
@@ -524,14 +544,9 @@ DnnPlan::DnnPlan(int device, const DnnGraph& graph, std::string what) : device_(
 bool DnnPlan::load(DeviceState& state, const MadePlan& made, std::string* why_not) {
   try {
     const ContextScope scope(state);
-    Descriptor device(library_, DnnKind::kDevice);
-    device
-        .set(DnnAttribute::kDeviceText,
-             is_absent() ? properties_of(state.capability()) : properties_of_device(library_, state))
-        .finalize();
-    Descriptor plan(library_, DnnKind::kPlan);
-    plan.set(DnnAttribute::kPlanDevice, device).set(DnnAttribute::kPlanText, std::string_view(made.text)).finalize();
-    workspace_ = plan.get<int64_t>(DnnAttribute::kPlanWorkspace, DnnValue::kInt64, 1).at(0);
+    Descriptor plan = plan_from(
+        library_, made.text, is_absent() ? properties_of(state.capability()) : properties_of_device(library_, state));
+    workspace_ = workspace_of(plan);
     plan_ = plan.release();
     return true;
   } catch (const Refusal& refusal) {

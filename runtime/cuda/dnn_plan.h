@@ -43,6 +43,9 @@ struct MadePlan {
 // Never throws for a graph that is not served.
 MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::string& device_properties);
 
+// The workspace of the plan that the library reads from a text; -1: it refuses the text.
+int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
+
 // The properties of the device that each architecture's plans are made for where none is at hand: an A100, an H100, a
 // B200, or for other capabilities what such devices have in common with the next older one.
 std::string properties_of(int capability);
