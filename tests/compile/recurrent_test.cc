@@ -168,6 +168,34 @@ TEST(RecurrentProducts, ForwardMultipliesAllInputsAtOnce) {
   EXPECT_EQ(library_calls(false), 12 + 2 + kStack);  // the inputs side by side, and their product
 }
 
+struct Scan : nn::Module<Scan> {
+  nn::Linear next = child("next", 4, 4);
+
+  // x: (B, T, 4).
+  Tensor forward(const Tensor& x) {
+    Tensor h = x.select(1, 0) * 0.0;
+    Tensors all;
+    for (int64_t t = 0; t < x.size(1); ++t) all.push_back(h = ops::tanh(x.select(1, t) + next(h)));
+    return ops::stack(all, 1);
+  }
+};
+
+// A short sequence is recorded in one piece. A long one then makes the loop known, which runs in pieces from there on.
+TEST(RecurrentReplay, AShortSequenceIsVerifiedAfterALongOne) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  manual_seed(8);
+  Scan layer, eager;
+  eager.load_state_dict(layer.state_dict());
+  const auto regions = compile::compile_module(layer, {.exact = true, .capture = compile::Capture::kVerify});
+  for (const int64_t T : {7, 64, 7, 64, 7}) {
+    const Tensor x = Tensor::randn({2, T, 4});
+    EXPECT_TRUE(same_bits(layer(x), eager(x))) << T;
+  }
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_GT(report.loop_pieces, 0);
+  EXPECT_EQ(report.graph_breaks, 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Cells, RecurrentLayers,
                          testing::Values(Options{.kind = Kind::kPlain}, Options{.kind = Kind::kGru},
                                          Options{.kind = Kind::kLstm},

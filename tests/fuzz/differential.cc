@@ -53,7 +53,11 @@ class Runner {
     set_num_threads(threads_);
     trail_.second_order = is_second_order(program_);
     using enum compile::Recompute;
-    trail_.keeps_less = compiled_ && program_.options.recompute != kNone;
+    // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
+    const bool checkpoints = std::any_of(program_.steps.begin(), program_.steps.end(), [](const Step& step) {
+      return std::string_view(step.kind->name) == "checkpoint";
+    });
+    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || checkpoints);
     // By default only parameters are read again, which a program may write to by a pointer.
     const bool writes = std::any_of(program_.steps.begin(), program_.steps.end(),
                                     [](const Step& step) { return step.kind->has(kInPlace); });
@@ -65,7 +69,7 @@ class Runner {
     const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || inside;
     trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
                                       (program_.options.recompute == kAuto && writes) ||
-                                      ((program_.overwrite || writes) && other_backward));
+                                      ((program_.overwrite || writes) && other_backward) || wrote_an_input_);
     return std::move(trail_);
   }
 
@@ -225,11 +229,17 @@ class Runner {
         const GradMode mode(gradients && grad_enabled());
         Tensor target = results[i];
         if (part && target.rank() > 0 && target.size(0) > 1) target = target.slice(0, {0, target.size(0) / 2});
+        wrote_an_input_ = wrote_an_input_ || is_input(target);
         target.mul_(1.5);
       } catch (const Error& e) {
         see(absl::StrCat("step ", step, ", result ", i), describe("a write", e));
       }
     }
+  }
+  // Whether a result is an input, or a view of one.
+  bool is_input(const Tensor& result) const {
+    return std::any_of(scene_.inputs.begin(), scene_.inputs.end(),
+                       [&](const auto& input) { return input.second.storage().data() == result.storage().data(); });
   }
   bool is_shared(const Leaf& leaf) const {
     return std::any_of(program_.leaves.begin(), program_.leaves.end(),
@@ -363,6 +373,7 @@ class Runner {
   std::vector<compile::Regions> regions_;
   std::vector<std::pair<ValueId, Tensor>> leaves_;
   std::map<ValueId, int64_t> versions_before_;  // of the inputs, when the call began
+  bool wrote_an_input_ = false;  // the program wrote a result of a call that is an input, or a view of one
   Trail trail_;
 };
 
