@@ -66,7 +66,7 @@ class Runner {
     const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
     trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
                                       (program_.options.recompute == kAuto && writes) ||
-                                      ((program_.overwrite || writes) && other_backward) || wrote_an_input_);
+                                      ((program_.overwrite || writes) && others) || wrote_an_input_);
     return std::move(trail_);
   }
 
@@ -234,9 +234,8 @@ class Runner {
     }
   }
   // Whether a result is an input, or a view of one.
-  bool is_input(const Tensor& result) const {
-    return std::any_of(scene_.inputs.begin(), scene_.inputs.end(),
-                       [&](const auto& input) { return input.second.storage().data() == result.storage().data(); });
+  bool is_input(const Tensor& y) const {
+    return std::ranges::any_of(scene_.inputs, [&](const auto& x) { return x.second.storage() == y.storage(); });
   }
   bool is_shared(const Leaf& leaf) const {
     return std::any_of(program_.leaves.begin(), program_.leaves.end(),
