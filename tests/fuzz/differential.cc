@@ -53,14 +53,14 @@ class Runner {
     set_num_threads(threads_);
     trail_.second_order = is_second_order(program_);
     using enum compile::Recompute;
-    const std::span<const Step> steps = program_.steps;
     const auto any_named = [&](std::string_view end) {
-      return std::ranges::any_of(steps, [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
+      return std::ranges::any_of(program_.steps,
+                                 [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
     };
     // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
     trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || any_named("checkpoint"));
     // By default only parameters are read again, which a program may write to by a pointer.
-    const bool writes = std::ranges::any_of(steps, [](const Step& step) { return step.kind->has(kInPlace); });
+    const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
     // then need an input that the ops in its way did not save.
     const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
