@@ -1,9 +1,10 @@
 // GroupCommunicator: a process group as what layers add up their statistics with (runtime/communicator.h).
 //
-//   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module() or DistributedDataParallel
+//   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module() or
+//   DistributedDataParallel
 //
-// Every rank then makes the same calls of `model` in the same order: a training step of a normalisation is a collective,
-// forward and backward, also for a rank whose batch is empty. Evaluation sends nothing.
+// Every rank then makes the same calls of `model` in the same order: a training step of a normalisation is a
+// collective, forward and backward, also for a rank whose batch is empty. Evaluation sends nothing.
 #pragma once
 
 #include <memory>
@@ -15,7 +16,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-class GroupCommunicator final : public Communicator {
+class GroupCommunicator final : public rondo::Communicator {
  public:
   // A subgroup of the ranks has connections of its own, so its small messages do not wait behind buckets of gradients.
   explicit GroupCommunicator(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}

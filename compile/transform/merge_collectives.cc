@@ -95,8 +95,7 @@ std::optional<Graph> merge_collectives(const Graph& graph) {
     }
     if (member == 0) {
       std::vector<Tensor> parts;
-      for (size_t i = 0; i < members; ++i)
-        parts.push_back(ops::reshape(symbols[ordered.nodes[n + i].inputs[0]], {-1}));
+      for (size_t i = 0; i < members; ++i) parts.push_back(ops::reshape(symbols[ordered.nodes[n + i].inputs[0]], {-1}));
       all = call(*node.op, {ops::cat(parts, 0)}, node.attrs);
       begin = 0;
     }
