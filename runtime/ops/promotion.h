@@ -54,4 +54,7 @@ bool is_exact_attribute(Scalar s);
 // finite float must not become infinite.
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);
 
+// x.to(dtype) for another dtype: a dense copy. Images keep their layout (Note [Channels last results]).
+Tensor converted(TensorArg x, DType dtype);
+
 }  // namespace rondo::ops

@@ -83,7 +83,8 @@ Samples cross_entropy_grad_samples(bool large);
 Samples linear_cross_entropy_samples(bool large);
 Samples linear_cross_entropy_grad_samples(bool large);
 
-// ---- random.cc
+// ---- random.cc, collective.cc
+Samples all_reduce_samples(bool large);
 Samples dropout_samples(bool large);
 Samples draw_samples(bool large);
 Samples draw_integers_samples(bool large);
@@ -93,6 +94,11 @@ Samples softmax_grad_samples(bool large);
 Samples log_softmax_grad_samples(bool large);
 Samples layer_norm_samples(bool large);
 Samples layer_norm_grad_samples(bool large);
+Samples batch_norm_samples(bool large);
+Samples batch_norm_grad_samples(bool large);
+Samples group_norm_samples(bool large);
+Samples group_norm_grad_samples(bool large);
+Samples scale_shift_samples(bool large);
 Samples max_pool2d_samples(bool large);
 Samples rms_norm_samples(bool large);
 Samples rms_norm_grad_samples(bool large);
