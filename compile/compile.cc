@@ -32,9 +32,9 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  // `random`: shared by all ops of the call.
-  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random)
-      : region_(region), call_(call), random_(random), loops_(region.loops()) {}
+  // `random`: shared by all ops of the call. `known_loops`: runs the region's loops in pieces from their first step on.
+  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool known_loops)
+      : region_(region), call_(call), random_(random), loops_(known_loops ? region.loops() : nullptr) {}
 
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
@@ -311,7 +311,7 @@ class RegionTrace final : public Trace {
   std::vector<Storage> written_by_pointer_;  // a replay would leave that out
   bool overwrote_ = false;                   // by an op of this call, so that views may be read again
   bool broken_ = false;                      // also by what happened before the first op, which makes no piece
-  const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that the region knows; null: none
+  const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that run in pieces at once; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
   struct DensePart {
@@ -341,7 +341,8 @@ class RegionHook final : public nn::CallHook {
     std::vector<GeneratorState> drawn;  // from
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    RegionTrace trace(*region_, call, random);
+    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known.
+    RegionTrace trace(*region_, call, random, /*known_loops=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);

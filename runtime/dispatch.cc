@@ -16,6 +16,7 @@
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/run_in_parts.h"
 
 namespace rondo {
 
@@ -187,9 +188,14 @@ void run_kernel(const KernelContext& context) {
   }
   if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
     return launch(backend, device, kernel, context);
+  run_in_parts(context);
+}
+
+void run_in_parts(const KernelContext& context) {
   const RecorderScope eager(nullptr);
   absl::InlinedVector<Tensor, kUsualOutputs> parts(context.outputs.size());
-  run_parts(context.op, context.inputs, device, context.attrs, {parts.data(), parts.size()}, context.where);
+  run_parts(context.op, context.inputs, context.out().device(), context.attrs, {parts.data(), parts.size()},
+            context.where);
   const NoGrad off;
   for (size_t i = 0; i < context.outputs.size(); ++i) context.outputs[i].copy_(parts[i]);
 }

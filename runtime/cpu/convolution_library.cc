@@ -135,7 +135,7 @@ class LibraryConvolution::Conversion {
     image_ = usual.data.format_desc.blocking.strides[0];
     is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
     // The library goes along one line after the other. Lines a large power of two apart meet few sets of the caches:
-    // measured on Zen 5 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
+    // measured on Zen 4 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
     if (channels_ * (is_half_ ? 2 : 4) % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
@@ -209,7 +209,7 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
                                          : Forward::desc(kind, direct, input_, weight, output_, stride, dilation,
                                                          before, after);
     const Forward::primitive_desc first(desc, Step::with_own_scratch(), library_engine());
-    // Measured on Zen 5, one thread. Of 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
+    // Measured on Zen 4, one thread. Of 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
     // The weight of 3x3, 512 to 512 channels: 1.0 ms in f32 and 2.5 ms in bf16 to pack, 0.6 and 0.4 for the older one;
     // that counts where there are few pixels.
     constexpr int64_t kFewPixels = 2048;

@@ -7,7 +7,8 @@
 // Results lie in memory as PyTorch's do: channels last where an operand (B, C, H, W) is, see Note [Channels last]. The
 // bits do not depend on the layout.
 //
-// CUDA has no kernels for these ops yet (cuDNN is to serve them): they run there in the parts of `decompose`.
+// On CUDA, cuDNN serves f32, bf16 and f16. What it has no plan for, f64, and everything where there is no cuDNN, runs
+// in the parts of `decompose`.
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/channels_last.h"
 
@@ -199,7 +200,7 @@ constexpr OpDef kConv2d = {
           }
           result(c, {x[0], w[0], conv.output_size(0, x[2], w[2]), conv.output_size(1, x[3], w[3])});
         },
-    .on = {{&cpu::conv2d_kernel}},
+    .on = {{&cpu::conv2d_kernel}, {&cuda::conv2d_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Parts p(Convolution::of(attrs), in[0].sizes(), in[1].sizes());
@@ -241,7 +242,7 @@ constexpr OpDef kConv2dGradInput = {
           check_shapes(c, conv, x, c.sizes(1), &c.sizes(0));
           result(c, x);
         },
-    .on = {{&cpu::conv2d_grad_input_kernel}},
+    .on = {{&cpu::conv2d_grad_input_kernel}, {&cuda::conv2d_grad_input_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);
@@ -279,7 +280,7 @@ constexpr OpDef kConv2dGradWeight = {
           check_shapes(c, conv, c.sizes(1), w, &c.sizes(0));
           c.output(0, c.dtype(0), w);
         },
-    .on = {{&cpu::conv2d_grad_weight_kernel}},
+    .on = {{&cpu::conv2d_grad_weight_kernel}, {&cuda::conv2d_grad_weight_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);

@@ -140,6 +140,26 @@ TEST_P(RecurrentLayers, EqualEagerExecutionInEveryBitAndRunInPieces) {
   EXPECT_EQ(report().compilations, known.compilations) << report().last_recompile;
 }
 
+// Lengths share code, and what shares code is no compilation: 60 of them stay below the recompile limit. A second
+// region of the same layer needs no code of its own.
+TEST(RecurrentLengths, StayBelowTheRecompileLimit) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  for (const bool again : {false, true}) {
+    SCOPED_TRACE(again);
+    manual_seed(3);
+    Layer layer({.kind = Kind::kLstm}, 8);
+    const compile::Regions regions = compile::compile_module(layer);
+    for (int64_t k = 0; k < 60; ++k) two_steps(layer, 5 + (k * 97 + 7) % 252);
+    const compile::RegionReport report = regions.report()[0];
+    EXPECT_EQ(report.eager_runs, 0) << report.last_recompile;
+    EXPECT_GE(report.entries, 60);
+    EXPECT_LE(report.compilations, report.fresh_programs);
+    if (again) {
+      EXPECT_EQ(report.fresh_programs, 0);
+    }
+  }
+}
+
 TEST_P(RecurrentLayers, DefaultModeIsCloseToEagerExecution) {
   Layer eager(GetParam(), kWidth), compiled(GetParam(), kWidth);
   compiled.load_state_dict(eager.state_dict());
@@ -166,6 +186,34 @@ TEST(RecurrentProducts, ForwardMultipliesAllInputsAtOnce) {
   constexpr int kStack = 1;
   EXPECT_EQ(library_calls(true), 12 + 12 + kStack);
   EXPECT_EQ(library_calls(false), 12 + 2 + kStack);  // the inputs side by side, and their product
+}
+
+struct Scan : nn::Module<Scan> {
+  nn::Linear next = child("next", 4, 4);
+
+  // x: (B, T, 4).
+  Tensor forward(const Tensor& x) {
+    Tensor h = x.select(1, 0) * 0.0;
+    Tensors all;
+    for (int64_t t = 0; t < x.size(1); ++t) all.push_back(h = ops::tanh(x.select(1, t) + next(h)));
+    return ops::stack(all, 1);
+  }
+};
+
+// A short sequence is recorded in one piece. A long one then makes the loop known, which runs in pieces from there on.
+TEST(RecurrentReplay, AShortSequenceIsVerifiedAfterALongOne) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  manual_seed(8);
+  Scan layer, eager;
+  eager.load_state_dict(layer.state_dict());
+  const auto regions = compile::compile_module(layer, {.exact = true, .capture = compile::Capture::kVerify});
+  for (const int64_t T : {7, 64, 7, 64, 7}) {
+    const Tensor x = Tensor::randn({2, T, 4});
+    EXPECT_TRUE(same_bits(layer(x), eager(x))) << T;
+  }
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_GT(report.loop_pieces, 0);
+  EXPECT_EQ(report.graph_breaks, 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Cells, RecurrentLayers,

@@ -53,19 +53,20 @@ class Runner {
     set_num_threads(threads_);
     trail_.second_order = is_second_order(program_);
     using enum compile::Recompute;
-    trail_.keeps_less = compiled_ && program_.options.recompute != kNone;
+    const auto any_named = [&](std::string_view end) {
+      return std::ranges::any_of(program_.steps,
+                                 [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
+    };
+    // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
+    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || any_named("checkpoint"));
     // By default only parameters are read again, which a program may write to by a pointer.
-    const bool writes = std::any_of(program_.steps.begin(), program_.steps.end(),
-                                    [](const Step& step) { return step.kind->has(kInPlace); });
+    const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
     // then need an input that the ops in its way did not save.
-    const bool inside = std::any_of(program_.steps.begin(), program_.steps.end(), [](const Step& step) {
-      return std::string_view(step.kind->name).ends_with("_inside");
-    });
-    const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || inside;
+    const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
     trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
                                       (program_.options.recompute == kAuto && writes) ||
-                                      ((program_.overwrite || writes) && other_backward));
+                                      ((program_.overwrite || writes) && others) || wrote_an_input_);
     return std::move(trail_);
   }
 
@@ -225,11 +226,16 @@ class Runner {
         const GradMode mode(gradients && grad_enabled());
         Tensor target = results[i];
         if (part && target.rank() > 0 && target.size(0) > 1) target = target.slice(0, {0, target.size(0) / 2});
+        wrote_an_input_ = wrote_an_input_ || is_input(target);
         target.mul_(1.5);
       } catch (const Error& e) {
         see(absl::StrCat("step ", step, ", result ", i), describe("a write", e));
       }
     }
+  }
+  // Whether a result is an input, or a view of one.
+  bool is_input(const Tensor& y) const {
+    return std::ranges::any_of(scene_.inputs, [&](const auto& x) { return x.second.storage() == y.storage(); });
   }
   bool is_shared(const Leaf& leaf) const {
     return std::any_of(program_.leaves.begin(), program_.leaves.end(),
@@ -363,6 +369,7 @@ class Runner {
   std::vector<compile::Regions> regions_;
   std::vector<std::pair<ValueId, Tensor>> leaves_;
   std::map<ValueId, int64_t> versions_before_;  // of the inputs, when the call began
+  bool wrote_an_input_ = false;  // the program wrote a result of a call that is an input, or a view of one
   Trail trail_;
 };
 

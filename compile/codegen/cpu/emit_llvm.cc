@@ -168,7 +168,7 @@ void KernelEmitter::zero_partials() {
 
 // Note [Rows ahead]. Sorted rows (Note [Segments of rows]) are picked from all over a table, so each is a miss of
 // several cache lines. What the index of a later row picks is fetched while this row is worked on; and for one twice as
-// far ahead, what its index is itself picked from.
+// far ahead, what its index is itself picked from. An index that needs a draw or a sum of its row is not known ahead.
 void KernelEmitter::fetch_ahead(Value* row) {
   constexpr int64_t kBytesAhead = 12 << 10, kMostRows = 64, kMostLines = 8;
   const auto fetch_picked = [&](int64_t rows, bool whole_rows, int64_t lines) {
@@ -178,21 +178,26 @@ void KernelEmitter::fetch_ahead(Value* row) {
     for (size_t i = 0; i < kernel_.operands.size(); ++i)
       if (const Operand& o = kernel_.operands[i]; !o.is_partial && has_elements(o) && moves_with_row(o))
         row_ptrs_[i] = b_.CreateGEP(memory_type(o.dtype), bases_[i], row_offset(i, ahead));
+    std::vector<bool> known(kernel_.instrs.size());
+    for (size_t id = 0; id < known.size(); ++id) known[id] = levels_[id] == Level::kKernel;
+    const auto is_known = [&](int32_t id) { return id < 0 || known[static_cast<size_t>(id)]; };
     for (const Stage& stage : kernel_.stages)
       for (const std::vector<int32_t>* list : {&stage.row, &stage.column})
         for (int32_t id : *list) {
           const Instr& i = instr(id);
           const bool of_row = levels_[id] == Level::kRow;
-          if (i.op == LoopOp::kPick && of_row != whole_rows && levels_[i.a] == Level::kRow) {
+          if (i.op == LoopOp::kPick && of_row != whole_rows && levels_[i.a] == Level::kRow && is_known(i.a)) {
             Value* from = picked(i, scalar(i.a));
             for (int64_t line = 0; line < (of_row ? 1 : lines); ++line)
               fetch_line(b_.CreateConstGEP1_64(b_.getInt8Ty(), from, static_cast<uint64_t>(line * kCacheLine)),
                          FetchTo::kRead);
           }
           // Twice as far ahead, what is picked is not there yet.
-          if (of_row && i.op != LoopOp::kStore && !is_random(i.op) && i.op != LoopOp::kIndex)
-            scalars_[id] = !whole_rows && i.op == LoopOp::kPick ? llvm::Constant::getNullValue(register_type(i.type, 1))
-                                                                : row_value(i);
+          if (!of_row || i.op == LoopOp::kStore || is_random(i.op) || i.op == LoopOp::kIndex) continue;
+          if (!is_known(i.a) || !is_known(i.b) || !is_known(i.c)) continue;
+          scalars_[id] = !whole_rows && i.op == LoopOp::kPick ? llvm::Constant::getNullValue(register_type(i.type, 1))
+                                                              : row_value(i);
+          known[static_cast<size_t>(id)] = true;
         }
     row_ptrs_ = ptrs;
     scalars_ = scalars;
