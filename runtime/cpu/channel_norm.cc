@@ -181,23 +181,22 @@ void batch_norm_grad_kernel(const KernelContext& context) {
     const std::vector<C> weight = numbers_of<C>(context.in(2)), mean = numbers_of<C>(context.in(3)),
                          rstd = rstd_of(numbers_of<C>(context.in(4)), static_cast<C>(context.attrs.floats[0])),
                          scale = scale_of(rstd, weight);
-    std::vector<C> sum_g(channels), sum_gx(channels), level(channels), slope(channels);
+    std::vector<C> sum_g(channels), sum_gx(channels), offset(channels), slope(channels);
     const T *const g = pointer<T>(grad), *const from = pointer<T>(x);
     sum_channels(*layout, g, from, mean, sum_g, sum_gx);
     const C inverse = static_cast<C>(1.0 / static_cast<double>(layout->batch * layout->pixels));
     for (size_t c = 0; c < channels; ++c) {
       sum_gx[c] = sum_gx[c] * rstd[c];
-      level[c] = sum_g[c] * inverse;
       slope[c] = sum_gx[c] * rstd[c] * inverse;
+      offset[c] = sum_g[c] * inverse - mean[c] * slope[c];
     }
     write_numbers(sum_gx, context.out(1));
     write_numbers(sum_g, context.out(2));
     T* const to = pointer<T>(context.out(0));
-    const C *const m = mean.data(), *const s = scale.data(), *const l = level.data(), *const k = slope.data();
+    const C *const s = scale.data(), *const o = offset.data(), *const k = slope.data();
     for_each_run_of_channels(*layout, [&](int64_t at, int64_t channel, int64_t n) {
       const auto value = [=](int64_t i, int64_t c) {
-        const C centred = static_cast<C>(from[at + i]) - m[c];
-        return static_cast<T>((static_cast<C>(g[at + i]) - l[c] - centred * k[c]) * s[c]);
+        return static_cast<T>((static_cast<C>(g[at + i]) - o[c] - static_cast<C>(from[at + i]) * k[c]) * s[c]);
       };
       T* const out = to + at;
       if (layout->by_columns()) {

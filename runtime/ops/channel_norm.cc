@@ -129,9 +129,10 @@ void decompose_batch_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
   const Tensor sum_g = sum(g, others), sum_gx = sum(g * centred, others) * rstd;
   const Tensor level = sum_g * inverse, slope = sum_gx * rstd * inverse;
   const Tensor scale = weight.defined() ? rstd * weight : rstd;
-  // Not `centred`: a compiler would keep that between the sums and this, instead of reading x again.
-  const Tensor below = spread(mean) - x;
-  out[0] = ((g - spread(level) + below * spread(slope)) * spread(scale)).to(in[1].dtype());
+  // Not (x - mean) slope, although that is exact where the mean is: a compiler would keep x - mean between the sums and
+  // this, in place of reading x again.
+  const Tensor offset = level - mean * slope;
+  out[0] = ((g - spread(offset) - x * spread(slope)) * spread(scale)).to(in[1].dtype());
   out[1] = sum_gx.to(affine_dtype(in));
   out[2] = sum_g.to(affine_dtype(in));
 }
@@ -185,8 +186,7 @@ void decompose_group_norm_grad(std::span<const Tensor> in, const Attrs& attrs, s
   const Tensor level = weighted(sum_g) * rstd * inverse, slope = weighted(sum_gx) * rstd * rstd * rstd * inverse;
   const Tensor scale = per_channel(rstd, channels);
   const Tensor of_each = g * beside(weight.defined() ? scale * weight : scale, rank);
-  const Tensor below = beside(per_channel(mean, channels), rank) - x;  // as in batch_norm's
-  out[0] = (of_each - beside(per_channel(level, channels), rank) + below * beside(per_channel(slope, channels), rank))
+  out[0] = (of_each - beside(per_channel(level, channels), rank) - centred * beside(per_channel(slope, channels), rank))
                .to(in[1].dtype());
   out[1] = sum(sum_gx * scale, {0}).to(affine_dtype(in));
   out[2] = sum(sum_g, {0}).to(affine_dtype(in));

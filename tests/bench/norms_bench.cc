@@ -1,9 +1,10 @@
 // relu(batch_norm(x) + residual) in training, forward, and forward and backward, at two sizes of ResNet-50 with
 // batch 16.
 //
-//   bench_norms [--case=wide|deep] [--dtype=bf16] [--mode=eager|compiled] [--pass=forward|step] [--rounds=15]
-//   bench_norms --serve --case=... --dtype=... --mode=... --pass=...   answers lines "N" with the times of N steps
-//                                                                      (peers/README.md)
+//   bench_norms [--case=wide|deep] [--dtype=bf16] [--mode=eager|compiled] [--pass=forward|step] [--layout=last]
+//               [--rounds=15]
+//   bench_norms --serve --case=... --dtype=... --mode=... --pass=... --layout=...   answers lines "N" with the times of
+//                                                                                   N steps (peers/README.md)
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -39,11 +40,15 @@ struct Tail : nn::Module<Tail> {
 
 class Contender {
  public:
-  Contender(const Case& what, DType dtype, const std::string& mode, bool backward)
+  Contender(const Case& what, DType dtype, const std::string& mode, bool backward, bool last)
       : tail_(what.sizes[1]), backward_(backward) {
-    x_ = Tensor::randn(what.sizes).to(dtype).requires_grad_();
-    residual_ = Tensor::randn(what.sizes).to(dtype).requires_grad_();
-    grad_ = Tensor::randn(what.sizes).to(dtype);
+    const auto image = [&] {
+      const Tensor t = Tensor::randn(what.sizes).to(dtype);
+      return last ? t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}) : t;
+    };
+    x_ = image().requires_grad_();
+    residual_ = image().requires_grad_();
+    grad_ = image();
     if (mode == "compiled") regions_.emplace(compile::compile_module(tail_));
     for (int warm = 0; warm < 3; ++warm) step_ms();
   }
@@ -91,7 +96,7 @@ int main(int argc, char** argv) try {
           if (options.text("case", c.name) != c.name || options.text("dtype", type) != type ||
               options.text("mode", mode) != mode || options.text("pass", pass) != pass)
             continue;
-          Contender contender(c, dtype, mode, pass == "step");
+          Contender contender(c, dtype, mode, pass == "step", options.text("layout", "usual") == "last");
           if (options.has("serve")) return serve(contender), 0;
           std::vector<double> steps;
           for (int64_t round = options.integer("rounds", 15); round > 0; --round) steps.push_back(contender.step_ms());

@@ -35,6 +35,8 @@ Samples channel_norms(bool large, std::vector<int64_t> (*groups)(int64_t channel
   for (const Dims& x : large ? Shapes{{6, 8, 33, 65}, {1031, 130}}
                              : Shapes{{3, 4, 5, 6}, {2, 6, 17}, {7, 2}, {1, 2, 3, 3}, {3, 2, 1, 1}, {0, 2, 3}})
     for (int64_t g : groups(x[1])) {
+      // The gradient of a single value is 0 but for rounding.
+      if (g > 0 && x.numel() == x[0] * g && x.numel() > 0) continue;
       OpSample s{to_string(x), {real(x), real({x[1]}), real({x[1]})}, {.floats = {1e-2}}, 3};
       if (g > 0) s.attrs.ints = {g};
       samples.push_back(s);

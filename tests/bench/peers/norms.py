@@ -15,6 +15,7 @@ def main():
     p.add_argument("--dtype", choices=["f32", "bf16"], default="f32")
     p.add_argument("--mode", choices=["eager", "compiled"], default="eager")
     p.add_argument("--pass", dest="direction", choices=["forward", "step"], default="step")
+    p.add_argument("--layout", choices=["usual", "last"], default="usual")
     p.add_argument("--threads", type=int, default=2)
     a = p.parse_args()
     import torch
@@ -22,7 +23,8 @@ def main():
     torch.set_num_threads(a.threads)
     dtype = {"f32": torch.float32, "bf16": torch.bfloat16}[a.dtype]
     bn = torch.nn.BatchNorm2d(CASES[a.case][1])
-    x, residual, grad = (torch.randn(CASES[a.case]).to(dtype) for _ in range(3))
+    layout = torch.channels_last if a.layout == "last" else torch.contiguous_format
+    x, residual, grad = (torch.randn(CASES[a.case]).to(dtype, memory_format=layout) for _ in range(3))
     x.requires_grad_()
     residual.requires_grad_()
 

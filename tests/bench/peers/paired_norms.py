@@ -24,12 +24,14 @@ def main():
     p.add_argument("--cases", default=",".join(norms.CASES))
     p.add_argument("--dtypes", default="f32,bf16")
     p.add_argument("--passes", default="forward,step")
+    p.add_argument("--layouts", default="usual,last")
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--steps", type=int, default=10)
     p.add_argument("--timeout", type=float, default=300.0)
     a = p.parse_args()
-    for case, dtype, direction in itertools.product(a.cases.split(","), a.dtypes.split(","), a.passes.split(",")):
-        options = [f"--case={case}", f"--dtype={dtype}", f"--pass={direction}"]
+    for case, dtype, direction, layout in itertools.product(a.cases.split(","), a.dtypes.split(","),
+                                                            a.passes.split(","), a.layouts.split(",")):
+        options = [f"--case={case}", f"--dtype={dtype}", f"--pass={direction}", f"--layout={layout}"]
         ours = [paired_gpt.Contender(mode, [a.rondo_bin, "--serve", f"--mode={mode}"] + options, dict(os.environ),
                                      a.timeout) for mode in MODES]
         peers = [paired_gpt.Contender(f"pytorch {mode}", [a.python, PEER, f"--mode={mode}"] + options,
@@ -47,7 +49,7 @@ def main():
             rounds.append(times)
         for c in contenders:
             c.close()
-        line = [f"{case:4} {dtype:4} {direction:7}"]
+        line = [f"{case:4} {dtype:4} {direction:7} {layout:5}"]
         for c in contenders:
             line.append(f"{c.name} {statistics.median(t[c.name] for t in rounds):.2f} ms")
         for c in ours:
