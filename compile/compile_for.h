@@ -8,7 +8,8 @@
 // Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code has PTX, too, for newer devices). Both machines need the
 // same build of Rondo, and the same version of NVRTC if the one with the GPU has it. A region's code depends on its
 // shapes and on CompileOptions, an eager op's on dtypes and layouts. So the call must do what the machine with the GPU
-// will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for that:
+// will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for that (where cuDNN is
+// found, its plans for the step's convolutions are part of the file):
 //
 //   compile::compile_for(model, [&](Device gpu) {
 //     optim::AdamW adamw(model.parameters(), {.lr = 3e-4});

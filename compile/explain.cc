@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/region/region.h"
+#include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
 
 namespace rondo::compile {
@@ -17,6 +18,18 @@ std::vector<std::string> products_without_algorithm() {
                                                  " as plain sums that a kernel finishes, ", report.copied,
                                                  " on copies of their operands, ", report.by_kernel,
                                                  " by a kernel of Rondo's own; ", report.runs, " runs")};
+  texts.insert(texts.end(), report.last.end() - static_cast<std::ptrdiff_t>(std::min(kMost, report.last.size())),
+               report.last.end());
+  return texts;
+}
+
+std::vector<std::string> calls_without_plan() {
+  const cuda::DnnReport report = cuda::dnn_report();
+  if (report.last.empty()) return {};
+  constexpr size_t kMost = 8;
+  std::vector<std::string> texts = {absl::StrCat("convolutions and attention without a plan of cuDNN: ", report.refused,
+                                                 ", ", report.runs_otherwise, " runs; with one: ", report.runs,
+                                                 " runs")};
   texts.insert(texts.end(), report.last.end() - static_cast<std::ptrdiff_t>(std::min(kMost, report.last.size())),
                report.last.end());
   return texts;
@@ -43,6 +56,7 @@ Explanation explain(const Regions& regions) {
       for (std::string& hint : perf_hints(e.entries.back())) e.hints.push_back(std::move(hint));
   }
   explanation.products = products_without_algorithm();
+  for (std::string& text : calls_without_plan()) explanation.products.push_back(std::move(text));
   return explanation;
 }
 

@@ -28,8 +28,9 @@ struct RegionExplanation {
 
 struct Explanation {
   std::vector<RegionExplanation> regions;
-  // Products that run in a slower way, because their device's library has no algorithm for them: how many of this
-  // process, in regions or not, then the latest. Empty if there are none.
+  // Products that run in a slower way, because their device's library has no algorithm for them, and convolutions and
+  // attention that it has no plan for: how many of this process, in regions or not, then the latest. Empty if there are
+  // none.
   std::vector<std::string> products;
 };
 

@@ -49,32 +49,70 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::forward(const Tensor& x) {
   const bool trains = this->is_training() && !frozen_;
   if (!trains && running_mean.defined())
     return ops::batch_norm_with({running_mean, running_var}, x, weight, bias, options.eps);
+  if (trains && communicator_ != nullptr) return normalise_over_ranks(x);
   const int64_t values = sizes.numel() / channels_;
   if (values == 1)
     fail(absl::StrCat("the statistics of a batch need more than 1 value for each of the ", channels_,
                       " channels: take a larger batch, or evaluate with running statistics"));
   const ops::BatchNormed batch = ops::batch_norm(x, weight, bias, options.eps);
-  if (trains && running_mean.defined()) update(batch, values);
+  if (!trains || !running_mean.defined()) return batch.y;
+  const NoGrad off;
+  num_batches_tracked.add_(1);
+  const auto n = static_cast<double>(values);
+  if (values > 0) update(batch.mean, batch.var * (n / (n - 1)));
   return batch.y;
 }
 
-template <int kSpatial> void BatchNorm<kSpatial>::update(const ops::BatchNormed& batch, int64_t values) {
+template <int kSpatial> void BatchNorm<kSpatial>::synchronise(std::shared_ptr<Communicator> communicator) {
+  if (communicator_ != communicator) this->note_change();
+  communicator_ = std::move(communicator);
+}
+
+// Sums of values and of their squares add up over the ranks. They are made of each rank's mean and variance, which cost
+// no digits, and travel in f64, so that the difference of the two costs few: var / mean^2 of them.
+template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const Tensor& x) {
+  Dims others = {0};
+  for (int d = 2; d < x.rank(); ++d) others.push_back(d);
+  const auto n = static_cast<double>(x.sizes().numel() / channels_);
+  Tensor sum, squares;
+  if (n == 0) {  // there is no mean; the sums, zeros, keep the history that takes part in backward
+    sum = ops::sum(x, others).to(kF64);
+    squares = ops::sum(x * x, others).to(kF64);
+  } else {
+    const ops::VarAndMean own = ops::var_mean(x.to(compute_dtype(x.dtype())), others, 0.0);
+    const Tensor mean = own.mean.to(kF64);
+    sum = mean * n;
+    squares = (own.var.to(kF64) + mean * mean) * n;
+  }
+  const Tensor count = Tensor::full({1}, n, {kF64, x.device()});
+  const Tensor all = ops::all_reduce_sum(ops::cat({sum, squares, count}, 0), *communicator_);
+  const int64_t C = channels_;
+  const Tensor total = all.slice(0, {2 * C, 2 * C + 1}).detach();
+  const Tensor values = ops::maximum(total, 1.0);  // no rank has any
+  const Tensor mean = all.slice(0, {0, C}) / values;
+  const Tensor var = ops::maximum(all.slice(0, {C, 2 * C}) / values - mean * mean, 0.0);
+  const Tensor y = ops::batch_norm_with({mean, var}, x, weight, bias, options.eps);
+  if (running_mean.defined()) {
+    const NoGrad off;
+    num_batches_tracked.add_(1);
+    update(mean, var * (total / ops::maximum(total - 1.0, 1.0)), ops::greater(total, 0.0));
+  }
+  return y;
+}
+
+template <int kSpatial>
+void BatchNorm<kSpatial>::update(const Tensor& mean, const Tensor& unbiased, const Tensor& any) {
   const NoGrad off;
-  num_batches_tracked.add_(1);
-  if (values == 0) return;
   const DType wide = compute_dtype(running_mean.dtype());
-  const auto n = static_cast<double>(values);
   const auto replace_part = [&](Tensor& running, const Tensor& now) {
     const Tensor before = running.to(wide), value = now.to(wide);
-    if (options.momentum) {
-      running.copy_(before * (1 - *options.momentum) + value * *options.momentum);
-    } else {
-      // A tensor, so that a region records it and reads nothing.
-      running.copy_(before + (value - before) / num_batches_tracked.to(wide));
-    }
+    // Without momentum the share is a tensor, so that a region records it and reads nothing.
+    const Tensor next = options.momentum ? before * (1 - *options.momentum) + value * *options.momentum
+                                         : before + (value - before) / num_batches_tracked.to(wide);
+    running.copy_(any.defined() ? ops::where(any, next, before) : next);
   };
-  replace_part(running_mean, batch.mean);
-  replace_part(running_var, batch.var * (n / (n - 1)));
+  replace_part(running_mean, mean);
+  replace_part(running_var, unbiased);
 }
 
 template class BatchNorm<1>;

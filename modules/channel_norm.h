@@ -4,9 +4,11 @@
 //   nn::GroupNorm norm = child("norm", 32, 256);
 #pragma once
 
+#include <memory>
 #include <optional>
 
 #include "rondo/modules/module.h"
+#include "rondo/runtime/communicator.h"
 #include "rondo/runtime/ops/ops.h"
 
 #pragma GCC visibility push(default)
@@ -40,11 +42,19 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   void freeze(bool on = true);
   bool is_frozen() const { return frozen_; }
 
+  // Training takes its statistics from the batches of all ranks: one sum over the ranks forward, and one backward, of
+  // 2 C + 1 numbers in f64. Every rank calls the layer, also with an empty batch; the ranks together need more than one
+  // value per channel. Null: from this process's batch. dist::convert_sync_batchnorm() does this for a whole model.
+  void synchronise(std::shared_ptr<Communicator> communicator);
+
  private:
-  void update(const ops::BatchNormed& batch, int64_t values);
+  Tensor normalise_over_ranks(const Tensor& x);
+  // `unbiased`: the variance that divides by n - 1. `any`: bool scalar, undefined for true: there were values.
+  void update(const Tensor& mean, const Tensor& unbiased, const Tensor& any = Tensor());
 
   const int64_t channels_;
   bool frozen_ = false;
+  std::shared_ptr<Communicator> communicator_;
 };
 using BatchNorm1d = BatchNorm<1>;  // x (B, C) or (B, C, L)
 using BatchNorm2d = BatchNorm<2>;  // x (B, C, H, W)

@@ -45,9 +45,9 @@ std::vector<KernelFile> artifact_sections(std::span<const Target* const> of) {
     for (const CodeStore* store : CodeStore::all())
       if (KernelFile generated = store->contents(); &store->target() == target && !generated.kernels.empty())
         sections.push_back(std::move(generated));
-    if (target->hand_written == nullptr) continue;
-    if (KernelFile by_hand = target->hand_written->contents(); !by_hand.kernels.empty())
-      sections.push_back(std::move(by_hand));
+    for (const RuntimeCode& code : target->runtime_code)
+      for (KernelFile& made : code.contents())
+        if (!made.kernels.empty()) sections.push_back(std::move(made));
   }
   return sections;
 }
@@ -86,10 +86,11 @@ int load_artifacts(const std::string& path) {
       continue;
     }
     const int count = static_cast<int>(section.kernels.size());
-    const bool by_hand = (*target)->hand_written != nullptr &&
-                         component(made_for, "build") == (*target)->hand_written->build;
-    const absl::Status status = by_hand ? (*target)->hand_written->take(section)
-                                        : CodeStore::of(**target).take(std::move(section));
+    const std::string build = component(made_for, "build");
+    const std::span<const RuntimeCode> kinds = (*target)->runtime_code;
+    const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const RuntimeCode& k) { return k.build == build; });
+    const absl::Status status = kind != kinds.end() ? kind->take(section)
+                                                    : CodeStore::of(**target).take(std::move(section));
     if (status.ok()) taken += count;
     else if (absl::IsFailedPrecondition(status)) pass_over(std::string(status.message()));
     else fail(std::string(status.message()));
@@ -110,7 +111,7 @@ CacheReport cache_report() {
     std::move(report.missed.begin(), report.missed.end(), std::back_inserter(sum.missed));
   }
   for (const Target* target : targets())
-    if (target->hand_written != nullptr) target->hand_written->add_to(sum);
+    for (const RuntimeCode& code : target->runtime_code) code.add_to(sum);
   return sum;
 }
 

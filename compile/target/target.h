@@ -6,7 +6,9 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "rondo/compile/codegen/loop_ir.h"
@@ -24,11 +26,11 @@ namespace rondo::compile {
 struct CacheReport;
 struct JitOptions;
 
-// Kernels that the runtime has in its own sources and compiles when a device needs them. They go into artifacts beside
-// generated code.
-struct HandWritten {
-  const char* build;  // the component of their key that tells them from generated code
-  io::KernelFile (*contents)();
+// What the runtime makes itself when a device needs it: machine code of kernels in its own sources, plans of a library.
+// It goes into artifacts beside generated code.
+struct RuntimeCode {
+  const char* build;  // the component of its key that tells it from generated code
+  std::vector<io::KernelFile> (*contents)();
   // kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
   absl::Status (*take)(const io::KernelFile& file);
   void (*add_to)(CacheReport& report);
@@ -69,8 +71,7 @@ struct Target {
   Capabilities capabilities;
   // True if its code runs on this device of `backend`; null: on all of them.
   bool (*runs_on)(Device device);
-  // Null: the runtime compiles nothing for this target.
-  const HandWritten* hand_written = nullptr;
+  std::span<const RuntimeCode> runtime_code = {};
   // Throws Error if the process uses such devices. Null: code is made where it runs.
   std::unique_ptr<const StandIn> (*stand_in)() = nullptr;
   // How the code that place() gave, and the library calls of `backend`, run.

@@ -14,6 +14,7 @@
 
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/error.h"
 
@@ -42,6 +43,7 @@ struct Absent {
   std::function<void(const AbsentLaunch&)> watch;
   std::map<DevicePtr, size_t> blocks;
   std::map<ModulePtr, std::unique_ptr<LoadedImage>> modules;
+  Cudnn dnn;
 };
 Absent& absent() {
   static auto* const absent = new Absent;
@@ -242,7 +244,24 @@ constexpr CublasLt kCublasLt = {
         },
 };
 
+// cuDNN itself, which makes plans without a device; what needs one does nothing.
+const Cudnn* library_for_plans() {
+  const Cudnn* const found = find_cudnn(nullptr);
+  if (found == nullptr) return nullptr;
+  Cudnn& here = absent().dnn = *found;
+  here.create = [](DnnHandle* made) { return *made = handle<DnnHandle>(), DnnStatus::kSuccess; };
+  here.destroy = [](DnnHandle) { return DnnStatus::kSuccess; };
+  here.set_stream = [](DnnHandle, StreamPtr) { return DnnStatus::kSuccess; };
+  here.execute = [](DnnHandle, DnnDescriptor, DnnDescriptor) {
+    if (absent().watch) absent().watch({"cudnnBackendExecute", nullptr, {}, {}, 0});
+    return DnnStatus::kSuccess;
+  };
+  return &here;
+}
+
 }  // namespace
+
+bool is_absent() { return absent().capability != 0; }
 
 AbsentDevice::AbsentDevice(int capability, std::function<void(const AbsentLaunch&)> watch) {
   if (devices_in_use())
@@ -252,13 +271,14 @@ AbsentDevice::AbsentDevice(int capability, std::function<void(const AbsentLaunch
   close();
   absent().capability = capability;
   absent().watch = std::move(watch);
-  use_libraries(&kDriver, &kCublasLt);
+  use_libraries(&kDriver, &kCublasLt, library_for_plans());
 }
 
 AbsentDevice::~AbsentDevice() {
   close();
   use_libraries(nullptr, nullptr);
   absent().watch = nullptr;
+  absent().capability = 0;
 }
 
 }  // namespace rondo::cuda

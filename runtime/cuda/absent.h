@@ -23,7 +23,8 @@ namespace rondo::cuda {
 
 // A launch that a real device would have got.
 struct AbsentLaunch {
-  const char* name;          // of the function; "cublasLtMatmul": a product, and nothing below is set
+  // Of the function. "cublasLtMatmul": a product, "cudnnBackendExecute": a plan, and nothing below is set.
+  const char* name;
   const std::string* image;  // the cubin, or PTX, that was loaded
   Dim3 grid, block;
   unsigned shared_bytes;  // dynamic
@@ -39,5 +40,8 @@ class AbsentDevice {
 
   Device device() const { return {Backend::kCUDA, 0}; }
 };
+
+// True while there is one.
+bool is_absent();
 
 }  // namespace rondo::cuda

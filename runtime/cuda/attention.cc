@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/block_reduce.h"
+#include "rondo/runtime/cuda/dnn_attention.h"
 #include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/product.h"
@@ -527,6 +528,7 @@ int64_t chunk_of(const AttentionCall& call) {
 void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,
                        const HeadsStrides& out_strides, void* logsumexp) {
   if (call.batch * call.heads * call.queries == 0) return;
+  if (attention_forward_by_cudnn(call, operands, out, out_strides, logsumexp)) return;
   if (const auto tile = tile_of(call))
     return fused_attention_forward(call, *tile, operands, out, out_strides, logsumexp);
   Forward(call, operands).run(out, out_strides, logsumexp);
@@ -535,6 +537,7 @@ void attention_forward(const AttentionCall& call, const AttentionOperands& opera
 void attention_backward(const AttentionCall& call, const AttentionOperands& operands,
                         const AttentionGradients& gradients) {
   if (call.batch * call.heads == 0) return;
+  if (attention_backward_by_cudnn(call, operands, gradients)) return;
   if (const auto tile = tile_of(call)) return fused_attention_backward(call, *tile, operands, gradients);
   Backward(call, operands, gradients).run();
 }

@@ -11,8 +11,8 @@
 //   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
 //   stride 0 over queries).
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
-// the top of the two functions below, and AttentionCall is all that the choice depends on; a plan of cuDNN would be a
-// third.
+// the top of the two functions below, and AttentionCall is all that the choice depends on. A third is a plan of cuDNN,
+// where a program asks for it (dnn_attention.h).
 //
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once

@@ -124,6 +124,7 @@ DeviceState::~DeviceState() {
       static_cast<void>(driver_.context_synchronize());
       drop_finished();
       if (lt_ != nullptr) static_cast<void>(lt().destroy(lt_));
+      if (dnn_ != nullptr) static_cast<void>(dnn_library_.destroy(dnn_));
       for (const ModulePtr module : modules_) static_cast<void>(driver_.module_unload(module));
       allocator_.reset();
       for (const auto& events : free_events_)
@@ -275,6 +276,26 @@ LtHandle DeviceState::lt_handle() {
     throw DeviceError(absl::StrCat("cuda:", index_, ": cublasLtCreate: ", library.status_string(status)));
   }
   return lt_;
+}
+
+DnnStatus DeviceState::execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack) {
+  const ContextScope scope(*this);
+  const std::lock_guard lock(dnn_mutex_);
+  if (dnn_ == nullptr) {
+    DnnHandle made = nullptr;
+    DnnStatus status = library.create(&made);
+    if (category_of(status) == DnnStatus::kInternalError) {
+      allocator_->trim();  // it takes memory of the device, and the allocator may keep all of it
+      status = library.create(&made);
+    }
+    if (category_of(status) == DnnStatus::kInternalError) throw allocator_->out_of_memory("make a handle of cuDNN");
+    if (status == DnnStatus::kSuccess) status = library.set_stream(made, compute());
+    if (status != DnnStatus::kSuccess)
+      throw DeviceError(absl::StrCat("cuda:", index_, ": cudnnCreate: ", library.status_string(status)));
+    dnn_ = made;
+    dnn_library_ = library;
+  }
+  return library.execute(dnn_, plan, pack);
 }
 
 void DeviceState::keep_module(ModulePtr module) {

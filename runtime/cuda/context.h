@@ -20,6 +20,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/status.h"
 
@@ -109,6 +110,9 @@ class DeviceState {
 
   // Made with the first call; all threads may use it.
   LtHandle lt_handle();
+  // Enqueues a plan of cuDNN on the compute stream. The handle is made with the first call; a handle serves one thread
+  // at a time. Throws DeviceError, OutOfMemoryError if there can be none.
+  DnnStatus execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack);
 
   // ---- Modules. What is loaded when the device is closed is unloaded with it.
   void keep_module(ModulePtr module);
@@ -146,6 +150,9 @@ class DeviceState {
   std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
   std::mutex lt_mutex_;             // guards lt_. Not mutex_: to make a handle may find that the device is lost
   LtHandle lt_ = nullptr;
+  std::mutex dnn_mutex_;  // guards what follows, and a call with it
+  DnnHandle dnn_ = nullptr;
+  Cudnn dnn_library_;  // that made it
 };
 
 // Makes a device's context current while it lives.

@@ -11,7 +11,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/library.h"
+#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 namespace {
@@ -35,8 +37,10 @@ struct Libraries {
   Found<Driver> driver;
   Found<Nvrtc> nvrtc;
   Found<CublasLt> lt;
+  Found<Cudnn> dnn;
   const Driver* other_driver = nullptr;  // use_libraries()
   const CublasLt* other_lt = nullptr;
+  const Cudnn* other_dnn = nullptr;
 };
 Libraries& libraries() {
   static Libraries* libraries = new Libraries;  // never destroyed: memory is freed until the end of a process
@@ -59,7 +63,15 @@ const char* fill(CublasLt& table, void* library) {
   RONDO_CUDA_LT(RONDO_CUDA_BIND)
   return nullptr;
 }
+const char* fill(Cudnn& table, void* library) {
+  RONDO_CUDA_DNN(RONDO_CUDA_BIND)
+  return nullptr;
+}
 #undef RONDO_CUDA_BIND
+
+// Note [Which cuDNN].
+constexpr size_t kOldestCudnn = 91100;
+constexpr const char* kInstallCudnn = "; plans need cuDNN 9.11 or newer (pip: nvidia-cudnn-cu13 or nvidia-cudnn-cu12)";
 
 // NVRTC opens its builtins by their name alone when it first compiles, and not each NVRTC looks beside itself (that of
 // a toolkit of CUDA 12 or 13 has no run path): in a wheel, a folder of RONDO_CUDA_PATH or a toolkit that the system's
@@ -92,6 +104,11 @@ const Table* find(Found<Table> Libraries::*which, const char* name, std::initial
       if (const char* missing = fill(*table, library))
         found.why_not = absl::StrCat(path, " is too old: it has no ", missing);
       else found.table = std::move(table);
+      if constexpr (std::is_same_v<Table, Cudnn>)
+        if (found.table != nullptr && found.table->version() < kOldestCudnn) {
+          found.why_not = absl::StrCat(path, " is cuDNN ", version_of(*found.table), ", which is too old");
+          found.table = nullptr;
+        }
       if constexpr (std::is_same_v<Table, Nvrtc>)
         if (found.table != nullptr) open_builtins(*found.table);
     }
@@ -131,10 +148,28 @@ const CublasLt* find_cublas_lt(std::string* why_not) {
   return find(&Libraries::lt, "libcublasLt.so", toolkit_versions(), why_not);
 }
 
-void use_libraries(const Driver* driver, const CublasLt* lt) {
+const Cudnn* find_cudnn(std::string* why_not) {
+  if (const Cudnn* other = instead(&Libraries::other_dnn)) return other;
+  std::string reason;
+  const Cudnn* const found = find(&Libraries::dnn, "libcudnn.so", {"9"}, &reason);
+  if (why_not != nullptr) *why_not = found != nullptr ? "" : absl::StrCat(reason, kInstallCudnn);
+  return found;
+}
+const Cudnn& require_cudnn() {
+  std::string why_not;
+  if (const Cudnn* const found = find_cudnn(&why_not)) return *found;
+  throw DeviceError(absl::StrCat("no plans of cuDNN: ", why_not));
+}
+std::string version_of(const Cudnn& library) {
+  const size_t version = library.version();
+  return absl::StrCat(version / 10000, ".", version / 100 % 100, ".", version % 100);
+}
+
+void use_libraries(const Driver* driver, const CublasLt* lt, const Cudnn* dnn) {
   const std::lock_guard lock(libraries().mutex);
   libraries().other_driver = driver;
   libraries().other_lt = lt;
+  libraries().other_dnn = dnn;
 }
 
 void forget_libraries() {
@@ -143,6 +178,7 @@ void forget_libraries() {
   all.driver.forget();
   all.nvrtc.forget();
   all.lt.forget();
+  all.dnn.forget();
 }
 
 }  // namespace rondo::cuda

@@ -265,8 +265,10 @@ const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
 
-// find_driver() and find_cublas_lt() give these tables from now on (absent.h); null: those of the libraries again.
-void use_libraries(const Driver* driver, const CublasLt* lt);
+// find_driver(), find_cublas_lt() and find_cudnn() give these tables from now on (absent.h); null: those of the
+// libraries again.
+struct Cudnn;
+void use_libraries(const Driver* driver, const CublasLt* lt, const Cudnn* dnn = nullptr);
 // The next find_*() searches again. Tables that were found stay valid: a device that is open uses its own. For programs
 // that change RONDO_CUDA_PATH while they run: tests.
 void forget_libraries();

@@ -7,8 +7,10 @@
 // Results lie in memory as PyTorch's do: channels last where an operand (B, C, H, W) is, see Note [Channels last]. The
 // bits do not depend on the layout.
 //
-// CUDA has no kernels for these ops yet (cuDNN is to serve them): they run there in the parts of `decompose`.
+// On CUDA, cuDNN serves f32, bf16 and f16. What it has no plan for, f64, and everything where there is no cuDNN, runs
+// in the parts of `decompose`.
 #include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/channels_last.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -198,7 +200,7 @@ constexpr OpDef kConv2d = {
           }
           result(c, {x[0], w[0], conv.output_size(0, x[2], w[2]), conv.output_size(1, x[3], w[3])});
         },
-    .on = {{&cpu::conv2d_kernel}},
+    .on = {{&cpu::conv2d_kernel}, {&cuda::conv2d_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Parts p(Convolution::of(attrs), in[0].sizes(), in[1].sizes());
@@ -214,7 +216,11 @@ constexpr OpDef kConv2d = {
           const Convolution conv = Convolution::of(g.attrs());
           const Dims &x = g.input_sizes(0), &w = g.input_sizes(1);
           if (g.needs(0)) g.set(0, call(kConv2dGradInput, {g.grad_out(), g.input(1)}, conv.attrs({x[2], x[3]})));
-          if (g.needs(1)) g.set(1, call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]})));
+          if (g.needs(1)) {
+            const Tensor grad = call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]}));
+            const bool last = g.input(1).defined() && lies_channels_last(g.input(1));
+            g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
+          }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
         },
     .fuse_parts = false,
@@ -236,7 +242,7 @@ constexpr OpDef kConv2dGradInput = {
           check_shapes(c, conv, x, c.sizes(1), &c.sizes(0));
           result(c, x);
         },
-    .on = {{&cpu::conv2d_grad_input_kernel}},
+    .on = {{&cpu::conv2d_grad_input_kernel}, {&cuda::conv2d_grad_input_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);
@@ -274,7 +280,7 @@ constexpr OpDef kConv2dGradWeight = {
           check_shapes(c, conv, c.sizes(1), w, &c.sizes(0));
           c.output(0, c.dtype(0), w);
         },
-    .on = {{&cpu::conv2d_grad_weight_kernel}},
+    .on = {{&cpu::conv2d_grad_weight_kernel}, {&cuda::conv2d_grad_weight_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);

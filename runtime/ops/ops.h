@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "rondo/runtime/communicator.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/tensor.h"
 
@@ -378,6 +379,12 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 // random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
 Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
+
+// ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator, every one of
+// which calls this with the same shape and dtype, in the same order among its collectives. Its gradient is the sum of
+// the gradients of all ranks: another collective, which every rank's backward calls. A region records it like any op
+// (Note [Collectives are effects]).
+Tensor all_reduce_sum(TensorArg x, const Communicator& communicator);
 
 }  // namespace rondo::ops
 #pragma GCC visibility pop

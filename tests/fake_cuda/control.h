@@ -24,6 +24,7 @@ struct Options {
   int init_result = 0;             // of cuInit
   int driver_version = 13000;
   size_t lt_version = 130000;  // of cuBLASLt
+  size_t dnn_version = 91900;  // of cuDNN
   std::string name = "fake GPU";
   // Misuse ends the process. Otherwise it is noted (Control::misuses), and the call returns an error.
   bool aborts = true;
@@ -48,8 +49,9 @@ struct KernelBytes {
 
 // Work that a program enqueued, by its kind and name.
 struct Enqueued {
-  enum class Kind { kKernel, kProduct, kFill, kCopy, kCollective } kind;
-  std::string name;  // of the kernel; the sizes of a product; the direction of a copy; the call of a collective
+  enum class Kind { kKernel, kProduct, kFill, kCopy, kCollective, kPlan } kind;
+  // Of the kernel; the sizes of a product; the direction of a copy; the call of a collective; the nodes of a plan.
+  std::string name;
   // A fill or a copy: its bytes. A product: the least alignment that its algorithm relies on. A collective: the bytes
   // that each rank sends over its link.
   int64_t bytes = 0;
@@ -140,6 +142,7 @@ struct Counts {
   int64_t lt_descriptors = 0;            // handles, descriptors, layouts and preferences that are not destroyed
   int64_t communicators = 0;             // of NCCL that are neither destroyed nor aborted
   int64_t collectives = 0;               // that were enqueued, ever
+  int64_t plans = 0, dnn_handles = 0;    // of cuDNN: runs, ever; handles that are not destroyed
 };
 
 class Control {
@@ -163,6 +166,10 @@ class Control {
   // cuBLASLt's answer for products; without it, there is an algorithm for each. Stays until the next reset().
   using LtOracle = std::function<LtAnswer(const LtQuestion&)>;
   virtual void set_lt_oracle(LtOracle oracle) = 0;
+  // True: cuDNN has no engine for the graph, whose nodes are given as "kind/function" each. Stays until the next
+  // reset().
+  using DnnOracle = std::function<bool(const std::string& graph)>;
+  virtual void set_dnn_oracle(DnnOracle oracle) = 0;
   // The driver is gone, as at the end of a process: every call fails.
   virtual void shut_down() = 0;
   virtual Counts counts() const = 0;

@@ -102,6 +102,7 @@ FakeCuda::~FakeCuda() {
   EXPECT_EQ(left.events, 0) << "events are left";
   EXPECT_EQ(left.modules, 0) << "modules are left";
   EXPECT_EQ(left.lt_handles, 0) << "handles of cuBLASLt are left";
+  EXPECT_EQ(left.dnn_handles, 0) << "handles of cuDNN are left";
   EXPECT_EQ(left.communicators, 0) << "communicators of NCCL are left";
 }
 

@@ -119,6 +119,7 @@ void Machine::reset(const Options& chosen) {
   loader = nullptr;
   edit = nullptr;
   lt_oracle = nullptr;
+  dnn_oracle = nullptr;
   contexts.clear();
   pools.clear();
   for (int i = 0; i < chosen.devices; ++i) {
@@ -184,6 +185,10 @@ void Machine::set_edit(Edit chosen) {
 void Machine::set_lt_oracle(LtOracle chosen) {
   const std::lock_guard lock(mutex);
   lt_oracle = std::move(chosen);
+}
+void Machine::set_dnn_oracle(DnnOracle chosen) {
+  const std::lock_guard lock(mutex);
+  dnn_oracle = std::move(chosen);
 }
 void Machine::shut_down() {
   const std::lock_guard lock(mutex);

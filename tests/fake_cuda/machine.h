@@ -159,6 +159,7 @@ class Machine final : public Control {
   void set_loader(Loader loader) override;
   void set_edit(Edit edit) override;
   void set_lt_oracle(LtOracle oracle) override;
+  void set_dnn_oracle(DnnOracle oracle) override;
   void shut_down() override;
   Counts counts() const override;
   int64_t queued() const override;
@@ -221,6 +222,7 @@ class Machine final : public Control {
   Loader loader;
   Edit edit;
   LtOracle lt_oracle;
+  DnnOracle dnn_oracle;
   std::vector<std::unique_ptr<cuda::OpaqueContext>> contexts;  // the primary one of each device
   std::vector<std::unique_ptr<cuda::OpaquePool>> pools;
   std::vector<std::unique_ptr<cuda::OpaqueStream>> streams;

@@ -10,6 +10,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/convolution.h"
+#include "rondo/modules/fold_batch_norm.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/runtime/amp.h"
@@ -188,11 +189,48 @@ TEST(ChannelNorm, CompiledEqualsEager) {
             other, {.exact = true, .capture = replayed ? compile::Capture::kReplay : compile::Capture::kRecord});
         const test::MustRunCompiled here;
         const std::vector<Tensor> compiled = train(other, x, 3);
-        for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(test::same_bits(eager[i], compiled[i])) << i;
+        for (size_t i = 0; i < eager.size(); ++i) {
+          EXPECT_TRUE(test::same_bits(eager[i], compiled[i])) << i;
+          EXPECT_EQ(to_string(eager[i].strides()), to_string(compiled[i].strides())) << i;
+        }
         const compile::RegionReport report = regions.report()[0];
         EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
         EXPECT_EQ(report.entries, 1) << report.last_recompile;
       }
+}
+
+// All of a network that is channels last is: convolutions, norms, activations, their gradients.
+TEST(ChannelNorm, ChannelsLastThroughARegion) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  struct Tail : Module<Tail> {
+    Conv2d conv = child("conv", 4, 8, 3, Conv2dOptions{.padding = 1});
+    BatchNorm2d bn = child("bn", 8);
+    GroupNorm gn = child("gn", 2, 8);
+    Tensor forward(const Tensor& x) { return ops::relu(gn(ops::relu(bn(conv(x)) + x.size(1)))) * 2.0; }
+  };
+  manual_seed(4);
+  Tail eager, compiled;
+  compiled.load_state_dict(eager.state_dict());
+  const auto regions = compile::compile_module(compiled, {.exact = true});
+  const test::MustRunCompiled here;
+  const Tensor image = Tensor::randn({3, 5, 6, 4}).permute({0, 3, 1, 2});
+  for (int step = 0; step < 2; ++step) {
+    Tensor results[2][3];
+    for (int i = 0; i < 2; ++i) {
+      Tail& net = i == 0 ? eager : compiled;
+      Tensor x = image.detach().requires_grad_();
+      const Tensor y = net(x);
+      net.zero_grad();
+      y.backward(no_grad([&] { return y * 0.5; }));
+      results[i][0] = y, results[i][1] = x.grad(), results[i][2] = net.bn.weight.grad();
+    }
+    for (int k = 0; k < 3; ++k) {
+      EXPECT_TRUE(test::same_bits(results[0][k], results[1][k])) << k;
+      EXPECT_EQ(to_string(results[0][k].strides()), to_string(results[1][k].strides())) << k;
+    }
+    EXPECT_EQ(results[1][0].strides()[1], 1);
+  }
+  EXPECT_EQ(regions.report()[0].graph_breaks, 0) << regions.report()[0].last_break;
 }
 
 // Under autocast a convolution gives 16 bits, and the layer's parameters and statistics stay f32.
@@ -269,6 +307,76 @@ TEST(ChannelNorm, ErrorsNameTheNumbers) {
   GroupNorm groups(2, 4);
   expect([&] { groups(Tensor::zeros({2, 6, 3})); }, {"6 channels", "[4]"});
   expect([] { DropPath(1.5); }, {"[0, 1]", "1.5"});
+}
+
+// ---- Folding
+
+struct Folded : Module<Folded> {
+  Conv2d stem = child("stem", 3, 8, 3, Conv2dOptions{.padding = 1, .bias = false});
+  BatchNorm2d bn1 = child("bn1", 8);
+  Conv2d grouped = child("grouped", 8, 6, 3, Conv2dOptions{.groups = 2});
+  BatchNorm2d bn2 = child("bn2", 6, BatchNormOptions{.eps = 1e-3, .affine = false});
+  ConvTranspose2d up = child("up", 6, 4, 2, ConvTranspose2dOptions{.stride = 2, .groups = 2});
+  BatchNorm2d bn3 = child("bn3", 4);
+  // Not to be folded: the result is read again; an activation lies between; the statistics are those of the batch.
+  Conv2d read_again = child("read_again", 4, 4, 1);
+  BatchNorm2d bn4 = child("bn4", 4);
+  Conv2d activated = child("activated", 4, 4, 1);
+  BatchNorm2d bn5 = child("bn5", 4);
+  Conv2d last = child("last", 4, 4, 1);
+  BatchNorm2d bn6 = child("bn6", 4, BatchNormOptions{.track_running_stats = false});
+  Tensor forward(const Tensor& images) {  // (B, 3, H, W)
+    Tensor x = ops::relu(bn1(stem(images)));
+    x = ops::relu(bn3(up(bn2(grouped(x)))));
+    const Tensor branch = read_again(x);
+    x = bn4(branch) + branch;
+    x = bn5(ops::relu(activated(x)));
+    return bn6(last(x));
+  }
+};
+
+TEST(FoldBatchNorm, LeavesTheResult) {
+  for (const DType dtype : {kF64, kF32}) {
+    SCOPED_TRACE(name_of(dtype));
+    manual_seed(11);
+    Folded net;
+    for (const Tensor& p : net.parameters()) no_grad([&] { Tensor(p).add_(Tensor::rand(p.sizes())); });
+    net.to(dtype);
+    const Tensor x = Tensor::randn({3, 3, 6, 5}).to(dtype);
+    for (int i = 0; i < 5; ++i) net(x + i);
+    EXPECT_NE(error_of([&] { fold_batch_norm(net, [&] { return net(x); }); }).find("eval()"), std::string::npos);
+    net.eval();
+    const Tensor want = no_grad([&] { return net(x); });
+    EXPECT_EQ(fold_batch_norm(net, [&] { return net(x); }), 3);
+    const Tensor got = no_grad([&] { return net(x); });
+    EXPECT_TRUE(test::is_close(got, want, test::of_largest_above_1(dtype == kF64 ? 1e-12 : 1e-5)));
+    std::string names;
+    for (const auto& [name, tensor] : net.state_dict())
+      if (name.starts_with("bn")) names += name.substr(0, 4);
+    EXPECT_EQ(names.find("bn1."), std::string::npos);
+    EXPECT_EQ(names.find("bn3."), std::string::npos);
+    EXPECT_NE(names.find("bn4."), std::string::npos);
+    EXPECT_TRUE(net.stem.bias.defined());
+    EXPECT_EQ(fold_batch_norm(net, [&] { return net(x); }), 0);  // all that can be is
+  }
+}
+
+// Regions of the model record what it is now, and are as they were after the examples.
+TEST(FoldBatchNorm, OfACompiledModel) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  manual_seed(12);
+  Folded net;
+  const Tensor x = Tensor::randn({2, 3, 6, 5});
+  net(x);
+  net.eval();
+  const auto regions = compile::compile_module(net, {.exact = true});
+  const auto run = [&] { return no_grad([&] { return net(x); }); };
+  const Tensor before = run();
+  EXPECT_EQ(fold_batch_norm(net, [&] { return net(x); }), 3);
+  const Tensor after = run();
+  EXPECT_TRUE(test::is_close(after, before, test::of_largest_above_1(1e-5)));
+  EXPECT_EQ(regions.report()[0].calls, 2);
+  EXPECT_EQ(regions.report()[0].entries, 2);
 }
 
 TEST(DropPath, DropsWholeExamples) {

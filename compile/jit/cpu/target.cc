@@ -34,7 +34,6 @@ constexpr Target kTarget = {
     .check = &check,
     .capabilities = {},  // the CPU's
     .runs_on = nullptr,
-    .hand_written = nullptr,
     .stand_in = nullptr,
     .launch = {.kernel = &launch_kernel,
                .combine = &launch_combine,

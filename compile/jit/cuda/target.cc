@@ -15,6 +15,7 @@
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/dnn_store.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/io/host_key.h"
@@ -77,11 +78,19 @@ template <int kCapability> struct Architecture {
     for (const std::string& kernel : by_hand.compiled)
       report.missed.push_back({kernel, "by hand", absl::StrCat("no cache and no artifact has it for ", name())});
   }
-  static constexpr HandWritten kHandWritten = {
-      .build = rondo::cuda::kMaker,
-      .contents = [] { return rondo::cuda::kernels_by_hand(kCapability); },
-      .take = [](const io::KernelFile& file) { return rondo::cuda::add_kernels_by_hand(kCapability, file); },
-      .add_to = &add_to,
+  static constexpr RuntimeCode kRuntimeCode[] = {
+      {
+          .build = rondo::cuda::kMaker,
+          .contents = [] { return std::vector{rondo::cuda::kernels_by_hand(kCapability)}; },
+          .take = [](const io::KernelFile& file) { return rondo::cuda::add_kernels_by_hand(kCapability, file); },
+          .add_to = &add_to,
+      },
+      {
+          .build = rondo::cuda::kDnnMaker,
+          .contents = [] { return rondo::cuda::stored_plans(kCapability); },
+          .take = [](const io::KernelFile& file) { return rondo::cuda::add_plans(kCapability, file); },
+          .add_to = [](CacheReport&) {},  // dnn_report() has its own
+      },
   };
 };
 
@@ -108,7 +117,7 @@ template <int kCapability> constexpr Target make_target() {
                        .gathers_sums = true,
                        .epilogues_pay = true},
       .runs_on = &Its::runs_on,
-      .hand_written = &Its::kHandWritten,
+      .runtime_code = Its::kRuntimeCode,
       .stand_in = []() -> std::unique_ptr<const StandIn> { return std::make_unique<AbsentGpu>(kCapability); },
       .launch = {.keeps_owner = false,
                  .kernel = &launch_kernel,

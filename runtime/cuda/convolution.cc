@@ -1,0 +1,127 @@
+// Kernels of conv2d and its gradients on CUDA: plans of cuDNN (dnn_plan.h), and the op's parts for what has none.
+//
+// Note [Kept convolutions]. The most recent 256 are kept, over all threads and devices, by their numbers: making a plan
+//   takes up to seconds. One that no engine serves is kept, too, so that it is asked for and counted once.
+#include <memory>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/dnn_plan.h"
+#include "rondo/runtime/cuda/nvtx.h"
+#include "rondo/runtime/matmul_precision.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/recent_cache.h"
+#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/run_in_parts.h"
+
+namespace rondo::cuda {
+namespace {
+
+using Computes = DnnConvolution::Computes;
+
+struct ConvolutionKey {
+  uint64_t device;  // DeviceState::serial()
+  DnnConvolution call;
+  friend bool operator==(const ConvolutionKey& a, const ConvolutionKey& b) = default;
+  template <class H> friend H AbslHashValue(H h, const ConvolutionKey& key) {
+    const DnnConvolution& c = key.call;
+    return H::combine(std::move(h), key.device, c.computes, c.dtype, c.bias, c.relu, c.fast, c.input_last,
+                      c.weight_last, c.output_last, c.input, c.weight, c.output, c.stride, c.dilation, c.before,
+                      c.after);
+  }
+};
+
+std::shared_ptr<const DnnPlan> convolution_plan(int device, const DnnConvolution& call) {
+  static auto* const cache = new RecentCache<ConvolutionKey, DnnPlan>(256);
+  const ConvolutionKey key{device_state(device).serial(), call};
+  if (std::shared_ptr<const DnnPlan> found = cache->find(key)) return found;
+  return cache->add(key, DnnPlan::get(device, convolution_graph(call), call.describe()));
+}
+
+// The three tensors of a call, and the bias.
+struct ConvolutionTensors {
+  Computes computes;
+  Tensor input, weight, bias, output;
+  Tensor& result() { return computes == Computes::kOutput ? output : computes == Computes::kInput ? input : weight; }
+};
+
+// Dense, too: a gradient that is part of a larger tensor has gaps.
+bool lies_channels_last(const Tensor& t) {
+  return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
+}
+// All that plans are made for: dense, in one of the two layouts, at an address that 16 divides.
+bool is_readable(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.impl()->data()) % 16 == 0 && (t.is_contiguous() || lies_channels_last(t));
+}
+Tensor dense_for_plan(const Tensor& t) {
+  if (!t.defined() || is_readable(t)) return t;
+  Tensor copy = Tensor::empty(t.sizes(), {t.dtype(), t.device()});
+  copy.copy_(t);
+  return copy;
+}
+std::array<int64_t, 4> sizes_of(const Tensor& t) { return {t.size(0), t.size(1), t.size(2), t.size(3)}; }
+
+void convolve(const KernelContext& context, ConvolutionTensors t) {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  Tensor result = t.result();
+  if (result.numel() == 0) return;
+  if (t.input.numel() == 0 || t.weight.numel() == 0 || t.output.numel() == 0) {  // no product is summed
+    result.fill_(0);
+    if (t.computes == Computes::kOutput && t.bias.defined()) result.add_(t.bias.view({t.bias.size(0), 1, 1}));
+    return;
+  }
+  if (result.dtype() == kF64) return run_in_parts(context);
+  const ops::Convolution conv = ops::Convolution::of(context.attrs);
+  for (Tensor* operand : {&t.input, &t.weight, &t.bias, &t.output})
+    if (operand != &t.result()) *operand = dense_for_plan(*operand);
+  const bool in_place = is_readable(result);
+  if (!in_place) t.result() = Tensor::empty(result.sizes(), {result.dtype(), result.device()});
+  const DnnConvolution call{.computes = t.computes,
+                            .dtype = result.dtype(),
+                            .bias = t.bias.defined(),
+                            .fast = result.dtype() == kF32 && float32_matmul_precision() == MatmulPrecision::kHigh,
+                            .input_last = lies_channels_last(t.input),
+                            .weight_last = lies_channels_last(t.weight),
+                            .output_last = lies_channels_last(t.output),
+                            .input = sizes_of(t.input),
+                            .weight = sizes_of(t.weight),
+                            .output = sizes_of(t.output),
+                            .stride = conv.stride,
+                            .dilation = conv.dilation,
+                            .before = conv.before,
+                            .after = conv.after};
+  const std::shared_ptr<const DnnPlan> plan = convolution_plan(result.device().index, call);
+  if (!plan->usable()) {
+    count_run_without_plan();
+    return run_in_parts(context);
+  }
+  const Range range("convolution");
+  absl::InlinedVector<const void*, 4> addresses;
+  const auto add = [&](const Tensor& tensor) { addresses.push_back(tensor.impl()->data()); };
+  switch (t.computes) {
+    case Computes::kOutput: add(t.input), add(t.weight); break;
+    case Computes::kInput: add(t.output), add(t.weight); break;
+    case Computes::kWeight: add(t.output), add(t.input); break;
+  }
+  if (call.bias) add(t.bias);
+  add(t.result());
+  plan->enqueue({addresses.data(), addresses.size()});
+  if (!in_place) result.copy_(t.result());
+}
+
+}  // namespace
+
+void conv2d_kernel(const KernelContext& c) {
+  convolve(c, {Computes::kOutput, c.in(0), c.in(1), c.has(2) ? c.in(2) : Tensor(), c.out()});
+}
+void conv2d_grad_input_kernel(const KernelContext& c) {
+  convolve(c, {Computes::kInput, c.out(), c.in(1), {}, c.in(0)});
+}
+void conv2d_grad_weight_kernel(const KernelContext& c) {
+  convolve(c, {Computes::kWeight, c.in(1), c.out(), {}, c.in(0)});
+}
+
+}  // namespace rondo::cuda

@@ -1,0 +1,46 @@
+// Attention as a graph of cuDNN: the products, masks and softmax that its fused engines know. The forms are those of
+// cuDNN's documentation ("Attention", the graphs of its flash attention).
+//
+// Note [What cuDNN serves]. bf16 and f16 without dropout, whose numbers are not ours, and of at least 16 queries: a
+// plan
+//   takes a second to make, and when a model generates, every token has another number of keys. A mask of any kind
+//   becomes a bias in f32, made by a kernel. There, -1e30 stands for a key that is not allowed, and so for any bias
+//   below it: with -inf, a row without a key is NaN. Such rows are told by their logsumexp and are set behind the plan.
+// Note [The choice of cuDNN]. Our own kernels run unless a program asks for cuDNN's: nobody has compared them on a
+//   device. `use_cudnn_attention(true)`, or RONDO_CUDA_ATTENTION=cudnn.
+#pragma once
+
+#include <string>
+
+#include "rondo/runtime/cuda/attention.h"
+#include "rondo/runtime/cuda/dnn_graph.h"
+
+namespace rondo::cuda {
+
+// Throws DeviceError if there is no cuDNN. Holds for calls from now on, on all devices.
+void use_cudnn_attention(bool use);
+// Throws Error if RONDO_CUDA_ATTENTION is neither unset, "own" nor "cudnn".
+bool uses_cudnn_attention();
+
+// False: cuDNN is not asked for, or has no plan, and nothing was enqueued. Else as attention_forward() and
+// attention_backward().
+bool attention_forward_by_cudnn(const AttentionCall& call, const AttentionOperands& operands, void* out,
+                                const HeadsStrides& out_strides, void* logsumexp);
+bool attention_backward_by_cudnn(const AttentionCall& call, const AttentionOperands& operands,
+                                 const AttentionGradients& gradients);
+
+// ---- The graphs
+
+// Operands of the forward: q, k, v, the bias if there is one, out, logsumexp. Of the backward: q, k, v, the bias, out,
+// logsumexp, grad, then grad_q, grad_k, grad_v.
+struct DnnAttention {
+  AttentionCall call;  // its mask is not read
+  bool bias = false;
+  int64_t bias_sizes[4] = {1, 1, 1, 1};  // of a dense array in f32; it broadcasts to [B, H, Tq, Tk]
+  HeadsStrides out = {}, grad = {}, grad_q = {}, grad_k = {}, grad_v = {};
+  std::string describe(bool backward) const;
+};
+DnnGraph attention_graph(const DnnAttention& attention);
+DnnGraph attention_grad_graph(const DnnAttention& attention);
+
+}  // namespace rondo::cuda

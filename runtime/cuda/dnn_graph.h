@@ -1,0 +1,98 @@
+// What cuDNN is asked to compute, as plain data: tensors and the operations between them. A graph's text names the
+// graph in caches; dnn_plan.h makes a plan of it.
+//
+//   DnnGraph graph = convolution_graph({...});
+//   const std::shared_ptr<const DnnPlan> plan = DnnPlan::get(device, graph);   // null: no engine serves it
+//
+// Note [Addresses of a graph]. Tensors of kind kOperand have addresses: DnnPlan::enqueue() takes one for each, in the
+// order in which
+//   they were added. Intermediate values (kBetween) have none. A scratch tensor (kScratch) lies in the workspace, and a
+//   number (kNumber) in host memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/runtime/dtype.h"
+
+namespace rondo::cuda {
+
+DnnData dnn_type(DType dtype);
+size_t element_bytes(DnnData type);
+
+struct DnnTensor {
+  enum class Place : uint8_t { kOperand, kBetween, kScratch, kNumber };
+  Place place = Place::kOperand;
+  DnnData type = DnnData::kF32;
+  std::vector<int64_t> sizes, strides;
+  double number = 0;  // kNumber
+
+  int64_t elements() const;
+};
+
+struct DnnNode {
+  enum class Does : uint8_t {
+    kConvolve,            // inputs x, w
+    kConvolveGradInput,   // inputs dy, w
+    kConvolveGradWeight,  // inputs dy, x
+    kPointwise,           // inputs x, b, t, as the function takes them
+    kMatmul,              // inputs a, b
+    kReduce,              // input x; to the sizes of the output
+    kReshape,             // input x
+  };
+  Does does = Does::kPointwise;
+  int function = 0;  // a DnnPointwise or DnnReduction
+  DnnData computes = DnnData::kF32;
+  std::array<int, 3> inputs = {-1, -1, -1};  // indices of tensors
+  int output = -1;
+  int64_t axis = -1;  // of DnnPointwise::kIndex
+  std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1}, before = {0, 0}, after = {0, 0};
+};
+
+struct DnnGraph {
+  std::vector<DnnTensor> tensors;
+  std::vector<DnnNode> nodes;
+  // The engines that may serve it. Never those whose results differ from run to run, or whose sums are not f32.
+  bool fast = false;                   // f32 operands may be rounded to TF32
+  int64_t most_workspace = 1ll << 30;  // bytes that an engine may ask for
+
+  // Both return the index of the tensor.
+  int add(DnnTensor tensor);
+  int number(double value, DnnData type = DnnData::kF32);
+  // An intermediate value, dense.
+  int between(std::vector<int64_t> sizes, DnnData type = DnnData::kF32);
+  // An operation whose result is `output`.
+  void pointwise(DnnPointwise function, int output, int x, int b = -1, int t = -1, DnnData computes = DnnData::kF32);
+  // The place of each element of `x` along `axis`: a new value of i32.
+  int index_along(int x, int64_t axis);
+  void matmul(int output, int a, int b);
+  void reduce(DnnReduction function, int output, int x);
+  void reshape(int output, int x);
+
+  // All of it, as text: equal graphs have equal texts.
+  std::string text() const;
+};
+
+// ---- Convolutions: (B, C, H, W), (O, C / groups, kh, kw) and (B, O, oh, ow)
+
+struct DnnConvolution {
+  enum class Computes : uint8_t { kOutput, kInput, kWeight };
+  Computes computes = Computes::kOutput;
+  DType dtype = kF32;
+  bool bias = false, relu = false;  // kOutput: added, then max(y, 0); sums are rounded once, behind them
+  bool fast = false;
+  // False: as (B, C, H, W) in memory, true: channels last.
+  bool input_last = false, weight_last = false, output_last = false;
+  std::array<int64_t, 4> input = {}, weight = {}, output = {};
+  std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1}, before = {0, 0}, after = {0, 0};
+
+  friend bool operator==(const DnnConvolution&, const DnnConvolution&) = default;
+  std::string describe() const;  // "conv2d of [8, 3, 32, 32] and [16, 3, 3, 3] in bf16"
+};
+// Operands: kOutput: x, w, then the bias if there is one, y. kInput: dy, w, dx. kWeight: dy, x, dw.
+DnnGraph convolution_graph(const DnnConvolution& convolution);
+
+}  // namespace rondo::cuda

@@ -1,0 +1,102 @@
+// Plans of cuDNN: START HERE. make_plan() asks the library for one, without a device; DnnPlan runs one on a device.
+//
+// Note [Plans without a device]. cuDNN makes a plan from a graph and a description of a device (its properties as
+// JSON),
+//   and gives it back as text, which it reads on the device. Neither needs a driver. A plan that a device has no text
+//   for yet is made in the same two steps, so that a plan that was shipped is the plan that would have been made.
+//   cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for the same properties on both sides. If the
+//   device refuses a text, it makes its own.
+// Note [Engines]. The heuristic lists engines, the best one first, and the first one wins that is repeatable from run
+// to
+//   run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the graph
+//   allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
+// Note [Without a plan]. What no engine serves runs as our own kernels and decompositions. Each such graph is counted
+//   (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its line.
+//
+// Thread safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/cuda/dnn_graph.h"
+
+namespace rondo::cuda {
+
+class DeviceState;
+
+// What the library makes of a graph.
+struct MadePlan {
+  std::string text;     // as cuDNN writes it; empty: there is no plan
+  std::string why_not;  // then: what it said
+  int64_t engine = -1, workspace = 0;
+  std::string notes;  // "tensor cores, CUDA graphs"
+
+  std::string pack() const;
+  // False: the bytes are damaged.
+  bool unpack(const std::string& bytes);
+};
+// Never throws for a graph that is not served.
+MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::string& device_properties);
+
+// The workspace of the plan that the library reads from a text; -1: it refuses the text.
+int64_t read_plan(const Cudnn& library, const std::string& text, const std::string& device_properties);
+
+// The properties of the device that each architecture's plans are made for where none is at hand: an A100, an H100, a
+// B200, or for other capabilities what such devices have in common with the next older one.
+std::string properties_of(int capability);
+
+// Counts, in this process.
+struct DnnReport {
+  int64_t made = 0, from_disk = 0, from_artifacts = 0;  // plans, by where their text came from
+  int64_t refused = 0;                                  // graphs without a plan
+  int64_t runs = 0, runs_otherwise = 0;                 // of plans; of what runs without one
+  std::vector<std::string> last;                        // the latest 64 graphs without a plan, in words
+};
+DnnReport dnn_report();
+
+class DnnPlan {
+ public:
+  // `what`: the graph in words. Never null: see usable(). Throws DeviceError if the device does not work. Making one
+  // takes up to seconds, so callers keep them.
+  static std::shared_ptr<const DnnPlan> get(int device, const DnnGraph& graph, const std::string& what);
+  ~DnnPlan();
+  DnnPlan(const DnnPlan&) = delete;
+  DnnPlan& operator=(const DnnPlan&) = delete;
+
+  // False: no engine serves the graph, or there is no cuDNN.
+  bool usable() const { return plan_ != nullptr; }
+  // Enqueues it on the device's compute stream. REQUIRES: usable(); Note [Addresses of a graph], addresses that 16
+  // divides. Throws DeviceError, OutOfMemoryError.
+  void enqueue(std::span<const void* const> operands) const;
+  int64_t workspace() const { return workspace_; }
+
+ private:
+  DnnPlan(int device, const DnnGraph& graph, std::string what);
+  bool load(DeviceState& state, const MadePlan& made, std::string* why_not);
+
+  const int device_;
+  const std::string what_;
+  Cudnn library_;  // a copy: this may outlive the table
+  DnnDescriptor plan_ = nullptr;
+  int64_t workspace_ = 0;  // of the engine and the scratch tensors behind it
+  struct Scratch {
+    int64_t id, offset;
+  };
+  std::vector<int64_t> operands_;  // ids
+  std::vector<Scratch> scratch_;
+  struct Number {
+    int64_t id;
+    alignas(8) std::byte value[8];
+  };
+  std::vector<Number> numbers_;
+};
+
+// A call that runs without a plan, for the report.
+void count_run_without_plan();
+
+}  // namespace rondo::cuda

@@ -1,0 +1,37 @@
+// The texts of plans by graph, for each capability of a device: in memory, in the disk cache of generated kernels
+// (io/disk_cache.h), and in artifacts. A refusal is kept only where there is a device, and never shipped: without a
+// driver cuDNN refuses what it would serve with one (cudnn_plans.md). Thread safe.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "rondo/runtime/cuda/dnn_plan.h"
+#include "rondo/runtime/io/kernel_file.h"
+
+namespace rondo::cuda {
+
+// The component "build" of their key, which tells them from code.
+inline constexpr const char* kDnnMaker = "cuDNN plans";
+
+struct StoredPlan {
+  enum class From : uint8_t { kMemory, kDisk, kArtifact, kMade } from = From::kMemory;
+  MadePlan plan;
+};
+// `make` is called if there is none. Threads that want the same new plan may both make it. `keeps_refusals`: there is a
+// device.
+StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
+                       const std::function<MadePlan()>& make);
+// In place of what was stored: a device refused its text.
+void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan);
+
+// ---- For artifacts: a file for each capability that takes code of this architecture.
+std::vector<io::KernelFile> stored_plans(int architecture);
+// kInvalidArgument: damaged. kFailedPrecondition: made by another cuDNN or for another device. Nothing was taken then.
+absl::Status add_plans(int architecture, const io::KernelFile& file);
+// Forgets plans in memory, and where the disk cache is: for tests.
+void forget_plans();
+
+}  // namespace rondo::cuda

@@ -1,0 +1,195 @@
+// Our declarations of cuDNN agree with its headers: values and signatures. Where the headers are absent there is
+// nothing to compare with.
+#include <gtest/gtest.h>
+
+#if __has_include(<cudnn_graph.h>) && __has_include(<cuda_runtime_api.h>)
+#include <cudnn_graph.h>
+#if CUDNN_MAJOR >= 9
+#define RONDO_CUDNN 1
+#endif
+#endif
+
+#include "rondo/runtime/cuda/cudnn.h"
+
+namespace rondo::cuda {
+namespace {
+
+#ifdef RONDO_CUDNN
+
+template <class T> struct Ours { using Type = T; };
+template <class T> struct Ours<const T> { using Type = const typename Ours<T>::Type; };
+template <class T> struct Ours<T*> { using Type = typename Ours<T>::Type*; };
+#define SAME(theirs, ours)                                                             \
+  template <> struct Ours<theirs> {                                                    \
+    static_assert(sizeof(theirs) == sizeof(ours) && alignof(theirs) == alignof(ours)); \
+    using Type = ours;                                                                 \
+  }
+SAME(cudnnStatus_t, DnnStatus);
+SAME(cudnnHandle_t, DnnHandle);
+SAME(cudaStream_t, StreamPtr);
+SAME(cudnnBackendDescriptorType_t, DnnKind);
+SAME(cudnnBackendAttributeName_t, DnnAttribute);
+SAME(cudnnBackendAttributeType_t, DnnValue);
+#undef SAME
+template <class F> struct Translated;
+template <class R, class... P> struct Translated<R(P...)> {
+  using Type = typename Ours<R>::Type(typename Ours<P>::Type...);
+};
+#define CHECK_SIGNATURE(member, symbol, ...) \
+  static_assert(std::is_same_v<typename Translated<decltype(symbol)>::Type, __VA_ARGS__>, #symbol);
+RONDO_CUDA_DNN(CHECK_SIGNATURE)
+
+#define CHECK_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
+CHECK_VALUE(DnnStatus::kNotInitialized, CUDNN_STATUS_NOT_INITIALIZED);
+CHECK_VALUE(DnnStatus::kSerializationMismatch, CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH);
+CHECK_VALUE(DnnStatus::kBadParam, CUDNN_STATUS_BAD_PARAM);
+CHECK_VALUE(DnnStatus::kNotSupported, CUDNN_STATUS_NOT_SUPPORTED);
+CHECK_VALUE(DnnStatus::kInternalError, CUDNN_STATUS_INTERNAL_ERROR);
+CHECK_VALUE(DnnStatus::kExecutionFailed, CUDNN_STATUS_EXECUTION_FAILED);
+CHECK_VALUE(DnnKind::kPointwise, CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kConvolution, CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kEngine, CUDNN_BACKEND_ENGINE_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kEngineConfig, CUDNN_BACKEND_ENGINECFG_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kHeuristic, CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kPlan, CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kConvolutionForward, CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kConvolutionBackwardFilter, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kConvolutionBackwardData, CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kPointwiseOperation, CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kGraph, CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kVariantPack, CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kTensor, CUDNN_BACKEND_TENSOR_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kMatmul, CUDNN_BACKEND_MATMUL_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kMatmulOperation, CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kReduction, CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kReductionOperation, CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kReshapeOperation, CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR);
+CHECK_VALUE(DnnKind::kDevice, CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR);
+CHECK_VALUE(DnnAttribute::kPointwiseMode, CUDNN_ATTR_POINTWISE_MODE);
+CHECK_VALUE(DnnAttribute::kPointwiseType, CUDNN_ATTR_POINTWISE_MATH_PREC);
+CHECK_VALUE(DnnAttribute::kPointwiseAxis, CUDNN_ATTR_POINTWISE_AXIS);
+CHECK_VALUE(DnnAttribute::kConvolutionType, CUDNN_ATTR_CONVOLUTION_COMP_TYPE);
+CHECK_VALUE(DnnAttribute::kConvolutionMode, CUDNN_ATTR_CONVOLUTION_CONV_MODE);
+CHECK_VALUE(DnnAttribute::kConvolutionDilations, CUDNN_ATTR_CONVOLUTION_DILATIONS);
+CHECK_VALUE(DnnAttribute::kConvolutionStrides, CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES);
+CHECK_VALUE(DnnAttribute::kConvolutionAfter, CUDNN_ATTR_CONVOLUTION_POST_PADDINGS);
+CHECK_VALUE(DnnAttribute::kConvolutionBefore, CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS);
+CHECK_VALUE(DnnAttribute::kConvolutionDimensions, CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS);
+CHECK_VALUE(DnnAttribute::kHeuristicMode, CUDNN_ATTR_ENGINEHEUR_MODE);
+CHECK_VALUE(DnnAttribute::kHeuristicGraph, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH);
+CHECK_VALUE(DnnAttribute::kHeuristicResults, CUDNN_ATTR_ENGINEHEUR_RESULTS);
+CHECK_VALUE(DnnAttribute::kHeuristicDevice, CUDNN_ATTR_ENGINEHEUR_DEVICEPROP);
+CHECK_VALUE(DnnAttribute::kEngineOfConfig, CUDNN_ATTR_ENGINECFG_ENGINE);
+CHECK_VALUE(DnnAttribute::kPlanConfig, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG);
+CHECK_VALUE(DnnAttribute::kPlanWorkspace, CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE);
+CHECK_VALUE(DnnAttribute::kPlanText, CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION);
+CHECK_VALUE(DnnAttribute::kPlanDevice, CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP);
+CHECK_VALUE(DnnAttribute::kForwardAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_ALPHA);
+CHECK_VALUE(DnnAttribute::kForwardBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_BETA);
+CHECK_VALUE(DnnAttribute::kForwardConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_CONV_DESC);
+CHECK_VALUE(DnnAttribute::kForwardW, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_W);
+CHECK_VALUE(DnnAttribute::kForwardX, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_X);
+CHECK_VALUE(DnnAttribute::kForwardY, CUDNN_ATTR_OPERATION_CONVOLUTION_FORWARD_Y);
+CHECK_VALUE(DnnAttribute::kDataAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_ALPHA);
+CHECK_VALUE(DnnAttribute::kDataBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_BETA);
+CHECK_VALUE(DnnAttribute::kDataConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_CONV_DESC);
+CHECK_VALUE(DnnAttribute::kDataW, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_W);
+CHECK_VALUE(DnnAttribute::kDataDx, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DX);
+CHECK_VALUE(DnnAttribute::kDataDy, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_DATA_DY);
+CHECK_VALUE(DnnAttribute::kFilterAlpha, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_ALPHA);
+CHECK_VALUE(DnnAttribute::kFilterBeta, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA);
+CHECK_VALUE(DnnAttribute::kFilterConvolution, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_CONV_DESC);
+CHECK_VALUE(DnnAttribute::kFilterDw, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DW);
+CHECK_VALUE(DnnAttribute::kFilterX, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_X);
+CHECK_VALUE(DnnAttribute::kFilterDy, CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_DY);
+CHECK_VALUE(DnnAttribute::kPointwiseDescriptor, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
+CHECK_VALUE(DnnAttribute::kPointwiseX, CUDNN_ATTR_OPERATION_POINTWISE_XDESC);
+CHECK_VALUE(DnnAttribute::kPointwiseB, CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
+CHECK_VALUE(DnnAttribute::kPointwiseY, CUDNN_ATTR_OPERATION_POINTWISE_YDESC);
+CHECK_VALUE(DnnAttribute::kPointwiseT, CUDNN_ATTR_OPERATION_POINTWISE_TDESC);
+CHECK_VALUE(DnnAttribute::kGraphOperations, CUDNN_ATTR_OPERATIONGRAPH_OPS);
+CHECK_VALUE(DnnAttribute::kTensorAlignment, CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT);
+CHECK_VALUE(DnnAttribute::kTensorType, CUDNN_ATTR_TENSOR_DATA_TYPE);
+CHECK_VALUE(DnnAttribute::kTensorSizes, CUDNN_ATTR_TENSOR_DIMENSIONS);
+CHECK_VALUE(DnnAttribute::kTensorStrides, CUDNN_ATTR_TENSOR_STRIDES);
+CHECK_VALUE(DnnAttribute::kTensorId, CUDNN_ATTR_TENSOR_UNIQUE_ID);
+CHECK_VALUE(DnnAttribute::kTensorIsVirtual, CUDNN_ATTR_TENSOR_IS_VIRTUAL);
+CHECK_VALUE(DnnAttribute::kTensorIsByValue, CUDNN_ATTR_TENSOR_IS_BY_VALUE);
+CHECK_VALUE(DnnAttribute::kPackIds, CUDNN_ATTR_VARIANT_PACK_UNIQUE_IDS);
+CHECK_VALUE(DnnAttribute::kPackPointers, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
+CHECK_VALUE(DnnAttribute::kPackWorkspace, CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
+CHECK_VALUE(DnnAttribute::kEngineIndex, CUDNN_ATTR_ENGINE_GLOBAL_INDEX);
+CHECK_VALUE(DnnAttribute::kEngineNumericalNotes, CUDNN_ATTR_ENGINE_NUMERICAL_NOTE);
+CHECK_VALUE(DnnAttribute::kEngineBehaviorNotes, CUDNN_ATTR_ENGINE_BEHAVIOR_NOTE);
+CHECK_VALUE(DnnAttribute::kMatmulType, CUDNN_ATTR_MATMUL_COMP_TYPE);
+CHECK_VALUE(DnnAttribute::kMatmulA, CUDNN_ATTR_OPERATION_MATMUL_ADESC);
+CHECK_VALUE(DnnAttribute::kMatmulB, CUDNN_ATTR_OPERATION_MATMUL_BDESC);
+CHECK_VALUE(DnnAttribute::kMatmulC, CUDNN_ATTR_OPERATION_MATMUL_CDESC);
+CHECK_VALUE(DnnAttribute::kMatmulDescriptor, CUDNN_ATTR_OPERATION_MATMUL_DESC);
+CHECK_VALUE(DnnAttribute::kReductionOperator, CUDNN_ATTR_REDUCTION_OPERATOR);
+CHECK_VALUE(DnnAttribute::kReductionType, CUDNN_ATTR_REDUCTION_COMP_TYPE);
+CHECK_VALUE(DnnAttribute::kReductionX, CUDNN_ATTR_OPERATION_REDUCTION_XDESC);
+CHECK_VALUE(DnnAttribute::kReductionY, CUDNN_ATTR_OPERATION_REDUCTION_YDESC);
+CHECK_VALUE(DnnAttribute::kReductionDescriptor, CUDNN_ATTR_OPERATION_REDUCTION_DESC);
+CHECK_VALUE(DnnAttribute::kReshapeX, CUDNN_ATTR_OPERATION_RESHAPE_XDESC);
+CHECK_VALUE(DnnAttribute::kReshapeY, CUDNN_ATTR_OPERATION_RESHAPE_YDESC);
+CHECK_VALUE(DnnAttribute::kDeviceIndex, CUDNN_ATTR_DEVICEPROP_DEVICE_ID);
+CHECK_VALUE(DnnAttribute::kDeviceText, CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION);
+CHECK_VALUE(DnnValue::kData, CUDNN_TYPE_DATA_TYPE);
+CHECK_VALUE(DnnValue::kBool, CUDNN_TYPE_BOOLEAN);
+CHECK_VALUE(DnnValue::kInt64, CUDNN_TYPE_INT64);
+CHECK_VALUE(DnnValue::kFloat, CUDNN_TYPE_FLOAT);
+CHECK_VALUE(DnnValue::kPointer, CUDNN_TYPE_VOID_PTR);
+CHECK_VALUE(DnnValue::kConvolutionMode, CUDNN_TYPE_CONVOLUTION_MODE);
+CHECK_VALUE(DnnValue::kHeuristicMode, CUDNN_TYPE_HEUR_MODE);
+CHECK_VALUE(DnnValue::kNumericalNote, CUDNN_TYPE_NUMERICAL_NOTE);
+CHECK_VALUE(DnnValue::kPointwiseMode, CUDNN_TYPE_POINTWISE_MODE);
+CHECK_VALUE(DnnValue::kDescriptor, CUDNN_TYPE_BACKEND_DESCRIPTOR);
+CHECK_VALUE(DnnValue::kReductionOperator, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE);
+CHECK_VALUE(DnnValue::kBehaviorNote, CUDNN_TYPE_BEHAVIOR_NOTE);
+CHECK_VALUE(DnnValue::kInt32, CUDNN_TYPE_INT32);
+CHECK_VALUE(DnnValue::kChar, CUDNN_TYPE_CHAR);
+CHECK_VALUE(DnnData::kF32, CUDNN_DATA_FLOAT);
+CHECK_VALUE(DnnData::kF64, CUDNN_DATA_DOUBLE);
+CHECK_VALUE(DnnData::kF16, CUDNN_DATA_HALF);
+CHECK_VALUE(DnnData::kI32, CUDNN_DATA_INT32);
+CHECK_VALUE(DnnData::kBF16, CUDNN_DATA_BFLOAT16);
+CHECK_VALUE(DnnData::kI64, CUDNN_DATA_INT64);
+CHECK_VALUE(DnnData::kBool, CUDNN_DATA_BOOLEAN);
+CHECK_VALUE(DnnPointwise::kAdd, CUDNN_POINTWISE_ADD);
+CHECK_VALUE(DnnPointwise::kMul, CUDNN_POINTWISE_MUL);
+CHECK_VALUE(DnnPointwise::kDiv, CUDNN_POINTWISE_DIV);
+CHECK_VALUE(DnnPointwise::kSub, CUDNN_POINTWISE_SUB);
+CHECK_VALUE(DnnPointwise::kExp, CUDNN_POINTWISE_EXP);
+CHECK_VALUE(DnnPointwise::kLog, CUDNN_POINTWISE_LOG);
+CHECK_VALUE(DnnPointwise::kIdentity, CUDNN_POINTWISE_IDENTITY);
+CHECK_VALUE(DnnPointwise::kRelu, CUDNN_POINTWISE_RELU_FWD);
+CHECK_VALUE(DnnPointwise::kGreaterEqual, CUDNN_POINTWISE_CMP_GE);
+CHECK_VALUE(DnnPointwise::kIndex, CUDNN_POINTWISE_GEN_INDEX);
+CHECK_VALUE(DnnPointwise::kSelect, CUDNN_POINTWISE_BINARY_SELECT);
+CHECK_VALUE(DnnReduction::kAdd, CUDNN_REDUCE_TENSOR_ADD);
+CHECK_VALUE(DnnReduction::kMax, CUDNN_REDUCE_TENSOR_MAX);
+CHECK_VALUE(DnnHeuristic::kFallback, CUDNN_HEUR_MODE_FALLBACK);
+CHECK_VALUE(DnnHeuristic::kBest, CUDNN_HEUR_MODE_A);
+CHECK_VALUE(DnnNumericalNote::kTensorCore, CUDNN_NUMERICAL_NOTE_TENSOR_CORE);
+CHECK_VALUE(DnnNumericalNote::kDownConvertInputs, CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS);
+CHECK_VALUE(DnnNumericalNote::kReducedPrecisionReduction, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION);
+CHECK_VALUE(DnnNumericalNote::kFft, CUDNN_NUMERICAL_NOTE_FFT);
+CHECK_VALUE(DnnNumericalNote::kNondeterministic, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC);
+CHECK_VALUE(DnnNumericalNote::kWinograd, CUDNN_NUMERICAL_NOTE_WINOGRAD);
+CHECK_VALUE(DnnBehaviorNote::kRuntimeCompilation, CUDNN_BEHAVIOR_NOTE_RUNTIME_COMPILATION);
+CHECK_VALUE(DnnBehaviorNote::kSupportsGraphs, CUDNN_BEHAVIOR_NOTE_SUPPORTS_CUDA_GRAPH_NATIVE_API);
+CHECK_VALUE(DnnBehaviorNote::kUsesCublasLt, CUDNN_BEHAVIOR_NOTE_CUBLASLT_DEPENDENCY);
+static_assert(CUDNN_NUMERICAL_NOTE_TYPE_COUNT <= kDnnNumericalNotes);
+static_assert(CUDNN_BEHAVIOR_NOTE_TYPE_COUNT <= kDnnBehaviorNotes);
+
+TEST(CudnnHeaders, AgreeWithTheLibrary) { SUCCEED() << "checked when this file was compiled"; }
+
+#else
+
+TEST(CudnnHeaders, AgreeWithTheLibrary) { GTEST_SKIP() << "the headers of cuDNN 9 are not here"; }
+
+#endif
+
+}  // namespace
+}  // namespace rondo::cuda
