@@ -4,7 +4,7 @@
 //   nn::DDRNet model(nn::ddrnet23_slim(/*n_class=*/19));
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
-// Sizes, with 19 classes and without the head for training: DDRNet-23-slim has 5,695,272 parameters (paper: 5.7
+// Sizes, with 19 classes and without the head for training: DDRNet-23-slim has 5,695,923 parameters (paper: 5.7
 // million), DDRNet-23 20.1 million.
 #pragma once
 

@@ -4,7 +4,7 @@
 //   nn::STDCSeg model({.encoder = nn::stdc1(), .n_class = 19});
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
-// Sizes, with 1000 classes: STDC1 has 8,446,176 parameters, STDC2 12,472,096 (paper: 8.44 and 12.47 million).
+// Sizes, with 1000 classes: STDC1 has 8,443,552 parameters, STDC2 12,474,016 (paper: 8.44 and 12.47 million).
 #pragma once
 
 #include <array>

@@ -18,6 +18,15 @@ std::vector<io::Color> class_colours(int64_t classes) {
   return colours;
 }
 
+Tensor coloured(const Tensor& mask, const std::vector<io::Color>& colours) {
+  const std::vector<int64_t> classes = mask.to(kI64).to_vector<int64_t>();
+  std::vector<uint8_t> pixels(3 * classes.size(), 255);
+  for (size_t i = 0; i < classes.size(); ++i)
+    for (size_t c = 0; c < 3 && classes[i] >= 0 && classes[i] < std::ssize(colours); ++c)
+      pixels[c * classes.size() + i] = colours[static_cast<size_t>(classes[i])][c];
+  return Tensor::from(pixels, {3, mask.size(0), mask.size(1)}, kCPU);
+}
+
 Tensor overlay(const Tensor& image, const Tensor& mask, const std::vector<io::Color>& colours) {
   const std::vector<int64_t> classes = mask.to(kI64).to_vector<int64_t>();
   std::vector<uint8_t> pixels = image.contiguous().to_vector<uint8_t>();

@@ -11,6 +11,9 @@ namespace rondo::examples {
 // A colour for each of the classes; those of Pascal VOC, whose bits come from the number's.
 std::vector<io::Color> class_colours(int64_t classes);
 
+// (3, H, W) u8: each pixel in the colour of its class; white where it has none.
+Tensor coloured(const Tensor& mask, const std::vector<io::Color>& colours);
+
 // (3, H, W) u8: `image` with the classes' colours over it, half of each; pixels of class 0 and of no class stay darker.
 Tensor overlay(const Tensor& image, const Tensor& mask, const std::vector<io::Color>& colours);
 

@@ -300,8 +300,8 @@ class Segmenter : optim::Callback {
       const Picture picture = validation_->get(i);
       if (!parts.empty() && !(picture.image.sizes() == parts[0].sizes())) continue;
       parts.push_back(picture.image);
-      parts.push_back(overlay(picture.image, picture.mask, colours_));
-      parts.push_back(overlay(picture.image, predicted(picture), colours_));
+      parts.push_back(coloured(picture.mask, colours_));
+      parts.push_back(coloured(predicted(picture), colours_));
     }
     log_.show(step, sheet(parts, 3));
   }

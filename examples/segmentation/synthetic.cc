@@ -25,12 +25,22 @@ class Draws {
   uint64_t count_ = 0;
 };
 
+// A colour of hue, saturation and value in [0, 1], as bytes.
+std::array<double, 3> rgb_of(double hue, double saturation, double value) {
+  std::array<double, 3> rgb;
+  for (size_t c = 0; c < 3; ++c) {
+    const double k = std::fmod(5 - 2 * static_cast<double>(c) + 6 * hue, 6);
+    rgb[c] = 255 * value * (1 - saturation * std::clamp(std::min(k, 4 - k), 0.0, 1.0));
+  }
+  return rgb;
+}
+
 // Two colours that change along waves in two directions.
 struct Texture {
-  explicit Texture(Draws& draw) {
-    for (int c = 0; c < 3; ++c) {
-      from[static_cast<size_t>(c)] = draw(20, 235);
-      to[static_cast<size_t>(c)] = std::clamp(from[static_cast<size_t>(c)] + draw(-70, 70), 0.0, 255.0);
+  Texture(Draws& draw, double hue, double least_saturation, double most_saturation) {
+    for (std::array<double, 3>* colour : {&from, &to}) {
+      const double varied = hue + draw(-0.1, 0.1);
+      *colour = rgb_of(varied - std::floor(varied), draw(least_saturation, most_saturation), draw(0.35, 1));
     }
     for (auto& wave : waves)
       for (double& number : wave) number = draw(-0.5, 0.5);
@@ -52,10 +62,10 @@ struct Shape {
       : kind(1 + static_cast<int32_t>(draw.below(SyntheticPictures::kClasses - 1))),
         x(draw(0.1, 0.9) * side),
         y(draw(0.1, 0.9) * side),
-        radius(draw(0.13, 0.27) * side),
+        radius(draw(0.17, 0.32) * side),
         ratio(draw(0.5, 0.9)),
         angle(draw(0, 2 * std::numbers::pi)),
-        texture(draw) {}
+        texture(draw, kind / static_cast<double>(SyntheticPictures::kClasses - 1), 0.45, 1) {}
   bool covers(double px, double py) const {
     const double dx = px - x, dy = py - y, c = std::cos(angle), s = std::sin(angle);
     const double u = (dx * c + dy * s) / radius, v = (dy * c - dx * s) / radius, r = std::hypot(u, v);
@@ -63,7 +73,7 @@ struct Shape {
       case 1: return r < 0.9;
       case 2: return std::abs(u) < 0.95 && std::abs(v) < ratio;
       case 3: return v > -0.5 && v < 1.0 - std::numbers::sqrt3 * std::abs(u);
-      default: return r < 1.0 && r > 0.55;
+      default: return r < 1.0 && r > 0.45;
     }
   }
   int32_t kind;
@@ -75,9 +85,9 @@ struct Shape {
 
 Picture SyntheticPictures::get(int64_t index) const {
   Draws draw(seed_, index);
-  const Texture background(draw);
+  const Texture background(draw, draw(0, 1), 0, 0.35);
   std::vector<Shape> shapes;
-  const int64_t count = 2 + draw.below(4);
+  const int64_t count = 1 + draw.below(4);
   for (int64_t i = 0; i < count; ++i) shapes.emplace_back(draw, static_cast<double>(side_));
   const double noise = draw(2, 14);
   std::vector<uint8_t> pixels(static_cast<size_t>(3 * side_ * side_));

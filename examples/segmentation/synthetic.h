@@ -1,5 +1,5 @@
-// Pictures that the program makes: discs, rectangles, triangles and rings in any colour and texture, on a texture. Only
-// the form tells the class.
+// Pictures that the program makes: discs, rectangles, triangles and rings on a texture. A class has a hue that varies
+// so much that it nearly meets the next one, and the texture behind has any pale colour.
 #pragma once
 
 #include <cstdint>
