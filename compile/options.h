@@ -101,8 +101,9 @@ struct CompileOptions {
   // Recordings kept per region, and backwards of other gradients kept per recording. The least recently used is
   // dropped. At least 1.
   int max_entries = 256;
-  // Compilations per region, backwards included. Beyond it, what is new runs eagerly, with one warning.
-  // 0: everything.
+  // Recordings and backwards of a region that need machine code which this process does not have, whether it is
+  // generated or comes from disk: a warm start has the same limit. Those that share code (another length of the same
+  // loop, say) do not count. Beyond it, what is new runs eagerly, with one warning. 0: everything.
   int recompile_limit = 32;
 };
 

@@ -12,10 +12,13 @@ class [[gnu::visibility("hidden")]] Region;
 
 // One region's work so far.
 struct RegionReport {
-  std::string name;         // class of the block
-  int layers = 0;           // modules that share it
-  int entries = 0;          // different recordings met: shapes, control flow, integers (floats do not count)
-  int compilations = 0;     // times that code had to be generated: for a recording, or for a backward (other_backwards)
+  std::string name;      // class of the block
+  int layers = 0;        // modules that share it
+  int entries = 0;       // different recordings met: shapes, control flow, integers (floats do not count)
+  int compilations = 0;  // times that code had to be generated: for a recording, or for a backward (other_backwards)
+  // The compilations, and the recordings and backwards whose code came from disk or an artifact: what
+  // CompileOptions::recompile_limit bounds. What shares code of this process counts in neither.
+  int fresh_programs = 0;
   int kernels = 0;          // generated kernels of the latest entry, forward and backward; where one call needs several
                             // entries (a loop in pieces), those of the entry with the most launches
   int library_calls = 0;    // matrix products and the like, of the same entry

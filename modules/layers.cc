@@ -82,6 +82,19 @@ Dropout::Dropout(double p) : p(p) {
 }
 Tensor Dropout::forward(const Tensor& x) { return rate() > 0 ? ops::dropout(x, rate()) : x; }
 
+DropPath::DropPath(double p) : p(p) {
+  if (!(p >= 0 && p <= 1)) throw Error(absl::StrCat("DropPath: p must be in [0, 1], got ", p));
+}
+Tensor DropPath::forward(const Tensor& x) {
+  if (!is_training() || p == 0) return x;
+  Dims examples = Dims::filled(x.rank(), 1);
+  if (examples.empty()) throw_op_error("DropPath", "needs x (B, ...), got a scalar", std::source_location::current());
+  examples[0] = x.size(0);
+  // 1/(1-p) is not rounded to 16 bits.
+  const Tensor kept = Tensor::ones(examples, {compute_dtype(x.dtype()), x.device()});
+  return (x * ops::dropout(kept, p)).to(x.dtype());
+}
+
 MLP::MLP(int64_t n_embd, int64_t hidden, MLPOptions options)
     : options(options),
       c_fc(child("c_fc", n_embd, hidden, LinearOptions{.bias = options.bias})),

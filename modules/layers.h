@@ -95,6 +95,14 @@ struct Dropout : Module<Dropout> {
   Tensor forward(const Tensor& x);
 };
 
+// Stochastic depth (Huang et al., "Deep networks with stochastic depth", 2016), for the branch of a residual block:
+// zeroes whole examples with probability p and scales the others by 1/(1-p). The identity in eval mode and for p = 0.
+struct DropPath : Module<DropPath> {
+  explicit DropPath(double p = 0);
+  double p;
+  Tensor forward(const Tensor& x);  // (B, ...) -> (B, ...)
+};
+
 struct GELU : Module<GELU> {
   explicit GELU(ops::GeluKind kind = ops::GeluKind::kErf) : kind(kind) {}
   ops::GeluKind kind;

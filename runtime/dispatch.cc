@@ -6,6 +6,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -276,6 +277,10 @@ class Dispatcher {
       launch(backend, device(), kernel, {op_, inputs(), outputs, attrs_, where_});
     } else {
       run_parts(op_, inputs(), device(), attrs_, outputs, where_);
+      const NoGrad off;  // the op is one tape node
+      for (size_t i = 0; i < outputs.size(); ++i)
+        if (outputs[i].defined() && outputs[i].rank() == 4)
+          outputs[i] = with_dense_strides(outputs[i], infer.outputs()[i].strides);
       for (Tensor& output : outputs)
         if (output.defined() && autograd::is_no_grad_view(output)) output = output.detach();
     }
@@ -438,6 +443,8 @@ class Dispatcher {
 
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
   Tensor output;
+  if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
+    return call_channels_last(op, inputs, attrs, {&output, 1}), output;
   if (anomaly::detecting) [[unlikely]]
     return call(op, inputs, std::move(attrs), {&output, 1}), output;
   Dispatcher(op, inputs, attrs).run({&output, 1});
@@ -445,6 +452,8 @@ Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
 }
 
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+  if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
+    return call_channels_last(op, inputs, attrs, outputs);
   if (anomaly::detecting) [[unlikely]]
     return anomaly::checked_call(op, inputs, attrs, outputs, [&] { Dispatcher(op, inputs, attrs).run(outputs); });
   Dispatcher(op, inputs, attrs).run(outputs);

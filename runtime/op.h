@@ -353,6 +353,11 @@ struct Traits {
   // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
   bool sums_segments = false;
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
+  // Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
+  // calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
+  // no pass drops one, joins two equal ones, moves one past another, or computes one again in backward. Neighbours that
+  // do not read of each other may travel as one message (transform/merge_collectives.cc).
+  bool communicates = false;
 };
 
 struct OpDef {
@@ -386,6 +391,9 @@ struct OpDef {
   // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. What a
   // backward computes again was checked by the forward: it is computed only if something reads it.
   bool checks = false;
+
+  // The call does something beside its results.
+  constexpr bool has_effects() const { return checks || traits.communicates; }
 };
 
 // The functions that `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if

@@ -504,7 +504,7 @@ Tensor Tensor::clone(std::source_location where) const {
   return ops::cast({*this, where}, checked("clone", where)->dtype);
 }
 Tensor Tensor::to(DType dtype, std::source_location where) const {
-  return dtype == checked("to", where)->dtype ? *this : ops::cast({*this, where}, dtype);
+  return dtype == checked("to", where)->dtype ? *this : ops::converted({*this, where}, dtype);
 }
 Tensor Tensor::to(Device device, std::source_location where) const {
   return device == checked("to", where)->device ? *this : ops::to_device({*this, where}, device);

@@ -15,5 +15,6 @@ extern const char* const kFakeCudaDir;   // the folder of the fake libcuda.so.1
 extern const char* const kTrainGpt;      // examples/train_gpt.cc
 extern const char* const kFinetune;      // examples/finetune.cc
 extern const char* const kClassify;      // examples/classify.cc
+extern const char* const kSegmentation;  // examples/segmentation/segmentation.cc
 
 }  // namespace rondo::tests

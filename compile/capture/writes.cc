@@ -153,7 +153,7 @@ const char* Trace::why_not_write(const Tensor& target, bool differentiable, std:
   const TensorImpl& impl = *target.impl();
   const bool recorded = impl.recorder == this;
   if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return kOtherRegion;
-  if (op.kind == OpKind::kView || op.checks) return kNotRecorded;
+  if (op.kind == OpKind::kView || op.has_effects()) return kNotRecorded;
   if (autograd::overlaps_itself(target)) return kOverlapsItself;
   if (autograd::is_no_grad_view(target) && grad_enabled()) return kNoGradView;
   // A second handle of the memory, which is no view of the first, would get a history of its own.

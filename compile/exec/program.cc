@@ -77,8 +77,10 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   CompiledKernels found = code_for(plan, target, plan_options, options);
   Code code(plan, std::move(found.kernels), options.device);
   if (tunes) tune(plan, code, plan_options.exact);
-  ProgramStats stats{
-      .kernels = static_cast<int>(plan.kernels.size()), .compiled = found.compiled, .arena_bytes = plan.arena_bytes};
+  ProgramStats stats{.kernels = static_cast<int>(plan.kernels.size()),
+                     .compiled = found.compiled,
+                     .fresh = found.fresh,
+                     .arena_bytes = plan.arena_bytes};
   for (const Launch& launch : plan.launches) stats.library_calls += launch.kind == Launch::Kind::kLibraryCall;
   stats.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const PlanOptions how{.exact = plan_options.exact, .epilogues = plan_options.epilogues};

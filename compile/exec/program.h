@@ -18,6 +18,7 @@ namespace rondo::compile {
 struct ProgramStats {
   int kernels = 0;   // generated
   int compiled = 0;  // of these, the ones for which code had to be generated
+  int fresh = 0;     // and the ones whose code this process did not have: generated, or from disk or an artifact
   int library_calls = 0;
   int64_t arena_bytes = 0;
   double compile_ms = 0;  // all of it: passes, planning, code

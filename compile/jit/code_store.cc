@@ -114,7 +114,7 @@ CodeStore::Held& CodeStore::hold(const std::string& kernel, std::string object) 
   return held;
 }
 
-std::shared_ptr<const MachineCode> CodeStore::find(const std::string& kernel) {
+CodeStore::Found CodeStore::find(const std::string& kernel) {
   const auto tell = [&](const std::string& what) {
     if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
   };
@@ -132,7 +132,7 @@ std::shared_ptr<const MachineCode> CodeStore::find(const std::string& kernel) {
         ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
         lock.unlock();
         tell(from_artifact ? "found in artifacts" : "found in memory");
-        return code;
+        return {std::move(code), !from_artifact};
       }
     }
   }
@@ -143,7 +143,7 @@ std::shared_ptr<const MachineCode> CodeStore::find(const std::string& kernel) {
       ++counts_.from_disk;
       lock.unlock();
       tell("found on disk");
-      return code;
+      return {std::move(code)};
     }
   }
   reject();
@@ -153,7 +153,7 @@ std::shared_ptr<const MachineCode> CodeStore::find(const std::string& kernel) {
   ++counts_.misses;
   if (misses_.size() == kMaxMisses) misses_.erase(misses_.begin());
   misses_.push_back(std::move(miss));
-  return nullptr;
+  return {};
 }
 
 std::shared_ptr<const MachineCode> CodeStore::add(const std::string& kernel, std::string object) {

@@ -34,8 +34,13 @@ class CodeStore {
   // The one of this process for a target, with the disk cache that the environment names. Never destroyed.
   static CodeStore& of(const Target& target);
 
-  // The code for a kernel, or null: a miss, to be followed by add().
-  std::shared_ptr<const MachineCode> find(const std::string& kernel);
+  // The code for a kernel, or null: a miss, to be followed by add(). `in_memory`: false if it comes from disk, or from
+  // an artifact for the first time.
+  struct Found {
+    std::shared_ptr<const MachineCode> code = nullptr;
+    bool in_memory = false;
+  };
+  Found find(const std::string& kernel);
   // Places code that was just compiled and keeps it, on disk too.
   std::shared_ptr<const MachineCode> add(const std::string& kernel, std::string object);
 

@@ -48,12 +48,15 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
   std::vector<std::string> texts;
   std::vector<std::shared_ptr<const MachineCode>> code(kernels.size());
   std::vector<size_t> missing;
+  int fresh = 0;
   std::vector<size_t> equal(kernels.size());  // the first kernel of the same text
   for (size_t i = 0; i < kernels.size(); ++i) {
     texts.push_back(code_text(kernels[i]));
     equal[i] = static_cast<size_t>(std::find(texts.begin(), texts.end(), texts[i]) - texts.begin());
     if (equal[i] < i) continue;
-    if (!dump) code[i] = store.find(texts[i]);
+    CodeStore::Found found = dump ? CodeStore::Found() : store.find(texts[i]);
+    code[i] = std::move(found.code);
+    fresh += !found.in_memory;
     if (code[i] == nullptr) missing.push_back(i);
   }
   if (!missing.empty() && generation_forbidden) throw CodeForbidden("code generation is forbidden");
@@ -73,7 +76,7 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     code[i] = code[equal[i]];
     if (code[i]->bytes() > 0) show_symbol(code[i]->handle(), code[i]->bytes(), "rondo::" + kernels[i].name);
   }
-  return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()));
+  return std::make_shared<Executable>(std::move(code), static_cast<int>(missing.size()), fresh);
 }
 
 namespace {

@@ -20,16 +20,17 @@ namespace rondo::compile {
 // Machine code of some kernels; handles are valid as long as it lives. Immutable.
 class Executable {
  public:
-  Executable(std::vector<std::shared_ptr<const MachineCode>> code, int compiled)
-      : code_(std::move(code)), compiled_(compiled) {}
+  Executable(std::vector<std::shared_ptr<const MachineCode>> code, int compiled, int fresh)
+      : code_(std::move(code)), compiled_(compiled), fresh_(fresh) {}
   // In the order of the kernels given.
   KernelHandle handle(int i) const;
   KernelEntry entry(int i) const;             // of host code
   int compiled() const { return compiled_; }  // kernels that no cache had
+  int fresh() const { return fresh_; }        // kernels that this process did not have: compiled, or found elsewhere
 
  private:
   std::vector<std::shared_ptr<const MachineCode>> code_;
-  int compiled_;
+  int compiled_, fresh_;
 };
 
 // Code would have to be generated where that is forbidden.

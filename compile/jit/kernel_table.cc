@@ -24,7 +24,11 @@ class KernelTable {
       claim(kernels, sizes, hints, uses, target, slots, missing, made);
       // Without the lock: meanwhile other threads find what is there, make what they miss themselves, and wait for
       // these.
-      if (!missing.empty()) result.compiled += make(missing, made, target);
+      if (!missing.empty()) {
+        const std::shared_ptr<const Executable> code = make(missing, made, target);
+        result.compiled += code->compiled();
+        result.fresh += code->fresh();
+      }
       result.added += static_cast<int>(missing.size());
       std::unique_lock lock(mutex_);
       result.kernels.clear();
@@ -104,9 +108,8 @@ class KernelTable {
     return found == variants_.end() ? std::span<const KernelVariant>() : found->second;
   }
 
-  // Returns how many had to be compiled.
-  int make(const std::vector<LoopKernel>& missing, const std::vector<std::shared_ptr<KernelSlot>>& made,
-           const Target& target) {
+  std::shared_ptr<const Executable> make(const std::vector<LoopKernel>& missing,
+                                         const std::vector<std::shared_ptr<KernelSlot>>& made, const Target& target) {
     std::shared_ptr<Executable> code;
     try {
       code = compile_kernels(missing, {}, target);
@@ -121,7 +124,7 @@ class KernelTable {
     for (size_t i = 0; i < made.size(); ++i)
       *made[i] = {KernelSlot::State::kReady, {code->handle(static_cast<int>(i)), code}};
     ready_.notify_all();
-    return code->compiled();
+    return code;
   }
 
   void forget_unused() {

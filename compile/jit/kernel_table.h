@@ -15,6 +15,7 @@ struct CompiledKernels {
   std::vector<CompiledKernel> kernels;  // in the order asked for
   int added = 0;                        // those that this process had not asked for yet
   int compiled = 0;                     // of these, the ones for which code had to be generated: no cache had any
+  int fresh = 0;                        // and the ones whose code this process did not have, wherever it came from
 };
 
 // Thread safe: a kernel that several threads want is made by one of them; what is there is found while others compile.

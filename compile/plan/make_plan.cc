@@ -134,6 +134,8 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   plan.target = target.name();
   plan.graph = simplify(std::move(source));
   const bool relaxes = !options.exact && enabled(CompilerStage::kRelax), assembles = enabled(CompilerStage::kAssemble);
+  if (relaxes)
+    if (std::optional<Graph> merged = merge_collectives(plan.graph)) plan.graph = *std::move(merged);
   std::optional<Graph> changed = relaxes ? merge_products(plan.graph) : std::nullopt;
   if (assembles)
     if (std::optional<Graph> split = split_at_parts(changed ? *changed : plan.graph, !relaxes))

@@ -12,6 +12,7 @@ void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
   update([&](RegionReport& report) {
     ++report.other_backwards;
     report.compilations += stats.compiled > 0;
+    report.fresh_programs += stats.fresh > 0;
     report.compile_ms += stats.compile_ms;
     report.last_recompile = why;
   });

@@ -9,14 +9,14 @@ namespace rondo::compile {
 RecompilePolicy::Verdict RecompilePolicy::ask() const {
   return ledger_.update([&](RegionReport& report) {
     Verdict verdict;
-    const bool limit_reached = report.compilations >= options_.recompile_limit;
+    const bool limit_reached = report.fresh_programs >= options_.recompile_limit;
     verdict.eagerly = limit_reached || stance() == Stance::kEagerOnRecompile;
     if (!verdict.eagerly) return verdict;
     verdict.explained = report.eager_runs++ > 0;
     if (limit_reached && !verdict.explained)
       verdict.warning = absl::StrCat(
-          "region ", report.name, ": ", report.compilations,
-          " compilations, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
+          "region ", report.name, ": new code for ", report.fresh_programs,
+          " recordings and backwards, no more (CompileOptions::recompile_limit); what is new runs eagerly: ");
     return verdict;
   });
 }

@@ -54,10 +54,10 @@ void choose_outputs(Trace& trace, Graph& graph) {
     }
 }
 
-// False: to run it would change nothing. Note [Checks are effects].
+// False: to run it would change nothing. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
   return !graph.outputs.empty() ||
-         std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->checks; });
+         std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->has_effects(); });
 }
 
 // Everything in a recording is on one device.
@@ -219,10 +219,11 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
 
 void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges) {
   const Entry& entry = *slot.entry;
-  int kernels = 0, library_calls = 0, compiled = 0;
+  int kernels = 0, library_calls = 0, compiled = 0, fresh = 0;
   for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
     if (program == nullptr) continue;
     compiled += program->stats().compiled;
+    fresh += program->stats().fresh;
     kernels += program->stats().kernels;
     library_calls += program->stats().library_calls;
   }
@@ -230,6 +231,7 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
     ++report.entries;
     report.compile_ms += entry.compile_ms;
     report.compilations += compiled > 0;
+    report.fresh_programs += fresh > 0;
     if (kernels + library_calls < most_launches_) return;
     most_launches_ = kernels + library_calls;
     report.kernels = kernels;

@@ -157,7 +157,8 @@ class Chooser {
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
-      if (costs[i] > 0) network.add_edge(source, sink + 1 + i, costs[i]);
+      const int64_t cost = node.op->traits.communicates ? FlowNetwork::kInfinite : costs[i];
+      if (cost > 0) network.add_edge(source, sink + 1 + i, cost);
       for (ValueId out : node.outputs)
         network.add_edge(sink + 1 + i, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);
       for (ValueId in : node.inputs)

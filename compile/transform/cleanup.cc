@@ -57,6 +57,7 @@ std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
   ValueMap<ValueId> renamed = identity(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
+    if (node.op->traits.communicates) continue;
     ValueIds inputs = node.inputs;
     for (ValueId& id : inputs)
       if (id != kNoValue) id = renamed[id];
@@ -172,7 +173,7 @@ std::optional<Graph> eliminate_dead_code(const Graph& graph) {
   NodeMap<bool> keep(graph, false);
   for (ValueId id : graph.outputs) used[id] = true;
   for (size_t i = graph.nodes.size(); i-- > 0;) {
-    keep[i] = graph.nodes[i].op->checks;  // Note [Checks are effects]
+    keep[i] = graph.nodes[i].op->has_effects();  // Notes [Checks are effects], [Collectives are effects]
     for (ValueId id : graph.nodes[i].outputs) keep[i] = keep[i] || used[id];
     if (!keep[i]) continue;
     for (ValueId id : graph.nodes[i].inputs)

@@ -11,6 +11,7 @@
 #include <bit>
 #include <queue>
 #include <tuple>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/stages.h"
@@ -199,6 +200,7 @@ class Fuser {
     return numbers.takes_any && numbers.unit.rows * numbers.unit.cols == rows.unit.rows && may_merge(first, other);
   }
 
+  static constexpr int32_t kNone = -1;
   struct Candidate {
     Unit unit;
     bool alive = true;
@@ -206,6 +208,7 @@ class Fuser {
     std::vector<ValueId> column_results;  // complete only after the last row
     std::vector<ValueId> touched;         // read or written, sorted
     bool reduces_rows = false, scans = false;
+    int32_t after = kNone;   // of a collective: the unit of the one before it
     bool takes_any = false;  // pointwise nodes of one domain: they take any space that fits
   };
   // Two units that share values. The best comes first; of equals, the one that was recorded first.
@@ -221,6 +224,7 @@ class Fuser {
     // then.
     NodeMap<int32_t> ends(graph_, -1);  // of a product's last epilogue: the product
     NodeMap<bool> absorbed(graph_, false);
+    int32_t latest_collective = kNone;
     for (size_t i = 0; i < epilogues_.size(); ++i) {
       if (epilogues_[i].empty()) continue;
       ends[epilogues_[i].back()] = static_cast<int32_t>(i);
@@ -243,6 +247,7 @@ class Fuser {
       Candidate& c = units_.emplace_back();
       c.unit = space.unit;
       c.unit.nodes = {static_cast<int32_t>(i)};
+      if (node.op->traits.communicates) c.after = std::exchange(latest_collective, unit_of_[i]);
       if (!c.unit.fused) continue;
       c.takes_any = space.takes_any;
       if (space.sums_rows) c.column_results = {node.outputs[0]};
@@ -264,8 +269,9 @@ class Fuser {
     return producer < 0 ? -1 : unit_of_[producer];
   }
 
-  // The units that the nodes of a unit read from.
+  // The units that the nodes of a unit read from, and the collective before one.
   template <class Visit> void for_each_source(size_t unit, Visit visit) const {
+    if (units_[unit].after != kNone) visit(static_cast<size_t>(units_[unit].after));
     for (int32_t n : units_[unit].unit.nodes)
       for (ValueId id : graph_.node(n).inputs)
         if (const int from = id == kNoValue ? -1 : unit_of_value(id); from >= 0 && static_cast<size_t>(from) != unit)
@@ -447,7 +453,6 @@ class Fuser {
   NodeMap<int> unit_of_;         // of each node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
   // The units that touch a value, in the window: a list for each value, of which some units may be gone.
-  static constexpr int32_t kNone = -1;
   struct Touch {
     size_t unit;
     int32_t before;  // of touches_

@@ -13,7 +13,7 @@
 namespace rondo::compile {
 
 // The passes of the pipeline, and those that plan/make_plan.cc runs after it: split_at_parts, and in default mode
-// widen_reductions and merge_products. Each returns nullopt if there is nothing to change.
+// widen_reductions, merge_products and merge_collectives. Each returns nullopt if there is nothing to change.
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
@@ -31,6 +31,9 @@ std::optional<Graph> join_chains(const Graph& graph);
 std::optional<Graph> widen_reductions(const Graph& graph);
 // Many small products with one operand in common, or that add up, become one. Not exact.
 std::optional<Graph> merge_products(const Graph& graph);
+// Collectives that follow each other and are independent become one. Not exact: with other sizes, sums over the
+// processes are made in another order.
+std::optional<Graph> merge_collectives(const Graph& graph);
 // What is computed from values that are laid side by side is computed from each, and what is computed for slices is
 // computed slice by slice. `exact`: sums over the parts are not split.
 std::optional<Graph> split_at_parts(const Graph& graph, bool exact);

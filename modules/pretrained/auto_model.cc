@@ -97,8 +97,12 @@ void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOpt
 // ---- PretrainedModel
 
 PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options) {
-  const char* const kNames[] = {"AutoModel", "AutoModelForCausalLM", "AutoModelForSequenceClassification",
-                                "AutoModelForTokenClassification", "AutoModelForImageClassification"};
+  const char* const kNames[] = {"AutoModel",
+                                "AutoModelForCausalLM",
+                                "AutoModelForSequenceClassification",
+                                "AutoModelForTokenClassification",
+                                "AutoModelForImageClassification",
+                                "AutoModelForSemanticSegmentation"};
   const std::string name = kNames[static_cast<int>(kind)];
   if (options.dtype && !is_floating(*options.dtype))
     throw Error(
@@ -223,6 +227,17 @@ AutoModelForImageClassification AutoModelForImageClassification::from_pretrained
 Tensor AutoModelForImageClassification::operator()(TensorArg images) { return family_->image.logits(**this, images); }
 Tensor AutoModelForImageClassification::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
   return family_->image.loss(**this, images, targets, where);
+}
+
+AutoModelForSemanticSegmentation AutoModelForSemanticSegmentation::from_pretrained(const std::string& folder,
+                                                                                   const PretrainedOptions& options) {
+  return AutoModelForSemanticSegmentation(Kind::kSegmentation, folder, options);
+}
+Tensor AutoModelForSemanticSegmentation::operator()(TensorArg images) {
+  return family_->segmentation.logits(**this, images);
+}
+Tensor AutoModelForSemanticSegmentation::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return family_->segmentation.loss(**this, images, targets, where);
 }
 
 }  // namespace rondo::nn

@@ -6,9 +6,9 @@
 //   model.loss(idx, targets).backward();
 //   model.save_pretrained("tuned");                      // what transformers reads
 //
-// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit. `model->` is the tree
-// (module.h), `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in transformers:
-// model->train() turns dropout on.
+// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit; segformer. `model->`
+// is the tree (module.h), `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in
+// transformers: model->train() turns dropout on.
 //
 // Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
 // not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
@@ -111,7 +111,14 @@ class PretrainedModel {
   ~PretrainedModel();
 
  protected:
-  enum class Kind { kBase, kCausalLM, kSequenceClassification, kTokenClassification, kImageClassification };
+  enum class Kind {
+    kBase,
+    kCausalLM,
+    kSequenceClassification,
+    kTokenClassification,
+    kImageClassification,
+    kSegmentation
+  };
   PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options);
   const Family* family_ = nullptr;
 
@@ -128,7 +135,7 @@ class AutoModel : public PretrainedModel {
  public:
   static AutoModel from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's:
-  // Error if another family gets one. Of ViT there is no such model.
+  // Error if another family gets one. There is no such model of ViT and SegFormer.
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});
 
  private:
@@ -193,8 +200,24 @@ class AutoModelForImageClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
+// SegFormer.
+class AutoModelForSemanticSegmentation : public PretrainedModel {
+ public:
+  static AutoModelForSemanticSegmentation from_pretrained(const std::string& folder,
+                                                          const PretrainedOptions& options = {});
+  Tensor operator()(TensorArg images);  // (B, channels, H, W) -> (B, n_class, H / 4, W / 4), rounded up
+  // Targets i64 or i32 (B, H, W), where config.json's semantic_loss_ignore_index (255) does not count:
+  // segmentation_loss.h.
+  Tensor loss(const Tensor& images, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
 // The same for a model that was made here: GPT2, Llama, Llama::Body, BertModel, BertForSequenceClassification,
-// RobertaForSequenceClassification, BertForTokenClassification or ViT. Throws Error for any other.
+// RobertaForSequenceClassification, BertForTokenClassification, ViT or
+// SegformerForSemanticSegmentation. Throws Error for any other.
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace rondo::nn

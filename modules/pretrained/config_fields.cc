@@ -113,6 +113,32 @@ std::optional<int64_t> ConfigFields::row(std::string_view name, int64_t rows) {
   return value && *value < 0 ? *value + rows : value;
 }
 
+std::vector<int64_t> ConfigFields::sizes(std::string_view name, std::vector<int64_t> otherwise, size_t n,
+                                         int64_t most) {
+  const std::string* json = take(name);
+  if (json == nullptr && otherwise.size() == n) return otherwise;
+  std::vector<int64_t> values;
+  bool fits = json != nullptr && json->starts_with('[');
+  if (fits) {
+    io::JsonReader reader(path_, *json);
+    reader.array([&] {
+      int64_t value = 0;
+      const char first = reader.peek();
+      if (first < '0' || first > '9') {
+        fits = false;
+        return reader.skip();
+      }
+      const std::string_view text = reader.number();
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      fits &= error == std::errc() && end == text.data() + text.size() && value >= 1 && value <= most;
+      values.push_back(value);
+    });
+  }
+  if (fits && values.size() == n) return values;
+  invalid(name, absl::StrCat("a list of ", n, " integers from 1 to ", most));
+  return std::vector<int64_t>(n, 1);
+}
+
 int64_t ConfigFields::side(std::string_view name, int64_t otherwise) {
   const std::string* json = take(name);
   if (json == nullptr || !json->starts_with('[')) return size(name, otherwise);

@@ -57,6 +57,9 @@ class ConfigFields {
   // A row of a table of `rows`, such as a token of the vocabulary. A negative number counts from the table's end, as
   // for torch.nn.Embedding's padding_idx. Absent or null: nullopt.
   std::optional<int64_t> row(std::string_view name, int64_t rows);
+  // `n` integers from 1 to `most`, a list in the file.
+  std::vector<int64_t> sizes(std::string_view name, std::vector<int64_t> otherwise, size_t n,
+                             int64_t most = kMostWidth);
   // The side of a square: an integer above 0, or a list of two equal ones.
   int64_t side(std::string_view name, int64_t otherwise);
   // A finite number above 0.

@@ -8,8 +8,9 @@
 
 namespace rondo::nn {
 
-extern const Family kGPT2Family, kLlamaFamily, kBertFamily, kViTFamily;
-static constexpr const Family* kFamilies[] = {&kGPT2Family, &kLlamaFamily, &kBertFamily, &kViTFamily};
+extern const Family kGPT2Family, kLlamaFamily, kBertFamily, kViTFamily, kSegformerFamily;
+static constexpr const Family* kFamilies[] = {&kGPT2Family, &kLlamaFamily, &kBertFamily, &kViTFamily,
+                                              &kSegformerFamily};
 
 std::span<const Family* const> families() { return kFamilies; }
 

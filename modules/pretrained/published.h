@@ -1,5 +1,5 @@
 // How a model looks in a published folder: which tensors its file holds, under which names, and what its config.json
-// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc) with both directions and all calls.
+// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc, segformer.cc) with both directions and all calls.
 #pragma once
 
 #include <initializer_list>
@@ -47,7 +47,14 @@ struct Published {
 // of the published models.
 Published describe(ModuleBase& module, const std::string& model_type = "");
 
-enum class Task { kBase, kCausalLM, kSequenceClassification, kTokenClassification, kImageClassification };
+enum class Task {
+  kBase,
+  kCausalLM,
+  kSequenceClassification,
+  kTokenClassification,
+  kImageClassification,
+  kSegmentation
+};
 
 // The calls of AutoModelForCausalLM.
 struct LanguageCalls {
@@ -82,7 +89,7 @@ struct Family {
   bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
   LanguageCalls language = {};
   TextCalls sequence = {}, token = {};
-  ImageCalls image = {};
+  ImageCalls image = {}, segmentation = {};
 };
 std::span<const Family* const> families();
 

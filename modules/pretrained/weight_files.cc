@@ -52,14 +52,17 @@ std::string described(DType dtype, const Dims& sizes) {
 }  // namespace
 
 WeightFiles::WeightFiles(const std::string& folder, io::Reading reading) {
-  const fs::path root(folder);
+  std::error_code unreadable;
+  const bool is_file = fs::is_regular_file(folder, unreadable);
+  const fs::path root = is_file ? fs::path(folder).parent_path() : fs::path(folder);
+  const std::string whole = is_file ? fs::path(folder).filename().string() : kWeights;
   const auto open = [&](const std::string& name) -> const io::SafetensorsFile& {
     auto& file = files_[name];
     if (!file) file = std::make_unique<io::SafetensorsFile>((root / name).string(), reading);
     return *file;
   };
-  if (is_there(root / kWeights)) {
-    const io::SafetensorsFile& file = open(kWeights);
+  if (is_file || is_there(root / whole)) {
+    const io::SafetensorsFile& file = open(whole);
     for (const io::TensorEntry& entry : file.entries()) places_[entry.name] = {&file, &entry};
     return;
   }
@@ -142,21 +145,24 @@ class Loader {
     for (const PublishedTensor& tensor : published_.tensors) {
       const auto* found = find(tensor.file_name);
       const bool may_start_fresh = begins_with_any(tensor.file_name, options_.fresh);
+      // A counter, such as BatchNorm's num_batches_tracked. Files from before PyTorch 0.4.1 lack it.
+      const DType target = targets_.at(tensor.name).dtype();
       if (found == nullptr) {
-        if (may_start_fresh) sources_.push_back({&tensor, {}});
+        if (may_start_fresh || !is_floating(target)) sources_.push_back({&tensor, {}});
         else report_.missing.push_back(tensor.file_name);
         continue;
       }
       used.insert(found->first);
       const io::TensorEntry& entry = *found->second.entry;
       const Dims wanted = file_sizes(tensor);
-      if (entry.shape == wanted && is_floating(entry.dtype)) {
+      if (entry.shape == wanted && (is_floating(target) ? is_floating(entry.dtype) : entry.dtype == target)) {
         sources_.push_back({&tensor, found->second});
       } else if (may_start_fresh && is_floating(entry.dtype)) {
         sources_.push_back({&tensor, {}});
       } else {
-        report_.mismatched.push_back(absl::StrCat(found->first, ": a float", to_string(wanted), " wanted, ",
-                                                  described(entry.dtype, entry.shape), " given"));
+        report_.mismatched.push_back(
+            absl::StrCat(found->first, ": a ", is_floating(target) ? "float" : std::string(name_of(target)),
+                         to_string(wanted), " wanted, ", described(entry.dtype, entry.shape), " given"));
       }
     }
     for (const auto& [name, tied_to] : published_.aliases)
@@ -175,7 +181,11 @@ class Loader {
   Tensor make(const std::string& name, const std::vector<Source>& sources) {
     const Dims& sizes = targets_.at(name).sizes();
     const Source& first = sources.front();
-    const DType dtype = options_.dtype ? *options_.dtype : first.place.entry ? first.place.entry->dtype : kF32;
+    const DType target = targets_.at(name).dtype();
+    const DType dtype = !is_floating(target) ? target
+                        : options_.dtype     ? *options_.dtype
+                        : first.place.entry  ? first.place.entry->dtype
+                                             : kF32;
     const bool whole = sources.size() == 1 && first.tensor->rows == 0 && first.place.entry != nullptr;
     if (whole && options_.map && !first.tensor->transposed && first.place.entry->dtype == dtype)
       return first.place.file->tensor(*first.place.entry);
@@ -191,7 +201,8 @@ class Loader {
 
   // Starting values of a tensor that the file has not.
   void start(Tensor& part, const std::string& name) {
-    if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), part.device(), &generator_).mul_(0.02));
+    if (!is_floating(part.dtype())) part.zero_();
+    else if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), part.device(), &generator_).mul_(0.02));
     else part.fill_(name.ends_with("bias") ? 0.0 : 1.0);
   }
 

@@ -1,4 +1,4 @@
-// The weights of a folder: model.safetensors, or the shards that model.safetensors.index.json names.
+// The weights of a folder: model.safetensors, or the shards that model.safetensors.index.json names. Or one file.
 #pragma once
 
 #include <map>
@@ -13,8 +13,8 @@ namespace rondo::nn {
 
 class WeightFiles {
  public:
-  // Opens every file and checks every header. Throws FileError.
-  WeightFiles(const std::string& folder, io::Reading reading);
+  // Opens every file and checks every header. `path`: the folder, or a safetensors file. Throws FileError.
+  WeightFiles(const std::string& path, io::Reading reading);
 
   struct Place {
     const io::SafetensorsFile* file = nullptr;

@@ -114,6 +114,23 @@ void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
   append_event(*file_, step, payload);
 }
 
+void EventWriter::write_image(int64_t step, const Image& image) {
+  std::string fields;  // Summary.Image (tensorflow/core/framework/summary.proto)
+  append_varint(fields, 1 << 3 | 0);
+  append_varint(fields, static_cast<uint64_t>(image.height));
+  append_varint(fields, 2 << 3 | 0);
+  append_varint(fields, static_cast<uint64_t>(image.width));
+  append_varint(fields, 3 << 3 | 0);
+  append_varint(fields, static_cast<uint64_t>(image.channels));
+  append_bytes_field(fields, 4, image.png);
+  std::string value, summary, payload;
+  append_bytes_field(value, 1, image.tag);
+  append_bytes_field(value, 4, fields);
+  append_bytes_field(summary, 1, value);
+  append_bytes_field(payload, 5, summary);
+  append_event(*file_, step, payload);
+}
+
 void TensorBoardLog::on_begin(const Progress& now) { events_.emplace(folder_, now.step); }
 
 void TensorBoardLog::on_log(const Progress& now) {

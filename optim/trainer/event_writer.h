@@ -1,4 +1,4 @@
-// EventWriter: scalars for TensorBoard, without TensorFlow or protobuf.
+// EventWriter: scalars and images for TensorBoard, without TensorFlow or protobuf.
 //
 //   optim::TensorBoardLog log("out/tensorboard");                 // tensorboard --logdir out/tensorboard
 //   trainer.add_callback(log);
@@ -45,6 +45,14 @@ class EventWriter {
   void write(int64_t step, std::initializer_list<Scalar> scalars) {
     write(step, std::span<const Scalar>(scalars.begin(), scalars.size()));
   }
+  struct Image {
+    std::string_view tag;
+    std::string_view png;  // the file's bytes (io::encode_image)
+    int64_t height = 0, width = 0;
+    int channels = 3;
+  };
+  // Throws FileError as above.
+  void write_image(int64_t step, const Image& image);
 
  private:
   std::unique_ptr<AppendFile> file_;

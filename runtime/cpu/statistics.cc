@@ -45,11 +45,12 @@ std::optional<Layout> layout_of(const Dims& sizes, int64_t mask, bool keepdim) {
   return layout.results < 2 * num_threads() ? std::nullopt : std::optional(layout);
 }
 
-template <class T> class Variance {
+// Out: the type of the results.
+template <class T, class Out> class Variance {
  public:
   using C = ComputeType<T>;
   // `mean` null: the result is the standard deviation, else it is the variance.
-  Variance(const Layout& layout, const T* x, T* out, T* mean, double n, double share)
+  Variance(const Layout& layout, const T* x, Out* out, Out* mean, double n, double share)
       : layout_(layout),
         x_(x),
         out_(out),
@@ -68,8 +69,8 @@ template <class T> class Variance {
   static C square(C d) { return d * d; }
   void write(int64_t at, C mean, C squares) const {
     const C variance = squares * share_;
-    out_[at] = static_cast<T>(mean_ == nullptr ? std::sqrt(variance) : variance);
-    if (mean_ != nullptr) mean_[at] = static_cast<T>(mean);
+    out_[at] = static_cast<Out>(mean_ == nullptr ? std::sqrt(variance) : variance);
+    if (mean_ != nullptr) mean_[at] = static_cast<Out>(mean);
   }
 
   struct Row {
@@ -120,7 +121,7 @@ template <class T> class Variance {
 
   const Layout layout_;
   const T* x_;
-  T *out_, *mean_;
+  Out *out_, *mean_;
   const C inverse_, share_;
 };
 
@@ -140,8 +141,12 @@ void run_variance(const KernelContext& context) {
   const double share = 1.0 / std::max(0.0, n - static_cast<double>(context.attrs.floats[0]));
   visit_floating(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    T* const mean = context.outputs.size() > 1 ? pointer<T>(context.out(1)) : nullptr;
-    Variance<T>(*layout, pointer<T>(x), pointer<T>(context.out()), mean, n, share).run();
+    const auto run = [&]<class Out>(TypeTag<Out>) {
+      Out* const mean = context.outputs.size() > 1 ? pointer<Out>(context.out(1)) : nullptr;
+      Variance<T, Out>(*layout, pointer<T>(x), pointer<Out>(context.out()), mean, n, share).run();
+    };
+    if (context.out().dtype() == x.dtype()) run(TypeTag<T>{});
+    else run(TypeTag<ComputeType<T>>{});
   });
 }
 

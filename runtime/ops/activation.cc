@@ -139,7 +139,7 @@ Tensor hardswish(TensorArg x) { return call(kHardswish, {x}); }
 Tensor relu(TensorArg x) {
   require_defined("relu", x);
   if (is_floating(x.tensor.dtype()) || x.tensor.dtype() == kBool) return call(kRelu, {x});
-  return maximum(x, Tensor::zeros({}, {x.tensor.dtype(), x.tensor.device()}));
+  return maximum(x, 0);
 }
 Tensor gelu(TensorArg x, GeluKind kind) { return call(kind == GeluKind::kTanh ? kGeluTanh : kGeluErf, {x}); }
 Tensor silu(TensorArg x) { return call(kSilu, {x}); }
@@ -165,7 +165,7 @@ Tensor clamp(TensorArg x, Scalar low, Scalar high) {
         const int64_t least = std::numeric_limits<T>::min();
         const int64_t most = static_cast<int64_t>(std::numeric_limits<T>::max());
         const int64_t value = bound.is_integer() ? bound.integer() : bound.real() < 0 ? least : most;
-        return Tensor::full({}, std::clamp(value, least, most), {dtype, x.tensor.device()});
+        return Scalar(static_cast<T>(std::clamp(value, least, most)));
       };
       if (isfinite(low.real())) result = maximum({result, x.where}, nearest(low));
       if (isfinite(high.real())) result = minimum({result, x.where}, nearest(high));

@@ -81,11 +81,7 @@ Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int
 }
 
 // `logits` (a maximum or a logsumexp) with 0 in place of -inf.
-Tensor finite(const Tensor& logits) {
-  const TensorOptions like{logits.dtype(), logits.device()};
-  const Tensor lowest = Tensor::full({}, std::numeric_limits<float>::lowest(), like);
-  return where(less(logits, lowest), Tensor::zeros({}, like), logits);
-}
+Tensor finite(const Tensor& logits) { return where(less(logits, std::numeric_limits<float>::lowest()), 0.0, logits); }
 
 // The gradient of repeat_heads.
 Tensor sum_heads(const Tensor& t, int64_t heads) {

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
@@ -114,7 +115,7 @@ Tensor bits_and_number(const OpDef& op, const OpDef& of_tensors, TensorArg a, Sc
   const DType dtype = promote(a.tensor.dtype(), s);
   require_in_range(of_tensors.name, s, dtype, a.where);
   if (dtype == kBool || !is_exact_attribute(s))
-    return bits_of_two(of_tensors, a, {Tensor::full({}, s, {dtype, a.tensor.device()}), a.where});
+    return bits_of_two(of_tensors, a, {number_tensor(s, a.tensor.sizes(), {dtype, a.tensor.device()}), a.where});
   return call(op, {{a.tensor.to(dtype, a.where), a.where, a.tensor.dtype()}}, {.floats = {s.real()}});
 }
 

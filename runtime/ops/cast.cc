@@ -1,4 +1,5 @@
 // Casts, copies and fills.
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -58,6 +59,10 @@ constexpr OpDef kFill = {
 };
 
 Tensor cast(TensorArg x, DType dtype) { return call(kCast, {x}, {.ints = {static_cast<int64_t>(dtype)}}); }
+Tensor converted(TensorArg x, DType dtype) {
+  if (!lies_channels_last(x.tensor)) return cast(x, dtype);
+  return result_to_front(cast({channels_to_back(x), x.where}, dtype), x.where);
+}
 void copy_(TensorArg target, TensorArg source) {
   if (target.tensor.defined() && source.tensor.defined() && !(target.tensor.device() == source.tensor.device())) {
     call_in_place(kCopy, {target, {to_device(source, target.tensor.device()), source.where}});

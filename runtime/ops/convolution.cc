@@ -10,6 +10,7 @@
 // On CUDA, cuDNN serves f32, bf16 and f16. What it has no plan for, f64, and everything where there is no cuDNN, runs
 // in the parts of `decompose`.
 #include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/channels_last.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -215,7 +216,11 @@ constexpr OpDef kConv2d = {
           const Convolution conv = Convolution::of(g.attrs());
           const Dims &x = g.input_sizes(0), &w = g.input_sizes(1);
           if (g.needs(0)) g.set(0, call(kConv2dGradInput, {g.grad_out(), g.input(1)}, conv.attrs({x[2], x[3]})));
-          if (g.needs(1)) g.set(1, call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]})));
+          if (g.needs(1)) {
+            const Tensor grad = call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]}));
+            const bool last = g.input(1).defined() && lies_channels_last(g.input(1));
+            g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
+          }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
         },
     .fuse_parts = false,

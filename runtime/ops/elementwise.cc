@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "rondo/runtime/ops/elementwise_def.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -72,14 +73,16 @@ void require_no_bool(const char* op, TensorArg x) {
   if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);
 }
 // An integer operand that a scalar attribute would round.
-Tensor as_tensor(TensorArg a, Scalar s) { return Tensor::full({}, s, {default_dtype(s), a.tensor.device()}); }
+Tensor as_tensor(TensorArg a, Scalar s) {
+  return number_tensor(s, a.tensor.sizes(), {promote(a.tensor.dtype(), s), a.tensor.device()});
+}
 bool needs_tensor(TensorArg a, Scalar s) {
   return !is_exact_attribute(s) && a.tensor.defined() && !is_floating(a.tensor.dtype());
 }
 Tensor divisor(TensorArg a, Scalar s) {
   require_defined("div", a);
   const DType dtype = is_floating(a.tensor.dtype()) ? compute_dtype(a.tensor.dtype()) : kF32;
-  return Tensor::full({}, s.real(), {dtype, a.tensor.device()});
+  return number_tensor(s.real(), {}, {dtype, a.tensor.device()});
 }
 // 1 / s is as good as a division by s, unless it leaves the range of f32.
 bool has_inverse(SymFloat s) {

@@ -3,10 +3,13 @@
 #include <algorithm>
 
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 
@@ -76,6 +79,20 @@ Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOpt
   attrs.ints.append(std::span(sizes.begin(), sizes.end()));
   const DeviceScope device(options.device);
   return call(op, {}, std::move(attrs));
+}
+
+Tensor number_tensor(Scalar value, const Dims& sizes, TensorOptions options) {
+  if (active_recorder() == nullptr) return Tensor::full({}, value, options);
+  if (sizes.empty()) return reshape(number_tensor(value, {1}, options), {});
+  if (is_exact_attribute(value)) return Tensor::full(sizes, value, options);
+  if (options.dtype == kI64) {
+    const int64_t low = value.integer() & UINT32_MAX;
+    return add(Tensor::full(sizes, value.integer() - low, options), low);
+  }
+  return visit_dtype(options.dtype, [&](auto tag) {
+    const auto element = convert<typename decltype(tag)::type>(value.integer());
+    return Tensor::full(sizes, static_cast<double>(element), options);
+  });
 }
 
 Tensor filled(Tensor made, Scalar value) {

@@ -22,6 +22,11 @@ extern const OpDef kFilled, kZeros;
 // integer that is not exact as a double.
 Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options);
 
+// A number as an operand of an op of tensors, in options.dtype: it broadcasts to `sizes`. 0-dim, or of these sizes
+// while a region records, so that the number is an argument of a kernel and a replay repeats it. Any integer is exact
+// in i64.
+Tensor number_tensor(Scalar value, const Dims& sizes, TensorOptions options);
+
 // A new tensor that is not recorded, every element of which becomes the value.
 Tensor filled(Tensor made, Scalar value);
 // The attributes of kFill for this value.

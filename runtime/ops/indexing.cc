@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
@@ -231,7 +232,7 @@ Tensor scatter(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
 Tensor scatter(TensorArg x, int64_t dim, TensorArg index, Scalar value) {
   const int d = dim_of("scatter", x.tensor, dim, x.where);
   require_in_range("scatter", value, x.tensor.dtype(), x.where);
-  const Tensor source = Tensor::full({}, value, {x.tensor.dtype(), x.tensor.device()});
+  const Tensor source = number_tensor(value, {}, {x.tensor.dtype(), x.tensor.device()});
   const Tensor at = index_operand("scatter", index);
   return call(kScatter, {x, {at, index.where, index.tensor.dtype()}, {source, x.where}}, {.ints = {d}});
 }

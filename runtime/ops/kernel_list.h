@@ -40,6 +40,10 @@ void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, 
 void rms_norm_kernel(const KernelContext& context);         // x, weight -> y, rstd
 void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, rstd -> dx, dweight
 
+// channel_norm.cc
+void batch_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, var
+void batch_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, var -> dx, dweight, dbias
+
 // softmax.cc: ints {dim}; none: the last one
 void softmax_kernel(const KernelContext& context);
 void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx

@@ -35,7 +35,13 @@ void set_share(const GradContext& g, int mine, Tensor (*lost)(TensorArg, TensorA
   if (!g.needs(mine)) return;
   const Tensor &a = g.input(mine), &b = g.input(1 - mine), &grad = g.grad_out();
   const Tensor all_or_half = where(equal(a, b), grad * 0.5, grad);
-  g.set_reduced(mine, where(lost(a, b), Tensor::zeros({}, {grad.dtype(), grad.device()}), all_or_half));
+  g.set_reduced(mine, where(lost(a, b), 0.0, all_or_half));
+}
+// Beside a number.
+template <const OpDef& kLost> void number_share(const GradContext& g) {
+  const Tensor &a = g.input(0), &grad = g.grad_out();
+  const Tensor all_or_half = where(call(kEqualScalar, {a}, g.attrs()), grad * 0.5, grad);
+  g.set(0, where(call(kLost, {a}, g.attrs()), 0.0, all_or_half));
 }
 
 }  // namespace
@@ -49,6 +55,12 @@ constexpr OpDef kMinimum = elementwise<kNumeric, 2, 0, Minimum{}>("minimum", {.i
                                                                     for (int i = 0; i < 2; ++i)
                                                                       set_share(g, i, &greater);
                                                                   });
+
+// floats: {the number}
+constexpr OpDef kMaximumScalar = elementwise<kNumeric, 1, 1, Maximum{}>("maximum_scalar", {.inputs = kFirst},
+                                                                        &number_share<kLessScalar>);
+constexpr OpDef kMinimumScalar = elementwise<kNumeric, 1, 1, Minimum{}>("minimum_scalar", {.inputs = kFirst},
+                                                                        &number_share<kGreaterScalar>);
 
 // ---- One tensor
 
@@ -146,8 +158,19 @@ constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s)
 
 // ---- Public functions
 
+namespace {
+Tensor larger_or_smaller(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar b) {
+  // Of truths: as of the integers 0 and 1.
+  if (a.tensor.defined() && promote(a.tensor.dtype(), b) == kBool)
+    return call_with_number(name, op, of_tensors, {a.tensor.to(kU8, a.where), a.where}, b).to(kBool);
+  return call_with_number(name, op, of_tensors, a, b);
+}
+}  // namespace
+
 Tensor maximum(TensorArg a, TensorArg b) { return call_promoted(kMaximum, a, b); }
 Tensor minimum(TensorArg a, TensorArg b) { return call_promoted(kMinimum, a, b); }
+Tensor maximum(TensorArg a, Scalar b) { return larger_or_smaller("maximum", kMaximumScalar, &maximum, a, b); }
+Tensor minimum(TensorArg a, Scalar b) { return larger_or_smaller("minimum", kMinimumScalar, &minimum, a, b); }
 Tensor exp(TensorArg x) { return call_floating(kExp, x); }
 Tensor log(TensorArg x) { return call_floating(kLog, x); }
 Tensor sqrt(TensorArg x) { return call_floating(kSqrt, x); }
@@ -186,8 +209,9 @@ Tensor pow(TensorArg x, Scalar exponent) {
   return result;
 }
 
-constexpr OpList kMathOps = {&kExp,     &kLog,       &kSqrt,          &kRsqrt,    &kTanh,     &kErf, &kSigmoid,
-                             &kMaximum, &kMinimum,   &kAbs,           &kSign,     &kSin,      &kCos, &kLog1p,
-                             &kExpm1,   &kPowScalar, &kPowScalarGrad, &kTanhGrad, &kRsqrtGrad};
+constexpr OpList kMathOps = {&kExp,           &kLog,      &kSqrt,     &kRsqrt,         &kTanh,          &kErf,
+                             &kSigmoid,       &kMaximum,  &kMinimum,  &kMaximumScalar, &kMinimumScalar, &kAbs,
+                             &kSign,          &kSin,      &kCos,      &kLog1p,         &kExpm1,         &kPowScalar,
+                             &kPowScalarGrad, &kTanhGrad, &kRsqrtGrad};
 
 }  // namespace rondo::ops

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "rondo/runtime/communicator.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/tensor.h"
 
@@ -286,6 +287,23 @@ Tensor rms_norm(TensorArg x, TensorArg weight, double eps = 1e-6);
 Tensor softmax(TensorArg x, int64_t dim = -1);
 Tensor log_softmax(TensorArg x, int64_t dim = -1);
 
+// ---- Normalisation of channels (channel_norm.cc). x (B, C, ...), weight and bias (C) or undefined, in x's dtype or,
+// of 16 bits, in f32. (x - mean) / sqrt(var + eps) * weight + bias.
+struct BatchNormed {
+  Tensor y;
+  Tensor mean, var;  // (C), in the compute dtype; the variance divides by the number of values
+};
+// Ioffe and Szegedy, "Batch normalization" (2015), with the statistics of each channel in x. Without any value they are
+// NaN.
+BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
+struct Statistics {
+  Tensor mean, var;  // (C)
+};
+// With given statistics, as in evaluation. They may have gradients.
+Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps = 1e-5);
+// Wu and He, "Group normalization" (2018): the statistics of each group of C / groups neighbouring channels.
+Tensor group_norm(TensorArg x, int64_t groups, TensorArg weight, TensorArg bias, double eps = 1e-5);
+
 // ---- Attention (attention.cc)
 struct AttentionOptions {
   bool causal = false;
@@ -361,6 +379,12 @@ Tensor linear_cross_entropy(TensorArg x, TensorArg weight, TensorArg bias, Tenso
 Tensor dropout(TensorArg x, double p, Generator* generator = nullptr);
 // random.cc. 1 with probability p, else 0; of p's shape and floating dtype, without a gradient. Takes one offset.
 Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
+
+// ---- Collectives (collective.cc). The sum of x, of a floating dtype, over all ranks of the communicator, every one of
+// which calls this with the same shape and dtype, in the same order among its collectives. Its gradient is the sum of
+// the gradients of all ranks: another collective, which every rank's backward calls. A region records it like any op
+// (Note [Collectives are effects]).
+Tensor all_reduce_sum(TensorArg x, const Communicator& communicator);
 
 }  // namespace rondo::ops
 #pragma GCC visibility pop

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -207,7 +208,8 @@ Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size) {
   };
   const amp::Autocast as_given(std::nullopt);
   const Tensor rows = matmul({x.tensor.to(wide), x.where}, transpose(means(in[3], size[1]), 0, 1));
-  return matmul(means(in[2], size[0]), rows).to(x.tensor.dtype());
+  const Tensor y = matmul(means(in[2], size[0]), rows).to(x.tensor.dtype());
+  return lies_channels_last(x.tensor) ? with_dense_strides(y, channels_last_strides(y.sizes())) : y;
 }
 
 constexpr OpList kPoolingOps = {&kMaxPool2d};

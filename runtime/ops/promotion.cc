@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/elementwise_body.h"
+#include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
@@ -53,6 +55,15 @@ void write_back(const OpDef& op, const Tensor& result, TensorArg target) {
                                 to_string(target.tensor.sizes())),
                    target.where);
   call_in_place(kCopy, {target, {result, target.where}});
+}
+
+bool holds(DType dtype, int64_t value) {
+  switch (dtype) {
+    case kU8: return value >= 0 && value <= UINT8_MAX;
+    case kI32: return value >= INT32_MIN && value <= INT32_MAX;
+    case kBool: return value == 0 || value == 1;
+    default: return true;
+  }
 }
 
 }  // namespace
@@ -127,10 +138,35 @@ Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs) {
   return call(op, {{real, x.where, x.tensor.dtype()}}, std::move(attrs));
 }
 
+Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar s,
+                        Promotion promotion) {
+  const DType dtype = dtype_with_number(name, a, s, promotion);
+  const Tensor x = a.tensor.to(dtype, a.where);
+  if (is_exact_attribute(s)) return call(op, {{x, a.where, a.tensor.dtype()}}, number_attrs(s, dtype));
+  return of_tensors({x, a.where}, {number_tensor(s, x.sizes(), {dtype, x.device()}), a.where});
+}
+
+DType dtype_with_number(const char* name, const TensorArg& a, Scalar s, Promotion promotion) {
+  require_defined(name, a);
+  const DType dtype = promote(a.tensor.dtype(), s);
+  if (!s.is_integer() || holds(dtype, s.integer())) return dtype;
+  if (promotion != Promotion::kCompare)
+    throw_op_error(name, absl::StrCat(s.integer(), " does not fit into ", std::string(name_of(dtype))), a.where);
+  return kI64;
+}
+
+Attrs number_attrs(Scalar s, DType dtype) {
+  if (!is_low_precision(dtype)) return {.floats = {s.real()}};
+  return visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    return Attrs{.floats = {static_cast<double>(convert<T>(static_cast<double>(s.real())))}};
+  });
+}
+
 bool is_exact_attribute(Scalar s) {
   if (!s.is_integer()) return true;
   const double real = s.real();
-  return std::abs(real) < 0x1p63 && static_cast<int64_t>(real) == s.integer();
+  return real >= -0x1p63 && real < 0x1p63 && static_cast<int64_t>(real) == s.integer();
 }
 
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where) {

@@ -37,10 +37,24 @@ void call_promoted_(const OpDef& op, TensorArg a, Scalar s, Promotion promotion 
 // The result of a function on floats; integers and bools become f32.
 Tensor call_floating(const OpDef& op, TensorArg x, Attrs attrs = {});
 
+// The result of an op of one tensor and a number of the tensor's dtype: a comparison, or an op that keeps elements as
+// they are, such as maximum. The attribute is rounded to the promoted dtype. Throws Error for an integer that this
+// dtype does not hold; a comparison (kCompare) computes in i64 then: all of u8 is less than 300. `of_tensors`: the
+// function for an integer that an attribute would round. `name`: of the public function, for errors.
+using OfTensors = Tensor (*)(TensorArg, TensorArg);
+Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar s,
+                        Promotion promotion = Promotion::kArithmetic);
+// The parts of that: the dtype, and the attribute for elements of `dtype`. REQUIRES: is_exact_attribute(s).
+DType dtype_with_number(const char* name, const TensorArg& a, Scalar s, Promotion promotion = Promotion::kArithmetic);
+Attrs number_attrs(Scalar s, DType dtype);
+
 // True if a double holds the scalar exactly, as scalar attributes do.
 bool is_exact_attribute(Scalar s);
 // Throws Error unless elements of `dtype` can take `value`: an integer must be in range without its fraction, and a
 // finite float must not become infinite.
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);
+
+// x.to(dtype) for another dtype: a dense copy. Images keep their layout (Note [Channels last results]).
+Tensor converted(TensorArg x, DType dtype);
 
 }  // namespace rondo::ops

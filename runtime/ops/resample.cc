@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
@@ -41,7 +42,7 @@ struct Neighbours {
   }
 };
 
-// Dimension `dim` of x, which is 2 or 3.
+// Dimension `dim` of x.
 Tensor interpolated(const TensorArg& x, int dim, int64_t size, const InterpolateOptions& options) {
   const int64_t from = x.tensor.size(dim);
   if (from == size) return x.tensor;
@@ -51,8 +52,9 @@ Tensor interpolated(const TensorArg& x, int dim, int64_t size, const Interpolate
     return select_all(x, dim, nearest);
   }
   const Neighbours n(from, size, options.align_corners);
-  const Tensor weight =
-      Tensor::from(n.weight, dim == 2 ? Dims{size, 1} : Dims{size}, kCPU).to(x.tensor.dtype()).to(x.tensor.device());
+  Dims beside = {size};
+  while (beside.rank() < x.tensor.rank() - dim) beside.push_back(1);
+  const Tensor weight = Tensor::from(n.weight, beside, kCPU).to(x.tensor.dtype()).to(x.tensor.device());
   return select_all(x, dim, n.left) * (1.0 - weight) + select_all(x, dim, n.right) * weight;
 }
 
@@ -69,9 +71,12 @@ Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
           x.where);
   if (options.align_corners && options.mode == InterpolateMode::kNearest)
     throw_op_error("interpolate", "align_corners is for bilinear interpolation", x.where);
-  Tensor y = options.mode == InterpolateMode::kNearest ? x.tensor : x.tensor.to(compute_dtype(x.tensor.dtype()));
-  for (int d = 0; d < 2; ++d) y = interpolated({y, x.where}, 2 + d, size[d], options);
-  return y.to(x.tensor.dtype());
+  const bool last = lies_channels_last(x.tensor);
+  Tensor y = last ? channels_to_back(x) : x.tensor;
+  if (options.mode == InterpolateMode::kBilinear) y = y.to(compute_dtype(y.dtype()));
+  for (int d = 0; d < 2; ++d) y = interpolated({y, x.where}, (last ? 1 : 2) + d, size[d], options);
+  y = y.to(x.tensor.dtype());
+  return last ? result_to_front(y.contiguous(), x.where) : y;
 }
 
 Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
@@ -83,6 +88,13 @@ Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
   const int rank = x.tensor.rank(), padded = amounts.rank() / 2;
   if (amounts.rank() % 2 != 0 || padded > rank)
     fail("needs two amounts for each of the last dimensions, at most for all of them");
+  if (lies_channels_last(x.tensor)) {
+    // The amounts of C, W, H, B.
+    const auto of = [&](int i) { return i < amounts.rank() ? amounts[i] : 0; };
+    const Dims moved = {of(4), of(5), of(0), of(1), of(2), of(3), of(6), of(7)};
+    const Tensor back = channels_to_back(x);
+    return result_to_front(pad({back, x.where}, moved, mode, value).contiguous(), x.where);
+  }
   constexpr int64_t kMost = int64_t{1} << 40;
   Tensor y = x.tensor;
   Dims sizes = y.sizes(), begin = Dims::filled(rank, 0);
@@ -129,6 +141,11 @@ Tensor pixel_shuffle(TensorArg x, int64_t factor) {
                    absl::StrCat("the square of the factor ", factor, " must divide the channels; got x ", to_string(s)),
                    x.where);
   const int64_t channels = s[1] / (factor * factor);
+  if (lies_channels_last(x.tensor)) {
+    const Tensor parts = reshape({channels_to_back(x), x.where}, {s[0], s[2], s[3], channels, factor, factor});
+    const Tensor moved = permute(parts, {0, 1, 4, 2, 5, 3});
+    return result_to_front(reshape(moved, {s[0], s[2] * factor, s[3] * factor, channels}), x.where);
+  }
   const Tensor parts = reshape(x, {s[0], channels, factor, factor, s[2], s[3]});
   return reshape(permute(parts, {0, 1, 4, 2, 5, 3}), {s[0], channels, s[2] * factor, s[3] * factor});
 }

@@ -80,6 +80,10 @@ Tensor variance_grad(const GradContext& g, const Tensor& grad, const Tensor& mea
   const Tensor centered = x.to(wide) - steps.over_all(mean);
   return (centered * (steps.over_all(grad.to(wide)) * (2.0 * share(x.sizes(), g.attrs())))).to(x.dtype());
 }
+// The dtype of the results: x's, or the one that the attributes name.
+DType statistics_dtype(DType x, const Attrs& attrs) {
+  return attrs.ints.size() > 2 ? static_cast<DType>(attrs.ints[2]) : x;
+}
 void infer_floating(InferContext& c) {
   c.require_floating(0);
   reduction_infer(c);
@@ -87,7 +91,7 @@ void infer_floating(InferContext& c) {
 
 }  // namespace
 
-// Outputs variance and mean. ints: as every reduction's; floats: {correction}
+// Outputs variance and mean. ints: as every reduction's, and perhaps the dtype of the results; floats: {correction}
 constexpr OpDef kVarMean = {
     .name = "var_mean",
     .kind = OpKind::kOpaque,
@@ -97,14 +101,16 @@ constexpr OpDef kVarMean = {
     .infer =
         [](InferContext& c) {
           infer_floating(c);
-          c.output(1, c.dtype(0), Dims(c.outputs()[0].sizes));
+          const Dims sizes = c.outputs()[0].sizes;
+          for (int i : {0, 1}) c.output(i, statistics_dtype(c.dtype(0), c.attrs()), sizes);
         },
     .on = {{&cpu::var_mean_kernel}},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Moments m = moments(in[0], attrs);
-          out[0] = (m.squares * share(in[0].sizes(), attrs)).to(in[0].dtype());
-          out[1] = m.mean.to(in[0].dtype());
+          const DType dtype = statistics_dtype(in[0].dtype(), attrs);
+          out[0] = (m.squares * share(in[0].sizes(), attrs)).to(dtype);
+          out[1] = m.mean.to(dtype);
         },
     .grad =
         [](const GradContext& g) {
@@ -113,9 +119,10 @@ constexpr OpDef kVarMean = {
           Tensor grad;
           if (g.grad_out(0).defined())
             // A mean of 16 bits would be too coarse.
-            grad = variance_grad(g, g.grad_out(0), is_low_precision(x.dtype()) ? mean_of(x, steps) : g.output(1));
+            grad = variance_grad(g, g.grad_out(0),
+                                 is_low_precision(g.output(1).dtype()) ? mean_of(x, steps) : g.output(1));
           if (g.grad_out(1).defined()) {
-            const Tensor each = steps.over_all(g.grad_out(1) * (1.0 / static_cast<double>(steps.n())));
+            const Tensor each = steps.over_all((g.grad_out(1) * (1.0 / static_cast<double>(steps.n()))).to(x.dtype()));
             grad = grad.defined() ? grad + each : expand(each, x.sizes());
           }
           g.set(0, grad);

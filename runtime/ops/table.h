@@ -15,11 +15,13 @@ using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
-    kFactoryOps, kConvolutionOps, kPoolingOps;
+    kFactoryOps, kConvolutionOps, kPoolingOps, kCollectiveOps, kChannelNormOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
 extern const OpDef kAdd, kSub, kMul, kAddScalar;
+// comparison.cc
+extern const OpDef kEqualScalar, kLessScalar, kGreaterScalar;
 // cast.cc
 extern const OpDef kCast, kCopy, kFill;
 // activation.cc
@@ -38,6 +40,10 @@ extern const OpDef kMatmul, kLinear;
 extern const OpDef kConv2d, kConv2dGradInput, kConv2dGradWeight;
 // norm.cc
 extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
+// statistics.cc
+extern const OpDef kVarMean;
+// channel_norm.cc
+extern const OpDef kBatchNorm, kBatchNormGrad, kGroupNorm, kGroupNormGrad;
 // attention.cc
 extern const OpDef kAttention, kAttentionGrad;
 // embedding.cc
@@ -48,6 +54,8 @@ extern const OpDef kCrossEntropy, kCrossEntropyGrad, kLinearCrossEntropy, kLinea
 extern const OpDef kGather, kPick, kScatter, kScatterSum, kArgmax, kArgsort, kTopk;
 // segments.cc
 extern const OpDef kSortSegments, kSumSegments;
+// collective.cc
+extern const OpDef kAllReduceSum;
 // rotary.cc
 extern const OpDef kRotary;
 // dropout.cc

@@ -2,6 +2,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -456,11 +457,17 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   std::vector<const Tensor*> all;
   for (const Tensor& part : parts) all.push_back(&part);
   const DType dtype = result_dtype(all);
+  const bool last = std::all_of(parts.begin(), parts.end(), &lies_channels_last);
   std::vector<Tensor> converted;  // operands refer to them
-  for (const Tensor& part : parts) converted.push_back(part.to(dtype, where));
+  for (const Tensor& part : parts) {
+    const Tensor same = part.to(dtype, where);
+    converted.push_back(last ? channels_to_back({same, where}) : same);
+  }
   std::vector<TensorArg> operands;
   for (const Tensor& part : converted) operands.emplace_back(part, where);
-  return call(kCat, operands, {.ints = {d}});
+  constexpr int kLast[] = {0, 3, 1, 2};  // where the dimensions of images are then
+  const Tensor joined = call(kCat, operands, {.ints = {last ? kLast[d] : d}});
+  return last ? result_to_front(joined, where) : joined;
 }
 
 Tensor cat(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {

@@ -1,5 +1,6 @@
 // bench_dispatch: what one small op costs. A 64-element f32 add on one thread, without gradients and with the tape, in
-// nanoseconds; beside PyTorch's and libtorch's if their programs are there (tests/bench/peers).
+// nanoseconds; the same of ops with a number, without gradients; beside PyTorch's and libtorch's if their programs are
+// there (tests/bench/peers).
 //
 //   bench_dispatch [--peers]
 #include <algorithm>
@@ -7,9 +8,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/tensor.h"
 
@@ -42,6 +45,16 @@ int main(int argc, char** argv) {
   const double taped = nanoseconds([&] { const Tensor c = leaf + b; });
   std::printf("{\"peer\": \"rondo\", \"op\": \"add f32[64]\", \"no_grad_ns\": %.0f, \"tape_ns\": %.0f}\n", plain,
               taped);
+  const Tensor mask = a > 0.0;
+  NoGrad off;
+  const std::pair<const char*, double> with_numbers[] = {
+      {"less f32[64] and a number", nanoseconds([&] { const Tensor c = a < 0.5; })},
+      {"where f32[64] and a number", nanoseconds([&] { const Tensor c = ops::where(mask, a, 0.0); })},
+      {"masked_fill f32[64]", nanoseconds([&] { const Tensor c = ops::masked_fill(a, mask, 0.0); })},
+      {"maximum f32[64] and a number", nanoseconds([&] { const Tensor c = ops::maximum(a, 0.5); })},
+  };
+  for (const auto& [op, time] : with_numbers)
+    std::printf("{\"peer\": \"rondo\", \"op\": \"%s\", \"no_grad_ns\": %.0f}\n", op, time);
   std::fflush(stdout);
   if (argc < 2 || std::string(argv[1]) != "--peers") return 0;
   const std::string folder = std::string(RONDO_SOURCE_DIR) + "/tests/bench/peers";

@@ -75,11 +75,13 @@ TEST(CacheChild, DISABLED_Run) {
   if (const std::string path = variable("RONDO_TEST_SAVE"); !path.empty()) compile::save_artifacts(path);
   const compile::CacheReport report = compile::cache_report();
   std::printf(
-      "CHILD|value=%a|optimizer_kernels=%d|optimizer_compilations=%d|compilations=%d|misses=%d|disk=%d|artifacts=%d|"
+      "CHILD|value=%a|optimizer_kernels=%d|optimizer_compilations=%d|compilations=%d|fresh=%d|misses=%d|disk=%d|"
+      "artifacts=%d|"
       "warnings=%zu|llvm=%d|why=%s|error=%s\n",
       value, optimizers.kernels, optimizers.compilations, regions ? regions->report()[0].compilations : 0,
-      static_cast<int>(report.misses), static_cast<int>(report.from_disk), static_cast<int>(report.from_artifacts),
-      warnings.size(), maps_contain("libLLVM") || maps_contain("librondo_jit_llvm"),
+      regions ? regions->report()[0].fresh_programs : 0, static_cast<int>(report.misses),
+      static_cast<int>(report.from_disk), static_cast<int>(report.from_artifacts), warnings.size(),
+      maps_contain("libLLVM") || maps_contain("librondo_jit_llvm"),
       report.missed.empty() ? "" : report.missed[0].component.c_str(), error.c_str());
 }
 
@@ -151,6 +153,7 @@ TEST_F(CacheProcess, AWarmProcessCompilesNothing) {
   EXPECT_EQ(warm.at("disk"), cold.at("misses"));
   EXPECT_EQ(cold.at("compilations"), "1");
   EXPECT_EQ(warm.at("compilations"), "0");
+  for (const Report* report : {&cold, &warm}) EXPECT_EQ(report->at("fresh"), "1");  // what the recompile limit bounds
   EXPECT_GE(std::stoi(cold.at("optimizer_kernels")), 2);
   EXPECT_EQ(warm.at("optimizer_kernels"), cold.at("optimizer_kernels"));
   EXPECT_EQ(warm.at("optimizer_compilations"), "0");

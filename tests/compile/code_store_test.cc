@@ -31,7 +31,7 @@ class CodeStoreTest : public testing::Test {
   // As compile_kernels does.
   static std::shared_ptr<const MachineCode> get(CodeStore& store, const LoopKernel& kernel) {
     const std::string text = code_text(kernel);
-    std::shared_ptr<const MachineCode> code = store.find(text);
+    std::shared_ptr<const MachineCode> code = store.find(text).code;
     return code != nullptr ? code : store.add(text, compile_object(kernel, {}));
   }
   DiskCacheOptions disk() const { return {.folder = temp_ / "cache"}; }
@@ -135,7 +135,7 @@ TEST_F(CodeStoreTest, CodeOutlivesWhatIsForgotten) {
   HostStore store({});
   const auto code = get(store, scale(2));
   store.forget();
-  EXPECT_EQ(store.find(code_text(scale(2))), nullptr);
+  EXPECT_EQ(store.find(code_text(scale(2))).code, nullptr);
   float x[16] = {1}, y[16] = {};
   void* operands[] = {x, y};
   const LoopKernel kernel = scale(2);
@@ -147,8 +147,8 @@ TEST_F(CodeStoreTest, KeepsABoundedNumber) {
   HostStore store({});
   const std::string object = compile_object(scale(2), {});
   for (int i = 0; i < 9000; ++i) store.add("kernel " + std::to_string(i), object);
-  EXPECT_NE(store.find("kernel 8999"), nullptr);
-  EXPECT_EQ(store.find("kernel 0"), nullptr);
+  EXPECT_NE(store.find("kernel 8999").code, nullptr);
+  EXPECT_EQ(store.find("kernel 0").code, nullptr);
 }
 
 TEST_F(CodeStoreTest, ArtifactsThatCannotBeWritten) {

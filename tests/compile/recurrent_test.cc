@@ -140,6 +140,26 @@ TEST_P(RecurrentLayers, EqualEagerExecutionInEveryBitAndRunInPieces) {
   EXPECT_EQ(report().compilations, known.compilations) << report().last_recompile;
 }
 
+// Lengths share code, and what shares code is no compilation: 60 of them stay below the recompile limit. A second
+// region of the same layer needs no code of its own.
+TEST(RecurrentLengths, StayBelowTheRecompileLimit) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  for (const bool again : {false, true}) {
+    SCOPED_TRACE(again);
+    manual_seed(3);
+    Layer layer({.kind = Kind::kLstm}, 8);
+    const compile::Regions regions = compile::compile_module(layer);
+    for (int64_t k = 0; k < 60; ++k) two_steps(layer, 5 + (k * 97 + 7) % 252);
+    const compile::RegionReport report = regions.report()[0];
+    EXPECT_EQ(report.eager_runs, 0) << report.last_recompile;
+    EXPECT_GE(report.entries, 60);
+    EXPECT_LE(report.compilations, report.fresh_programs);
+    if (again) {
+      EXPECT_EQ(report.fresh_programs, 0);
+    }
+  }
+}
+
 TEST_P(RecurrentLayers, DefaultModeIsCloseToEagerExecution) {
   Layer eager(GetParam(), kWidth), compiled(GetParam(), kWidth);
   compiled.load_state_dict(eager.state_dict());

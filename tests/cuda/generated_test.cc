@@ -261,15 +261,15 @@ TEST(CudaCache, DamagedCodeIsNotUsed) {
     compile::CodeStore store(disk, compile::cuda::kSm90.key(), compile::cuda::kSm90);
     store.add("a kernel", object);
     store.forget();
-    EXPECT_NE(store.find("a kernel"), nullptr) << "on disk";
+    EXPECT_NE(store.find("a kernel").code, nullptr) << "on disk";
     EXPECT_EQ(store.report().from_disk, 1);
   }
   io::DiskCache(disk, compile::cuda::kSm90.key()).store("another", object.substr(0, object.size() / 2));
   compile::CodeStore store(disk, compile::cuda::kSm90.key(), compile::cuda::kSm90);
-  EXPECT_EQ(store.find("another"), nullptr);
+  EXPECT_EQ(store.find("another").code, nullptr);
   // Another architecture's code is no code for this one.
   compile::CodeStore other(disk, compile::cuda::kSm80.key(), compile::cuda::kSm80);
-  EXPECT_EQ(other.find("a kernel"), nullptr);
+  EXPECT_EQ(other.find("a kernel").code, nullptr);
 }
 
 // ---- Tables

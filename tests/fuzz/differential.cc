@@ -53,23 +53,20 @@ class Runner {
     set_num_threads(threads_);
     trail_.second_order = is_second_order(program_);
     using enum compile::Recompute;
+    const auto any_named = [&](std::string_view end) {
+      return std::ranges::any_of(program_.steps,
+                                 [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
+    };
     // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
-    const bool checkpoints = std::any_of(program_.steps.begin(), program_.steps.end(), [](const Step& step) {
-      return std::string_view(step.kind->name) == "checkpoint";
-    });
-    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || checkpoints);
+    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || any_named("checkpoint"));
     // By default only parameters are read again, which a program may write to by a pointer.
-    const bool writes = std::any_of(program_.steps.begin(), program_.steps.end(),
-                                    [](const Step& step) { return step.kind->has(kInPlace); });
+    const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
     // then need an input that the ops in its way did not save.
-    const bool inside = std::any_of(program_.steps.begin(), program_.steps.end(), [](const Step& step) {
-      return std::string_view(step.kind->name).ends_with("_inside");
-    });
-    const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || inside;
+    const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
     trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
                                       (program_.options.recompute == kAuto && writes) ||
-                                      ((program_.overwrite || writes) && other_backward) || wrote_an_input_);
+                                      ((program_.overwrite || writes) && others) || wrote_an_input_);
     return std::move(trail_);
   }
 
@@ -237,9 +234,8 @@ class Runner {
     }
   }
   // Whether a result is an input, or a view of one.
-  bool is_input(const Tensor& result) const {
-    return std::any_of(scene_.inputs.begin(), scene_.inputs.end(),
-                       [&](const auto& input) { return input.second.storage().data() == result.storage().data(); });
+  bool is_input(const Tensor& y) const {
+    return std::ranges::any_of(scene_.inputs, [&](const auto& x) { return x.second.storage() == y.storage(); });
   }
   bool is_shared(const Leaf& leaf) const {
     return std::any_of(program_.leaves.begin(), program_.leaves.end(),

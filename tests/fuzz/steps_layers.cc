@@ -113,6 +113,19 @@ bool pick_rotary(Draft& draft, Step& step) {
   step.ints = {draft.random.below(3)};
   return step.in[0] != kNone;
 }
+// ints: {groups}, which divide the channels.
+bool pick_channel_norm(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) { return is_floating(t.dtype()) && t.rank() >= 2 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Tensor x = draft.tensor(step.in[0]);
+  const int64_t channels = draft.coded(x.sizes())[1];
+  if (channels < 0) return false;
+  for (int i = 0; i < 2; ++i)
+    step.in.push_back(draft.random.chance(0.7) ? draft.leaf(x.dtype(), {channels}, true) : kNone);
+  step.ints = {channels % 2 == 0 && draft.random.chance(0.5) ? 2 : draft.random.pick<int64_t>({1, channels})};
+  step.scalar = draft.random.pick<double>({1e-5, 0.1});
+  return true;
+}
 bool pick_dropout(Draft& draft, Step& step) {
   step.in = {draft.floating()};
   step.scalar = draft.random.pick<double>({0.1, 0.5, 0.9});
@@ -157,6 +170,20 @@ const StepKind kKinds[] = {
      [](Scene& s) { return Tensors{ops::layer_norm(s.in[0], s.in[1], s.in[2], s.step.scalar)}; }, kScalar},
     {"rms_norm", 4, [](Draft& d, Step& s) { return pick_norm(d, s, 1); },
      [](Scene& s) { return Tensors{ops::rms_norm(s.in[0], s.in[1], s.step.scalar)}; }, kScalar},
+    {"batch_norm", 3, &pick_channel_norm,
+     [](Scene& s) {
+       const auto [y, mean, var] = ops::batch_norm(s.in[0], s.in[1], s.in[2], s.step.scalar);
+       return Tensors{y, mean, var};
+     },
+     kScalar},
+    {"batch_norm_with", 2, &pick_channel_norm,
+     [](Scene& s) {
+       const ops::BatchNormed of = ops::batch_norm(s.in[0], s.in[1], s.in[2], s.step.scalar);
+       return Tensors{ops::batch_norm_with({of.mean, of.var}, s.in[0], s.in[1], s.in[2], s.step.scalar)};
+     },
+     kScalar},
+    {"group_norm", 2, &pick_channel_norm,
+     [](Scene& s) { return Tensors{ops::group_norm(s.in[0], s.n(0), s.in[1], s.in[2], s.step.scalar)}; }, kScalar},
     {"linear", 8, &pick_linear, [](Scene& s) { return Tensors{ops::linear(s.in[0], s.in[1], s.in[2])}; }},
     {"matmul", 6, &pick_matmul, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[1])}; }},
     {"gram", 2, &pick_gram, [](Scene& s) { return Tensors{ops::matmul(s.in[0], s.in[0].transpose(-2, -1))}; }},

@@ -33,7 +33,8 @@ inline const std::vector<std::string>& pretrained_cases() {
                                                  "qwen2_yarn",
                                                  "bert_regression_sequence",
                                                  "roberta_multilabel_sequence",
-                                                 "vit_regression"};
+                                                 "vit_regression",
+                                                 "segformer"};
   return cases;
 }
 inline std::string recorded_folder(const std::string& name) {
@@ -59,6 +60,12 @@ inline PretrainedCase load_case(const std::string& name, const std::string& fold
   if (name.starts_with("vit")) {
     const auto m = std::make_shared<AutoModelForImageClassification>(
         AutoModelForImageClassification::from_pretrained(folder, options));
+    const auto images = [m, in] { return in("images").to((*m)->parameters()[0].dtype()); };
+    return {m, [=] { return (*m)(images()); }, [=] { return m->loss(images(), in("targets")); }};
+  }
+  if (name == "segformer") {
+    const auto m = std::make_shared<AutoModelForSemanticSegmentation>(
+        AutoModelForSemanticSegmentation::from_pretrained(folder, options));
     const auto images = [m, in] { return in("images").to((*m)->parameters()[0].dtype()); };
     return {m, [=] { return (*m)(images()); }, [=] { return m->loss(images(), in("targets")); }};
   }

@@ -96,7 +96,7 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
       {"roberta_sequence", "pad_token_id", "null", "pad_token_id: null"},
       {"vit", "hidden_act", "\"quick_gelu\"", "hidden_act: \"quick_gelu\""},
       {"gpt2", "model_type", "\"gemma\"",
-       "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, vit)"},
+       "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, vit, segformer)"},
   };
   for (const auto& c : cases) {
     Copy folder(c.name);

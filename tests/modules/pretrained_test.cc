@@ -69,7 +69,8 @@ TEST_P(Pretrained, OutputAndTenLosses) {
   expect_close(no_grad(load({.dtype = dtype}).output), expected.at("output" + end), tolerance, "the file is untouched");
 }
 
-// One region for all layers (two where some layers have a window): the same bits as eager execution.
+// One region for all layers (two where some layers have a window; SegFormer: one for each stage, and more for the
+// layers of its head): the same bits as eager execution.
 TEST_P(Pretrained, RegionsTrainTheSame) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   std::vector<std::vector<double>> losses;
@@ -89,9 +90,14 @@ TEST_P(Pretrained, RegionsTrainTheSame) {
     }
     if (!compiled) continue;
     const auto report = regions->report();
-    ASSERT_EQ(report.size(), 1u);
-    EXPECT_EQ(report[0].graph_breaks, 0) << report[0].last_break;
-    EXPECT_GT(report[0].kernels, 0);
+    if (name != "segformer") {
+      ASSERT_EQ(report.size(), 1u);
+    }
+    for (const compile::RegionReport& region : report) {
+      EXPECT_EQ(region.graph_breaks, 0) << region.name << ": " << region.last_break;
+      if (region.name == "ModuleList") continue;  // a list in a list is not called: its items are
+      EXPECT_GT(region.kernels + region.library_calls, 0) << region.name;
+    }
   }
   EXPECT_EQ(losses[0], losses[1]);
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records tiny checkpoints of published model families, and what transformers computes with them.
 
-    record_pretrained.py [folder]            writes pretrained/<case>/ (default: beside this file)
+    record_pretrained.py [folder [case]]     writes pretrained/<case>/ (default: all, beside this file)
     record_pretrained.py --check FOLDER     loads FOLDER/<case>/<any>, which Rondo saved, and compares with the case
 
     record_pretrained.py --embed MODEL OUT  writes ids, mask and embeddings of some sentences by the MiniLM in MODEL
@@ -83,6 +83,9 @@ CASES = {
     "vit_regression": (tr.ViTForImageClassification, tr.ViTConfig(
         hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24, image_size=[16, 16],
         patch_size=[4, 4], num_labels=2, problem_type="regression")),
+    "segformer": (tr.SegformerForSemanticSegmentation, tr.SegformerConfig(
+        hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 2, 2, 4], depths=[1, 2, 1, 1], sr_ratios=[4, 2, 1, 1],
+        mlp_ratios=[2, 3, 2, 2], decoder_hidden_size=16, num_labels=5, semantic_loss_ignore_index=4)),
 }
 
 
@@ -99,6 +102,10 @@ def randomise(model, seed):
                 p.copy_(1 + 0.2 * noise)
             else:
                 p.copy_(0.25 * noise)
+        for name, b in model.named_buffers():
+            if "running" in name:
+                noise = torch.randn(b.shape, generator=generator)
+                b.copy_(0.2 * noise if name.endswith("mean") else 1 + 0.2 * noise.abs())
 
 
 def classes_of(name, config, generator):
@@ -116,6 +123,9 @@ def inputs_of(name, model, seed):
     if name.startswith("vit"):
         return {"images": torch.randn(B, 3, 16, 16, generator=generator, dtype=torch.float64),
                 "targets": classes_of(name, config, generator)}
+    if name.startswith("segformer"):
+        return {"images": torch.randn(B, 3, 37, 32, generator=generator, dtype=torch.float64),
+                "targets": torch.randint(config.num_labels, (B, 37, 32), generator=generator)}
     ids = torch.randint(5, VOCAB, (B, T), generator=generator)
     if name.startswith(("bert", "minilm", "roberta")):
         lengths = torch.tensor([T, T - 4])
@@ -139,7 +149,7 @@ def inputs_of(name, model, seed):
 
 def output_of(name, model, inputs):
     """Logits; of minilm the mean of the features of real tokens, normalised."""
-    if name.startswith("vit"):
+    if "images" in inputs:
         return model(pixel_values=inputs["images"].to(model.dtype)).logits
     if "mask" not in inputs:
         return model(input_ids=inputs["ids"]).logits
@@ -213,7 +223,9 @@ def load(kind, folder, dtype):
 def own_loss(name, model, inputs):
     """The loss that transformers chooses by problem_type, or by the number of labels and their dtype."""
     labels = inputs["targets"].to(model.dtype)
-    if name.startswith("vit"):
+    if name.startswith("segformer"):
+        return model(pixel_values=inputs["images"].to(model.dtype), labels=inputs["targets"]).loss
+    if "images" in inputs:
         return model(pixel_values=inputs["images"].to(model.dtype), labels=labels).loss
     return model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long(), token_type_ids=inputs.get("segments"),
                  labels=labels).loss
@@ -223,7 +235,7 @@ def train(name, model, inputs):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     losses = []
     for _ in range(10):
-        own = "regression" in name or "multilabel" in name
+        own = any(kind in name for kind in ("regression", "multilabel", "segformer"))
         loss = own_loss(name, model, inputs) if own else loss_of(name, output_of(name, model, inputs), inputs)
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -232,8 +244,10 @@ def train(name, model, inputs):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-def record(root):
+def record(root, only=None):
     for seed, (name, (kind, config)) in enumerate(CASES.items()):
+        if only not in (None, name):
+            continue
         folder = os.path.join(root, name)
         shutil.rmtree(folder, ignore_errors=True)
         torch.manual_seed(seed)
@@ -305,4 +319,4 @@ if __name__ == "__main__":
     elif sys.argv[1:2] == ["--embed"]:
         embed(sys.argv[2], sys.argv[3])
     else:
-        record(sys.argv[1] if len(sys.argv) > 1 else here)
+        record(sys.argv[1] if len(sys.argv) > 1 else here, sys.argv[2] if len(sys.argv) > 2 else None)

@@ -289,6 +289,32 @@ std::vector<Mistake> mistakes() {
          ops::layer_norm(f32({2, 3}), none, f32({3}));
        },
        {"undefined"}},
+      {"batch_norm",
+       [=] {
+         ops::batch_norm(f32({2, 3, 4}), f32({4}), none);
+       },
+       {"3 channels", "[2, 3, 4]", "[4]"}},
+      {"batch_norm",
+       [] {
+         ops::batch_norm(f32({2, 3}), f32({3}), Tensor::ones({3}, kF64));
+       },
+       {"f32", "f64"}},
+      {"batch_norm", [=] { ops::batch_norm(f32({3}), none, none); }, {"(B, C, ...)", "[3]"}},
+      {"batch_norm_with",
+       [=] {
+         ops::batch_norm_with({f32({3}), f32({4})}, f32({2, 3}), none, none);
+       },
+       {"3 channels", "[4]"}},
+      {"batch_norm_with",
+       [=] {
+         ops::batch_norm_with({f32({3}), f32({3})}, f32({3}), none, none);
+       },
+       {"(B, C, ...)", "[3]"}},
+      {"group_norm",
+       [=] {
+         ops::group_norm(f32({2, 6, 4}), 4, none, none);
+       },
+       {"4 groups of 6 channels", "[2, 6, 4]"}},
       {"softmax", [] { ops::softmax(f32({}), 1); }, {}},
       {"softmax", [] { ops::softmax(i64({2})); }, {"i64"}},
       {"log_softmax", [=] { ops::log_softmax(none); }, {"undefined"}},

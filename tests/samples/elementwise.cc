@@ -26,6 +26,14 @@ Samples where_samples(bool large) {
           {"scalars", {coins({}), real({}), real({})}},
           {"empty", {coins({0, 3}), real({1, 3}), real({3})}}};
 }
+Samples number_where_samples(bool large) {
+  if (large) return {{"large", {coins({257, 401}), real({257, 401})}, {.floats = {0.5}}}};
+  return {{"same", {coins({7, 5}), real({7, 5})}, {.floats = {-0.75}}},
+          {"broadcast", {coins({5}), real({3, 1, 5})}, {.floats = {3}}},
+          {"condition wider", {coins({2, 3, 4}), real({4})}, {.floats = {0}}},
+          {"scalars", {coins({}), real({})}, {.floats = {-2}}},
+          {"empty", {coins({0, 3}), real({1, 3})}, {.floats = {1}}}};
+}
 Samples cast_samples(bool large) {
   Samples samples;
   for (DType to : {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool})

@@ -2,6 +2,7 @@
 // in the files of their families.
 #pragma once
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -49,6 +50,7 @@ Tensor any_bits(const Dims& sizes, DType dtype, double numbers = 0);
 Samples unary_grad(bool large);
 Samples div_grad_samples(bool large);
 Samples where_samples(bool large);
+Samples number_where_samples(bool large);
 Samples cast_samples(bool large);
 Samples copy_samples(bool large);
 Samples fill_samples(bool large);
@@ -81,7 +83,8 @@ Samples cross_entropy_grad_samples(bool large);
 Samples linear_cross_entropy_samples(bool large);
 Samples linear_cross_entropy_grad_samples(bool large);
 
-// ---- random.cc
+// ---- random.cc, collective.cc
+Samples all_reduce_samples(bool large);
 Samples dropout_samples(bool large);
 Samples draw_samples(bool large);
 Samples draw_integers_samples(bool large);
@@ -91,6 +94,11 @@ Samples softmax_grad_samples(bool large);
 Samples log_softmax_grad_samples(bool large);
 Samples layer_norm_samples(bool large);
 Samples layer_norm_grad_samples(bool large);
+Samples batch_norm_samples(bool large);
+Samples batch_norm_grad_samples(bool large);
+Samples group_norm_samples(bool large);
+Samples group_norm_grad_samples(bool large);
+Samples scale_shift_samples(bool large);
 Samples max_pool2d_samples(bool large);
 Samples rms_norm_samples(bool large);
 Samples rms_norm_grad_samples(bool large);
@@ -142,6 +150,16 @@ template <Make kMake> Samples with_scalar(bool large) {
   Samples samples = unary<kMake>(large);
   for (OpSample& s : samples) s.attrs.floats = {3};
   if (!large) samples.push_back({"-0.75", {kMake({5, 3})}, {.floats = {-0.75}}});
+  return samples;
+}
+// Numbers beside elements: equal ones among them, in floats and in integers. kSpecial: NaN and infinity too.
+template <Make kMake, bool kSpecial> Samples with_number(bool large) {
+  Samples samples = unary<kMake>(large);
+  for (OpSample& s : samples) s.attrs.floats = {0.5};
+  if (large) return samples;
+  for (const double number : {1.0, -0.75, 4.0}) samples.push_back({"a number", {kMake({5, 3})}, {.floats = {number}}});
+  for (const double number : {NAN, INFINITY, -INFINITY})
+    if (kSpecial) samples.push_back({"no number", {kMake({5, 3})}, {.floats = {number}}});
   return samples;
 }
 template <Make kMake, bool kEmpty> Samples reduction(bool large) {

@@ -26,6 +26,55 @@ Samples layer_norm_grad_samples(bool large) {
   }
   return samples;
 }
+namespace {
+
+// `groups`: how many of so many channels; none: batch_norm.
+Samples channel_norms(bool large, std::vector<int64_t> (*groups)(int64_t channels)) {
+  using Shapes = std::vector<Dims>;
+  Samples samples;
+  for (const Dims& x : large ? Shapes{{6, 8, 33, 65}, {1031, 130}}
+                             : Shapes{{3, 4, 5, 6}, {2, 6, 17}, {7, 2}, {1, 2, 3, 3}, {3, 2, 1, 1}, {0, 2, 3}})
+    for (int64_t g : groups(x[1])) {
+      OpSample s{to_string(x), {real(x), real({x[1]}), real({x[1]})}, {.floats = {1e-2}}, 3};
+      if (g > 0) s.attrs.ints = {g};
+      samples.push_back(s);
+      if (large) break;
+    }
+  if (!large) samples.push_back({"plain", {real({3, 4, 5}), {}, {}}, samples[0].attrs, 3});
+  return samples;
+}
+Samples channel_norm_grads(Samples samples, const char* op) {
+  for (OpSample& s : samples) {
+    Tensor outputs[3];
+    call(*find_op(op), {s.inputs[0], s.inputs[1], s.inputs[2]}, s.attrs, outputs);
+    const Role weight = s.inputs[1].defined() ? Role::kReal : Role::kFixed;
+    s.inputs = {real(s.inputs[0].sizes()), s.inputs[0], s.inputs[1], outputs[1], outputs[2]};
+    s.roles = {Role::kReal, Role::kReal, weight, Role::kCompute, Role::kCompute};
+  }
+  return samples;
+}
+
+}  // namespace
+
+Samples batch_norm_samples(bool large) {
+  return channel_norms(large, [](int64_t) { return std::vector<int64_t>{0}; });
+}
+Samples batch_norm_grad_samples(bool large) { return channel_norm_grads(batch_norm_samples(large), "batch_norm"); }
+Samples group_norm_samples(bool large) {
+  return channel_norms(large, [](int64_t channels) { return std::vector<int64_t>{2, 1, channels}; });
+}
+Samples group_norm_grad_samples(bool large) { return channel_norm_grads(group_norm_samples(large), "group_norm"); }
+Samples scale_shift_samples(bool large) {
+  Samples samples;
+  using Shapes = std::vector<Dims>;
+  for (const Dims& x : large ? Shapes{{6, 8, 33, 65}} : Shapes{{3, 4, 5, 6}, {2, 3}, {5, 1, 3}, {0, 3, 2}}) {
+    Dims channels = Dims::filled(x.rank(), 1);
+    channels[1] = x[1];
+    samples.push_back({to_string(x), {real(channels), real(channels), real(x)}});
+    samples.back().roles = {Role::kCompute, Role::kCompute, Role::kReal};
+  }
+  return samples;
+}
 Samples max_pool2d_samples(bool large) {
   using ops::Convolution;
   const auto pool = [](const char* label, const Tensor& x, const Convolution& how, ops::Extent kernel) {

@@ -79,7 +79,7 @@ const KernelCode& KernelCode::for_schedule(const LoopKernel& kernel, const Sched
   here.varying = object_.varying;
   CodeStore& store = CodeStore::of(target_);
   const std::string text = scheduled_text(here, schedule);
-  std::shared_ptr<const MachineCode> code = store.find(text);
+  std::shared_ptr<const MachineCode> code = store.find(text).code;
   if (code == nullptr) code = store.add(text, pack(make_object(here, schedule, capability_)));
   others_.push_back(code);
   return of(code->handle());

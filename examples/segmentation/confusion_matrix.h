@@ -1,0 +1,40 @@
+// ConfusionMatrix: how often each class was taken for each, and the mean intersection over union of it.
+//
+//   ConfusionMatrix matrix(19);
+//   matrix.add(ops::argmax(logits, 1), masks);
+//   matrix.mean_iou();
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "rondo/modules/segmentation_loss.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::examples {
+
+class ConfusionMatrix {
+ public:
+  explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = nn::kIgnoredClass);
+  // Integers of one shape. Pixels whose target is the ignored class do not count. Throws Error for a class that there
+  // is not.
+  void add(const Tensor& predicted, const Tensor& targets);
+  int64_t count(int64_t target, int64_t predicted) const;
+  // Intersection over union of one class; nullopt if it neither occurs nor was predicted.
+  std::optional<double> iou(int64_t of_class) const;
+  // Over the classes that occur or were predicted; 0 if there is none.
+  double mean_iou() const;
+  // The share of pixels that are right; 0 if there are none.
+  double accuracy() const;
+
+  // The counts row by row, for sums over processes.
+  std::vector<double> counts() const;
+  void set_counts(const std::vector<double>& counts);
+
+ private:
+  const int64_t classes_, ignore_index_;
+  std::vector<int64_t> counts_;  // [target][predicted]
+};
+
+}  // namespace rondo::examples

@@ -1,0 +1,32 @@
+// EvaluationLog: what a run measures, for people and for TensorBoard.
+//
+//   <folder>/miou.jsonl              a line for each evaluation: step, miou, accuracy
+//   <folder>/pictures/step-N.png     held-out pictures
+//   <folder>/tensorboard/evaluation  both
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/optim/trainer/event_writer.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::examples {
+
+class EvaluationLog {
+ public:
+  explicit EvaluationLog(std::string folder) : folder_(std::move(folder)) {}
+  // Continues the files of a run after `step` steps: what is later goes. Throws FileError.
+  void begin(int64_t step);
+  void write(int64_t step, double miou, double accuracy);
+  void show(int64_t step, const Tensor& picture);  // (3, H, W) u8
+
+ private:
+  const std::string folder_;
+  std::vector<std::string> lines_;
+  std::optional<optim::EventWriter> events_;
+};
+
+}  // namespace rondo::examples

@@ -1,0 +1,20 @@
+// Pictures of classes.
+#pragma once
+
+#include <vector>
+
+#include "rondo/runtime/io/image.h"
+#include "rondo/runtime/tensor.h"
+
+namespace rondo::examples {
+
+// A colour for each of the classes; those of Pascal VOC, whose bits come from the number's.
+std::vector<io::Color> class_colours(int64_t classes);
+
+// (3, H, W) u8: `image` with the classes' colours over it, half of each; pixels of class 0 and of no class stay darker.
+Tensor overlay(const Tensor& image, const Tensor& mask, const std::vector<io::Color>& colours);
+
+// Pictures (3, H, W) u8 of one size in rows of `columns`, with a margin of white.
+Tensor sheet(const std::vector<Tensor>& pictures, int64_t columns);
+
+}  // namespace rondo::examples

@@ -1,0 +1,65 @@
+#include "rondo/runtime/channels_last.h"
+
+#include <vector>
+
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo {
+
+bool lies_channels_last(const Tensor& x) {
+  return x.rank() == 4 && !x.is_contiguous() && ops::is_channels_last(x.sizes(), x.strides());
+}
+Tensor channels_to_back(const TensorArg& x) { return ops::permute(x, {0, 2, 3, 1}); }
+Tensor channels_to_front(const TensorArg& x) { return ops::permute(x, {0, 3, 1, 2}); }
+
+Tensor result_to_front(const Tensor& result, std::source_location where) {
+  const Tensor front = channels_to_front({result, where});
+  return autograd::is_no_grad_view(front) ? front.detach() : front;
+}
+
+Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
+  if (x.strides() == strides || x.numel() == 0) return x;
+  if (is_contiguous(x.sizes(), strides)) return x.contiguous();
+  return channels_to_front(channels_to_back(x).contiguous());
+}
+
+bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
+  // A clone is dense in the usual layout (Tensor::to keeps the layout itself). Numbers of a generator, and places of a
+  // table, belong to the elements in their usual order.
+  if (op.traits.converts || op.traits.picks || op.traits.random_state >= 0) return false;
+  const Tensor* first = nullptr;
+  Dims sizes;
+  for (const TensorArg& input : inputs) {
+    if (!input.tensor.defined() || input.tensor.rank() > 4 ||
+        !broadcast_shapes(Dims(sizes), input.tensor.sizes(), sizes))
+      return false;
+    if (first == nullptr || input.tensor.numel() > first->numel()) first = &input.tensor;
+  }
+  return first != nullptr && first->sizes() == sizes && lies_channels_last(*first);
+}
+
+void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs) {
+  std::vector<Tensor> views;  // operands refer to them
+  views.reserve(inputs.size());
+  std::vector<TensorArg> operands;
+  for (const TensorArg& input : inputs) {
+    Dims sizes = input.tensor.sizes();
+    if (sizes.empty()) {
+      views.push_back(input.tensor);
+    } else {
+      while (sizes.rank() < 4) sizes.insert(0, 1);
+      const Tensor image = sizes == input.tensor.sizes() ? input.tensor : ops::reshape(input, sizes);
+      views.push_back(channels_to_back({image, input.where}));
+    }
+    operands.emplace_back(views.back(), input.where);
+    operands.back().given = input.given;
+  }
+  std::vector<Tensor> results(outputs.size());
+  call(op, operands, attrs, results);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = result_to_front(results[i], inputs[0].where);
+}
+
+}  // namespace rondo

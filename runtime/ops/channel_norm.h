@@ -1,0 +1,14 @@
+// Shared by batch_norm's definition and its kernels.
+#pragma once
+
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo::ops {
+
+// Mean and variance of each channel of x, in the compute dtype; the variance divides by the number of values.
+// `channels` is their dimension.
+VarAndMean channel_statistics(const Tensor& x, int channels);
+// The dimension of the channels of a call of batch_norm or its gradient.
+int channel_dim(const Attrs& attrs);
+
+}  // namespace rondo::ops
