@@ -249,7 +249,8 @@ class MemoryPlanner {
 
   // A call that checks values of its operands, or that other processes take part in.
   bool may_throw(const Launch& launch) const {
-    return std::any_of(launch.nodes.begin(), launch.nodes.end(), [&](int32_t n) { return graph_.node(n).op->has_effects(); });
+    return std::any_of(launch.nodes.begin(), launch.nodes.end(),
+                       [&](int32_t n) { return graph_.node(n).op->has_effects(); });
   }
   // True if launch number `i` may write the input.
   bool may_write(const Update& update, int i) const { return !update.visible || i > last_throwing_; }

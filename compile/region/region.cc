@@ -56,8 +56,8 @@ void choose_outputs(Trace& trace, Graph& graph) {
 
 // False: to run it would change nothing. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
-  return !graph.outputs.empty() ||
-         std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& node) { return node.op->has_effects(); });
+  return !graph.outputs.empty() || std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                                               [](const GraphNode& node) { return node.op->has_effects(); });
 }
 
 // Everything in a recording is on one device.

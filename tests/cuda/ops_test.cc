@@ -33,8 +33,8 @@ Work work_of(const OpDef& op, const test::OpSample& sample, DType dtype, const t
   const int64_t generated = compile::eager_ops_report().calls;
   test::apply_op(op, inputs, sample.attrs, sample.n_outputs);
   const fake_cuda::Counts after = cuda->counts();
-  return {compile::eager_ops_report().calls - generated, after.products - before.products,
-          after.plans - before.plans, after.launches - before.launches};
+  return {compile::eager_ops_report().calls - generated, after.products - before.products, after.plans - before.plans,
+          after.launches - before.launches};
 }
 
 std::string way_of(const OpDef& op, const Work& work) {

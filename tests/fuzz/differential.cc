@@ -238,8 +238,7 @@ class Runner {
     return std::ranges::any_of(scene_.inputs, [&](const auto& x) { return x.second.storage() == y.storage(); });
   }
   bool is_shared(const Leaf& leaf) const {
-    return std::any_of(program_.leaves.begin(), program_.leaves.end(),
-                       [&](const Leaf& l) { return l.same_as == leaf.id; });
+    return std::ranges::any_of(program_.leaves, [&](const Leaf& l) { return l.same_as == leaf.id; });
   }
 
   void go_backward(size_t step, std::vector<Tensor> candidates) {
