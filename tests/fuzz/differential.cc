@@ -66,7 +66,7 @@ class Runner {
     const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
     trail_.recomputes = compiled_ && (program_.options.recompute == kFull || program_.options.recompute == kBudget ||
                                       (program_.options.recompute == kAuto && writes) ||
-                                      ((program_.overwrite || writes) && others) || wrote_an_input_);
+                                      ((program_.overwrite || writes) && other_backward) || wrote_an_input_);
     return std::move(trail_);
   }
 
