@@ -18,6 +18,12 @@ function(rondo_precompile name header)
   set_source_files_properties(${copy} PROPERTIES LANGUAGE CXX HEADER_FILE_ONLY OFF COMPILE_OPTIONS "-x;c++-header")
   add_library(${target} OBJECT EXCLUDE_FROM_ALL ${copy})
   rondo_configure(${target})
+  # ccache is to go by the files that it depends on, not by the preprocessed text: a header whose comment has changed gives
+  # the same text, but GCC knows it by its bytes (#pragma once), and would read it a second time.
+  if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES ccache)
+    set_property(TARGET ${target} PROPERTY CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_DEPEND=1
+                                           ${CMAKE_CXX_COMPILER_LAUNCHER})
+  endif()
   add_custom_command(OUTPUT ${copy}.gch DEPENDS $<TARGET_OBJECTS:${target}> VERBATIM
                      COMMAND ${CMAKE_COMMAND} -E create_symlink $<TARGET_OBJECTS:${target}> ${copy}.gch
                      # Without the folder's name, by which ccache would tell checkouts apart.

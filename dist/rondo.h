@@ -93,6 +93,7 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/communicator.h"
 #include "rondo/runtime/data/batch_share.h"
 #include "rondo/runtime/data/batch_source.h"
 #include "rondo/runtime/data/chat_template.h"

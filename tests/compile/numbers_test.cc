@@ -68,9 +68,12 @@ TEST_F(NumberTest, ReplaysRepeatTheOddOnes) {
   const Tensor x = Tensor::from<int64_t>({-5, kBig, kBig - 1, INT64_MAX, 0, 1}, {6});
   const Tensor reals = Tensor::from<float>({-5, 0.5f, 0, NAN, 1, 2}, {6});
   std::vector<std::pair<Tensor, std::function<Tensor(const Tensor&)>>> cases;
-  for (const std::string op : kNumberOps)
+  for (const std::string op : kNumberOps) {
     for (int64_t number : {kBig, INT64_MAX, INT64_MIN, INT64_MIN + 1})
       cases.push_back({x, [=](const Tensor& t) { return apply_number(op, t, number); }});
+    for (double number : {double{NAN}, double{INFINITY}, -double{INFINITY}})
+      cases.push_back({reals, [=](const Tensor& t) { return apply_number(op, t, number); }});
+  }
   cases.push_back({x, [](const Tensor& t) { return t + kBig; }});
   cases.push_back({x, [](const Tensor& t) { return t * -kBig; }});
   cases.push_back({x, [](const Tensor& t) { return INT64_MAX - t; }});

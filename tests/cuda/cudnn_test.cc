@@ -321,7 +321,7 @@ TEST_F(Cudnn, PlansAreKeptOnDisk) {
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder / "cache"))
     if (entry.is_regular_file() && entry.path().extension() == ".rk")
       std::filesystem::resize_file(entry.path(), std::filesystem::file_size(entry.path()) / 2), ++damaged;
-  EXPECT_EQ(damaged, 6);
+  EXPECT_GE(damaged, 6);  // kernels that NVRTC's stand-in made may lie there, too
   EXPECT_EQ(count(4, 91900), std::pair(int64_t{3}, int64_t{0}));
 }
 

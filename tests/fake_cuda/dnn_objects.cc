@@ -335,6 +335,8 @@ DnnStatus finalize_plan(Object& o) {
   const std::vector<char> text = o.all<char>(A::kPlanText);
   const json read = json::parse(text.begin(), text.end(), nullptr, false);
   if (!read.is_object()) return refuse("a plan's text is no JSON");
+  for (const char* key : {"cudnnVersion", "graph", "engine", "workspace", "device"})  // such as the real library's
+    if (!read.contains(key)) return refuse(std::string("a plan's text has no ") + key);
   if (read.at("cudnnVersion") != fake().options.dnn_version) {
     last_error() = "a plan of another version";
     return DnnStatus::kSerializationMismatch;
