@@ -54,7 +54,7 @@ Tensor interpolated(const TensorArg& x, int dim, int64_t size, const Interpolate
   const Neighbours n(from, size, options.align_corners);
   Dims beside = {size};
   while (beside.rank() < x.tensor.rank() - dim) beside.push_back(1);
-  const Tensor weight = Tensor::from(n.weight, beside, kCPU).to(x.tensor.dtype()).to(x.tensor.device());
+  const Tensor weight = Tensor::from(n.weight, beside, {x.tensor.dtype(), x.tensor.device()});
   return select_all(x, dim, n.left) * (1.0 - weight) + select_all(x, dim, n.right) * weight;
 }
 
