@@ -46,7 +46,7 @@ struct Pair {
   ModuleBase* norm;
 };
 
-// Notes what convolutions return and what norms read. Of the pairs it is given, the convolution's result is NaN, which
+// Notes what convolutions return and what norms read. In the pairs it is given, the convolution's result is NaN, which
 // the norm does not see: then nothing else reads it if the result of the model is finite.
 class Probe {
  public:

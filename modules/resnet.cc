@@ -18,7 +18,7 @@ void add_shortcut(Sequential& downsample, int64_t in, int64_t out, int64_t strid
   downsample.add<BatchNorm2d>(out);
 }
 
-// Of the 3x3 convolution of a bottleneck.
+// What the 3x3 convolution of a bottleneck has.
 int64_t inner_channels(const ResNetConfig& config, int64_t planes) {
   return planes * config.width_per_group / 64 * config.groups;
 }

@@ -29,7 +29,7 @@ struct ResNetConfig {
   int64_t n_class = 1000;
   int64_t n_channel = 3;
   int64_t width = 64;  // channels of the stem and planes of the first stage; doubled from stage to stage
-  // Of the 3x3 convolution of a bottleneck: ResNeXt (Xie et al., 2017) has groups, wide networks (Zagoruyko and
+  // For the 3x3 convolution of a bottleneck: ResNeXt (Xie et al., 2017) has groups, wide networks (Zagoruyko and
   // Komodakis, 2016) more channels: planes * width_per_group / 64 in each group.
   int64_t groups = 1;
   int64_t width_per_group = 64;

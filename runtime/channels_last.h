@@ -1,9 +1,10 @@
+// Images whose layout is channels last (B, C, H, W), through elementwise ops.
+//
 // Note [Channels last results]. As in PyTorch, images keep their layout: a result of an elementwise op lies in memory
-// as
-//   its first operand of the result's size does. If that is channels last (Note [Channels last] of
-//   ops/convolution.h), the op runs on views (B, H, W, C), which are dense, and its result is viewed back. Recordings
-//   hold the same calls, so a compiler needs to know nothing of it. Sums over such images follow the order of (B, H, W,
-//   C): gradients of what was broadcast to them, and statistics of batch_norm.
+// as its first operand of the result's size does. If that is channels last (Note [Channels last] of ops/convolution.h),
+// the op runs on views (B, H, W, C), which are dense, and its result is viewed back. Recordings hold the same calls, so
+// a compiler needs to know nothing of it. Sums over such images follow the order of (B, H, W, C): gradients of what was
+// broadcast to them, and statistics of batch_norm.
 #pragma once
 
 #include <span>

@@ -124,7 +124,7 @@ void sum_channels(const ChannelLayout& layout, const T* grad, const T* x, const 
         part_gx[static_cast<size_t>(b)] = sum_row<C>(pixels,
                                                      [=](int64_t i) { return wide(g[i]) * (wide(from[i]) - m); });
       }
-      // Of one example, the rows are all that is summed.
+      // The sums of one example are over its rows alone.
       const auto total = [&](const std::vector<C>& parts, C& to) {
         if (batch == 1) to = parts[0];
         else

@@ -23,7 +23,7 @@ namespace rondo::cuda {
 
 // A launch that a real device would have got.
 struct AbsentLaunch {
-  // Of the function. "cublasLtMatmul": a product, "cudnnBackendExecute": a plan, and nothing below is set.
+  // The function's name. "cublasLtMatmul": a product, "cudnnBackendExecute": a plan, and nothing below is set.
   const char* name;
   const std::string* image;  // the cubin, or PTX, that was loaded
   Dim3 grid, block;

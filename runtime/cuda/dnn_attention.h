@@ -31,7 +31,7 @@ bool attention_backward_by_cudnn(const AttentionCall& call, const AttentionOpera
 
 // ---- The graphs
 
-// Operands of the forward: q, k, v, the bias if there is one, out, logsumexp. Of the backward: q, k, v, the bias, out,
+// Operands of the forward: q, k, v, the bias if there is one, out, logsumexp. For the backward: q, k, v, the bias, out,
 // logsumexp, grad, then grad_q, grad_k, grad_v.
 struct DnnAttention {
   AttentionCall call;  // its mask is not read

@@ -49,7 +49,7 @@ void require_channels(InferContext& c, int x) {
   c.require_floating(x);
   if (c.sizes(x).rank() < 2) c.fail("needs x (B, C, ...)");
 }
-// Of x as it is: nobody makes a copy of x in the compute dtype.
+// It reads x as it is: nobody makes a copy of x in the compute dtype.
 VarAndMean wide_statistics(const Tensor& x, const Dims& dims) {
   Attrs attrs = reduction_attrs("var_mean", x, dims, false);
   attrs.ints.push_back(static_cast<int64_t>(compute_dtype(x.dtype())));

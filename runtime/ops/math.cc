@@ -160,7 +160,7 @@ constexpr OpDef kPowScalar = elementwise<kFloatingOnly, 1, 1, [](auto x, auto s)
 
 namespace {
 Tensor larger_or_smaller(const char* name, const OpDef& op, OfTensors of_tensors, TensorArg a, Scalar b) {
-  // Of truths: as of the integers 0 and 1.
+  // Truths count as the integers 0 and 1.
   if (a.tensor.defined() && promote(a.tensor.dtype(), b) == kBool)
     return call_with_number(name, op, of_tensors, {a.tensor.to(kU8, a.where), a.where}, b).to(kBool);
   return call_with_number(name, op, of_tensors, a, b);
