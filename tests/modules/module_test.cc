@@ -492,7 +492,7 @@ TEST(Module, AreMadeWhileOtherThreadsDestroyTheirs) {
     });
   for (int t = 0; t < 3; ++t)
     threads.emplace_back([] {
-      for (int i = 0; i < 50000; ++i) const auto made = std::make_unique<OnPages>();
+      for (int i = 0; i < 20000; ++i) const auto made = std::make_unique<OnPages>();
     });
   for (std::thread& thread : threads) thread.join();
   done = true;
