@@ -81,7 +81,8 @@ class RegionTrace final : public Trace {
         return;
       if (dense_parts_.empty()) Trace::record(op, inputs, attrs, outputs, in_place, where);
       else record_of_dense_parts(op, inputs, attrs, outputs, where);
-      if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size()) && loop_.search(lines()))
+      if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size(), region_.varies()) &&
+          loop_.search(lines(), region_.varies()))
         region_.add_loop(loop_.step());
       return;
     }

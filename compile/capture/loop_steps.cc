@@ -28,25 +28,25 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
           .is_product = op.kind == OpKind::kContraction};
 }
 
-bool LoopSteps::search(std::span<const Line> lines) {
+bool LoopSteps::search(std::span<const Line> lines, bool varies) {
   constexpr int kMostTries = 16;
-  const size_t n = lines.size();
-  // The shortest period of the last kSteps steps.
+  const size_t n = lines.size(), steps = varies ? kFewSteps : kSteps;
+  // The shortest period of the last steps.
   const auto repeats = [&](size_t period) {
-    for (size_t i = n - (kSteps - 1) * period; i < n; ++i)
+    for (size_t i = n - (steps - 1) * period; i < n; ++i)
       if (!lines[i].repeats(lines[i - period])) return false;
     return true;
   };
   size_t period = 0;
   int tries = 0;
-  for (size_t p = 1; kSteps * p <= n && tries < kMostTries && period == 0; ++p) {
+  for (size_t p = 1; steps * p <= n && tries < kMostTries && period == 0; ++p) {
     if (!lines[n - 1 - p].repeats(lines[n - 1])) continue;
     ++tries;
     if (repeats(p)) period = p;
   }
   if (period == 0) return false;
   // Steps begin where the repetition does.
-  size_t begin = n - kSteps * period;
+  size_t begin = n - steps * period;
   while (begin > 0 && lines[begin - 1].repeats(lines[begin - 1 + period])) --begin;
   const size_t latest = begin + ((n - begin) / period - 1) * period;
   const auto step = lines.begin() + static_cast<std::ptrdiff_t>(latest);

@@ -11,7 +11,8 @@
 //   Nothing depends on whether a loop is found, but time and the number of recordings: pieces are cut where a graph
 //   break could stand, and each is keyed by all that it records.
 //   A region remembers its loops, so that the pieces of later calls begin with the loop's first step. In the first call
-//   the loop is known after some steps, and these are one piece with what stands before them.
+//   the loop is known after some steps, and these are one piece with what stands before them. A short loop would never
+//   be known, and each of its lengths be a recording: once a region has several recordings, kFewSteps steps are enough.
 //   A loop whose step has no product of matrices stays whole: it is a handful of kernels, which pieces would split. So
 //   does a loop over layers, which have parameters of their own: compile_regions() is for these.
 #pragma once
@@ -28,6 +29,8 @@ class LoopSteps {
  public:
   // Steps in a piece: enough that one large product replaces many small ones, few enough to compile fast.
   static constexpr int kSteps = 16;
+  // Repetitions that show a loop in a region that varies.
+  static constexpr int kFewSteps = 4;
 
   // What two calls have in common that are the same line of a loop, and what a loop's steps may differ in.
   struct Line {
@@ -49,10 +52,13 @@ class LoopSteps {
     friend bool operator==(const Step&, const Step&) = default;
   };
 
-  // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one.
-  static bool is_time_to_search(size_t n) { return n >= kShortest && (n & (n - 1)) == 0; }
+  // True if a recording of `n` calls is to be searched: a few times in a long one, never in a short one. `varies`: the
+  // region has several recordings already, so that a loop of another length in each call is likely.
+  static bool is_time_to_search(size_t n, bool varies) {
+    return n >= (varies ? kShortestThatVaries : kShortest) && (n & (n - 1)) == 0;
+  }
   // Looks for a loop at the end of a recording. True: it found one; from then on each call is told to next().
-  bool search(std::span<const Line> lines);
+  bool search(std::span<const Line> lines, bool varies);
   // True if `line` begins a step of `known`, whatever its parameters are: the loop runs from this call on, which is
   // told to next().
   bool begin(const Step& known, const Line& line);
@@ -77,6 +83,7 @@ class LoopSteps {
 
  private:
   static constexpr size_t kShortest = 128;  // calls of a recording: usual blocks are shorter
+  static constexpr size_t kShortestThatVaries = 16;
 
   Step step_;      // without lines: no loop has been found
   size_t at_ = 0;  // the line that comes next

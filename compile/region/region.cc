@@ -246,6 +246,8 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   ++n_entries_;
   slot.entry->last_use = ++uses_;
   entries_[key].push_back(std::move(slot));
+  constexpr size_t kSeveral = 4;
+  varies_.store(entries_.size() >= kSeveral, std::memory_order_relaxed);
 }
 
 void Region::forget_oldest_entry() {

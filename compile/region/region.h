@@ -47,6 +47,8 @@ class [[gnu::visibility("hidden")]] Region {
   // The steps of loops that recordings have; null: none. Note [Loops over time].
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
   void add_loop(const LoopSteps::Step& step);
+  // It has recordings of several structures: a loop of few steps is likely to have other numbers of them, too.
+  bool varies() const { return varies_.load(std::memory_order_relaxed); }
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
@@ -112,7 +114,7 @@ class [[gnu::visibility("hidden")]] Region {
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
   std::shared_ptr<const Entry> latest_;        // that was compiled
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
-  std::atomic<bool> has_loops_ = false;
+  std::atomic<bool> has_loops_ = false, varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
 };
 

@@ -81,6 +81,18 @@ TEST_F(LoopsOverTime, AreCompiledOnceForAllLengths) {
   EXPECT_EQ(report().graph_breaks, 0) << report().last_break;
 }
 
+// Short loops are found once a region has some recordings: each length would be one more.
+TEST_F(LoopsOverTime, LengthsThatGrowNeedFewRecordings) {
+  expect_as_eager(Loop{.returns_all = false}, [](Block& b) {
+    Tensors all;
+    for (int64_t T = 1; T <= 40; ++T)
+      for (const Tensor& t : steps(b, T, 1)) all.push_back(t);
+    return all;
+  });
+  expect_pieces(40);
+  EXPECT_LE(report.fresh_programs, 24) << "programs of their own of the first few, and the pieces of 16, 8, 4, 2, 1";
+}
+
 // In default mode the products of a piece's steps are few large ones (transform/merge_products.cc).
 TEST_F(LoopsOverTime, MergedProductsAreCloseToEagerOnes) {
   for (const int64_t T : {20, 90}) {
