@@ -1,4 +1,5 @@
 // An explanation as text, for terminals.
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/explain.h"
@@ -15,7 +16,19 @@ void append_indented(std::string& out, std::string_view text, std::string_view i
   }
 }
 
-void append_program(std::string& out, const ProgramExplanation& program) {
+// Where the code of each kernel of a region is printed: the loops over time of an LSTM run few kernels many times.
+using PrintedCode = absl::flat_hash_map<std::string_view, std::string>;
+
+void append_code(std::string& out, const LaunchExplanation& launch, const std::string& place, PrintedCode& printed) {
+  if (launch.code.empty()) return;
+  const auto [first, is_new] = printed.try_emplace(launch.code, absl::StrCat(launch.name, " of ", place));
+  if (is_new) append_indented(out, launch.code, "        | ");
+  else absl::StrAppend(&out, "        | the code of ", first->second, "\n");
+}
+
+// `recording`: "recording 2".
+void append_program(std::string& out, const ProgramExplanation& program, const std::string& recording,
+                    PrintedCode& printed) {
   absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
                         program.name, program.kernels, program.compiled, program.library_calls,
                         format_bytes(program.arena_bytes), program.compile_ms);
@@ -26,7 +39,7 @@ void append_program(std::string& out, const ProgramExplanation& program) {
     if (launch.algorithm > 0) absl::StrAppend(&out, ", tuned to algorithm ", launch.algorithm);
     out += "\n";
     for (const std::string& source : launch.sources) absl::StrAppend(&out, "        from ", source, "\n");
-    append_indented(out, launch.code, "        | ");
+    append_code(out, launch, absl::StrCat(recording, ", ", program.name), printed);
   }
   out += "      graph\n";
   for (const std::string& input : program.inputs) absl::StrAppend(&out, "        input ", input, "\n");
@@ -60,14 +73,17 @@ std::string to_text(const Explanation& explanation) {
         r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
+    PrintedCode printed;
     for (size_t i = 0; i < region.entries.size(); ++i) {
-      absl::StrAppend(&out, "  recording ", i, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward");
+      const std::string recording = absl::StrCat("recording ", i);
+      absl::StrAppend(&out, "  ", recording, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward");
       if (region.entries[i].recomputed_flops > 0)
         absl::StrAppendFormat(&out, ", which computes %.1f MFLOP of products again",
                               static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
       out += "\n";
       append_memory(out, region.entries[i]);
-      for (const ProgramExplanation& program : region.entries[i].programs) append_program(out, program);
+      for (const ProgramExplanation& program : region.entries[i].programs)
+        append_program(out, program, recording, printed);
     }
   }
   return out;

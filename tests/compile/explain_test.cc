@@ -36,6 +36,31 @@ struct Chain : nn::Module<Chain> {
   }
 };
 
+struct Repeated : nn::Module<Repeated> {
+  Tensor& weight = parameter("weight", Tensor::ones({4, 4}));
+  Tensor forward(const Tensor& x_) {
+    Tensor x = x_;
+    for (int i = 0; i < 3; ++i) x = ops::exp(ops::matmul(x, weight) * 0.1);
+    return x;
+  }
+};
+
+TEST_F(Explain, TheCodeOfAKernelIsPrintedOnce) {
+  Repeated model;
+  const NoGrad off;
+  const Explanation e = explain(model, Tensor::ones({8, 4}));
+  ASSERT_EQ(e.regions.size(), 1u);
+  ASSERT_EQ(e.regions[0].entries[0].programs[0].kernels, 3);
+  const std::string text = to_text(e);
+  const auto count = [&](std::string_view part) {
+    int n = 0;
+    for (size_t at = text.find(part); at != text.npos; at = text.find(part, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("| kernel "), 1) << text;
+  EXPECT_EQ(count("| the code of kernel 0 of recording 0, forward"), 2) << text;
+}
+
 TEST_F(Explain, AFusedChain) {
   Chain model;
   const Explanation e = explain(model, Tensor::ones({8, 16}));
