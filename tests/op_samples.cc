@@ -238,6 +238,8 @@ constexpr OpSpec kSpecs[] = {
     {.name = "conv2d_grad_input", .make = &convs<ConvOp::kInput>, .tolerance = 16},
     {.name = "conv2d_grad_weight", .make = &convs<ConvOp::kWeight>, .tolerance = 16},
     {.name = "max_pool2d", .make = &max_pool2d_samples, .decomposes_exactly = true},
+    {.name = "interpolate", .make = &interpolate_samples},
+    {.name = "interpolate_grad", .make = &interpolate_samples},
     {.name = "attention", .make = &attention_samples, .tolerance = 16, .constant_inputs = 8},
     {.name = "attention_grad", .make = &attention_grad_samples, .tolerance = 32, .differentiable_outputs = 7},
     {.name = "embedding", .make = &embedding_samples},

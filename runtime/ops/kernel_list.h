@@ -69,6 +69,10 @@ void conv2d_grad_weight_kernel(const KernelContext& context);  // grad, x -> dwe
 // pooling.cc: ints of a Convolution, and the kernel's size
 void max_pool2d_kernel(const KernelContext& context);  // x -> maxima, their places
 
+// interpolation.cc: ints of an Interpolation (ops/interpolation.h)
+void interpolate_kernel(const KernelContext& context);       // x -> y
+void interpolate_grad_kernel(const KernelContext& context);  // grad -> dx
+
 // attention_kernel.cc
 void attention_kernel(const KernelContext& context);       // q, k, v, mask -> out, logsumexp
 void attention_grad_kernel(const KernelContext& context);  // grad, out, logsumexp, q, k, v, mask -> dq, dk, dv

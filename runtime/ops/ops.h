@@ -245,7 +245,7 @@ struct ConvTranspose2dOptions {
 // oh = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1.
 Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTranspose2dOptions options = {});
 
-// ---- Images (B, C, H, W): pooling.cc, resample.cc
+// ---- Images (B, C, H, W): pooling.cc, interpolation.cc, resample.cc
 struct MaxPool2dOptions {
   std::optional<Spatial<2>> stride = std::nullopt;  // default: the kernel's size
   Spatial<2> padding = 0;                           // at most half of the kernel; it never wins

@@ -1,5 +1,5 @@
-// Other sizes and orders of pixels, in public ops: interpolation, padding, pixel_shuffle. Compiled, they are lookups
-// that fuse with what follows.
+// Other sizes and orders of pixels, in public ops: padding, pixel_shuffle. Compiled, they are lookups that fuse with
+// what follows.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -7,10 +7,28 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
 
 namespace rondo::ops {
+
+Neighbours::Neighbours(int64_t from, int64_t size, bool align_corners) {
+  const double scale = neighbour_distance(from, size, align_corners);
+  for (int64_t i = 0; i < size; ++i) {
+    const auto at = static_cast<double>(i);
+    const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
+    left.push_back(std::min(static_cast<int64_t>(place), from - 1));
+    right.push_back(std::min(left.back() + 1, from - 1));
+    weight.push_back(place - static_cast<double>(left.back()));
+  }
+}
+
+double neighbour_distance(int64_t from, int64_t size, bool align_corners) {
+  if (!align_corners) return static_cast<double>(from) / static_cast<double>(size);
+  return size > 1 ? static_cast<double>(from - 1) / static_cast<double>(size - 1) : 0;
+}
+
 namespace {
 
 void require_image(const char* op, const TensorArg& x) {
@@ -24,60 +42,7 @@ Tensor select_all(const TensorArg& x, int dim, const std::vector<int64_t>& place
   return index_select(x, dim, {index, x.where});
 }
 
-// Along one dimension, for `size` results: the pixels to the left and right, and the weight of the right one.
-struct Neighbours {
-  std::vector<int64_t> left, right;
-  std::vector<double> weight;
-  Neighbours(int64_t from, int64_t size, bool align_corners) {
-    const double scale = !align_corners ? static_cast<double>(from) / static_cast<double>(size)
-                         : size > 1     ? static_cast<double>(from - 1) / static_cast<double>(size - 1)
-                                        : 0;
-    for (int64_t i = 0; i < size; ++i) {
-      const auto at = static_cast<double>(i);
-      const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
-      left.push_back(std::min(static_cast<int64_t>(place), from - 1));
-      right.push_back(std::min(left.back() + 1, from - 1));
-      weight.push_back(place - static_cast<double>(left.back()));
-    }
-  }
-};
-
-// Dimension `dim` of x.
-Tensor interpolated(const TensorArg& x, int dim, int64_t size, const InterpolateOptions& options) {
-  const int64_t from = x.tensor.size(dim);
-  if (from == size) return x.tensor;
-  if (options.mode == InterpolateMode::kNearest) {
-    std::vector<int64_t> nearest;
-    for (int64_t i = 0; i < size; ++i) nearest.push_back(i * from / size);
-    return select_all(x, dim, nearest);
-  }
-  const Neighbours n(from, size, options.align_corners);
-  Dims beside = {size};
-  while (beside.rank() < x.tensor.rank() - dim) beside.push_back(1);
-  const Tensor weight = Tensor::from(n.weight, beside, {x.tensor.dtype(), x.tensor.device()});
-  return select_all(x, dim, n.left) * (1.0 - weight) + select_all(x, dim, n.right) * weight;
-}
-
 }  // namespace
-
-Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
-  require_image("interpolate", x);
-  if (!is_floating(x.tensor.dtype())) throw_op_error("interpolate", "x must be floating point", x.where);
-  for (int d = 0; d < 2; ++d)
-    if (size[d] < 1 || x.tensor.size(2 + d) < 1)
-      throw_op_error(
-          "interpolate",
-          absl::StrCat("sizes must be positive: ", to_string(x.tensor.sizes()), " to [", size[0], ", ", size[1], "]"),
-          x.where);
-  if (options.align_corners && options.mode == InterpolateMode::kNearest)
-    throw_op_error("interpolate", "align_corners is for bilinear interpolation", x.where);
-  const bool last = lies_channels_last(x.tensor);
-  Tensor y = last ? channels_to_back(x) : x.tensor;
-  if (options.mode == InterpolateMode::kBilinear) y = y.to(compute_dtype(y.dtype()));
-  for (int d = 0; d < 2; ++d) y = interpolated({y, x.where}, (last ? 1 : 2) + d, size[d], options);
-  y = y.to(x.tensor.dtype());
-  return last ? result_to_front(y.contiguous(), x.where) : y;
-}
 
 Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
   require_defined("pad", x);

@@ -54,6 +54,8 @@ constexpr LibraryOp kLibraryOps[] = {
     {"conv2d_grad_input", kProduct},
     {"conv2d_grad_weight", kProduct},
     {"max_pool2d", kWindows},
+    {"interpolate", kWindows},
+    {"interpolate_grad", kWindows},
     {"sort_segments", kOrder},
     {"sum_segments", "its rows are no kernel's: a sum of rows that are in memory"},
     {"linear", kProduct},

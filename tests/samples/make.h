@@ -100,6 +100,7 @@ Samples group_norm_samples(bool large);
 Samples group_norm_grad_samples(bool large);
 Samples scale_shift_samples(bool large);
 Samples max_pool2d_samples(bool large);
+Samples interpolate_samples(bool large);  // also of its gradient
 Samples rms_norm_samples(bool large);
 Samples rms_norm_grad_samples(bool large);
 Samples rotary_samples(bool large);

@@ -1,3 +1,5 @@
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/interpolation.h"
 #include "rondo/tests/samples/make.h"
 
 namespace rondo::test::samples {
@@ -90,6 +92,28 @@ Samples max_pool2d_samples(bool large) {
           pool("dilated", real({1, 3, 9, 8}), {.dilation = {2, 3}, .before = {1, 0}, .after = {1, 0}}, {3, 2}),
           pool("one pixel", real({1, 1, 1, 1}), {}, {1, 1}),
           pool("empty batch", real({0, 2, 5, 4}), stem, {3, 2})};
+}
+Samples interpolate_samples(bool large) {
+  Samples samples;
+  const auto add = [&](const Tensor& x, ops::Extent size) {
+    for (const ops::Interpolation how : {ops::Interpolation{}, {.linear = true}, {.linear = true, .align_corners = true}})
+      samples.push_back({absl::StrCat(to_string(x.sizes()), " to ", size[0], " ", size[1], how.linear ? " linear" : "",
+                                      how.align_corners ? " corners" : ""),
+                         {x},
+                         how.attrs(size)});
+  };
+  if (large) {
+    add(real({2, 19, 31, 40}), {57, 85});
+    return samples;
+  }
+  add(real({2, 3, 4, 5}), {8, 11});
+  add(real({1, 2, 9, 7}), {4, 3});
+  add(real({1, 2, 3, 6}), {3, 4});
+  add(real({1, 1, 1, 1}), {3, 2});
+  add(real({2, 1, 5, 4}), {1, 1});
+  add(real({0, 2, 5, 4}), {3, 2});
+  add(real({2, 0, 5, 4}), {3, 2});
+  return samples;
 }
 Samples rms_norm_samples(bool large) {
   Samples samples = rows<1>(large);
