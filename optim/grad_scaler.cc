@@ -105,14 +105,15 @@ Tensor GradScaler::scale(TensorArg loss) {
   return (loss.tensor.to(compute, loss.where) * TensorArg(factor, loss.where)).to(dtype, loss.where);
 }
 
-optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options) {
+optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options,
+                                   std::source_location where) {
   if (options_.enabled) {
     state_->go_to(optimizer.device());
     options.device_scale = state_->scale;
     options.check_finite = true;
   }
   const optim::StepReport report = optim::Step::run(
-      optimizer, options, [&](optim::LaunchQueue& queue, const optim::Decision* decision) {
+      optimizer, options, where, [&](optim::LaunchQueue& queue, const optim::Decision* decision) {
         if (!options_.enabled) return;
         const double* overflowed = reinterpret_cast<const double*>(state_->overflowed.address());
         const auto pass = optim::scalar_pass(state_->scale.device(),

@@ -44,7 +44,8 @@ class GradScaler {
   Tensor scale(TensorArg loss);
   // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
-  optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {});
+  optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {},
+                         std::source_location where = std::source_location::current());
   // After the steps of one iteration. Throws Error if there was none.
   void update();
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
-#include <set>
 #include <string_view>
 
 #include "absl/cleanup/cleanup.h"
@@ -198,8 +198,17 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
   if (!buffers.empty() && state.buffers != nullptr)
     throw Error(absl::StrCat(optimizer.name(), "::track_average: ", state.buffers->buffers().size(),
                              " buffers are averaged already"));
-  std::set<const TensorImpl*> taken;
-  for (const ParamSlot& slot : state.slots) taken.insert(slot.param.impl());
+  std::map<const std::byte*, const std::byte*> taken;  // begin and end of memory; they do not overlap
+  // False if some of the tensor's memory is taken.
+  const auto take = [&](const Tensor& tensor) {
+    const std::byte* const begin = tensor.address();
+    const std::byte* const end = begin + tensor.nbytes();
+    const auto after = taken.lower_bound(end);
+    if (begin == end || (after != taken.begin() && std::prev(after)->second > begin)) return begin == end;
+    taken.emplace(begin, end);
+    return true;
+  };
+  for (const ParamSlot& slot : state.slots) take(slot.param);
   for (size_t i = 0; i < buffers.size(); ++i) {
     const auto fail = [&](std::string_view why) {
       throw Error(absl::StrCat(optimizer.name(), "::track_average: buffer ", i, " ", std::string(why)));
@@ -209,7 +218,8 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
     if (!(buffers[i].device() == state.device()))
       fail(absl::StrCat("is on ", to_string(buffers[i].device()), ", the parameters are on ",
                         to_string(state.device())));
-    if (!taken.insert(buffers[i].impl()).second) fail("is a parameter of this optimizer, or given twice");
+    if (!take(buffers[i]))
+      fail("is a parameter of this optimizer, is given twice, or shares memory with such a tensor");
   }
 }
 

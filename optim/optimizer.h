@@ -44,6 +44,7 @@
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/formula.h"
 #include "rondo/optim/step_report.h"
+#include "rondo/runtime/source_location.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo::optim {
@@ -111,7 +112,7 @@ class Optimizer {
   // - parameters have been moved: some of them, or all of them after their first step,
   // - an option is out of range, or
   // - an UpdateAtSeams (update_at_seams.h) makes the steps.
-  StepReport step(const StepOptions& options = {});
+  StepReport step(const StepOptions& options = {}, std::source_location where = std::source_location::current());
   void zero_grad(bool set_to_none = true);
   // Since construction. Waits for the device.
   int64_t skipped_steps() const;
@@ -134,7 +135,8 @@ class Optimizer {
   // first step, so a model that is loaded in between is seen. Averages are part of the state dict, in the compute
   // dtype. To evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
   // may add buffers if there are none. The average of a buffer starts as its value at the first step. Throws Error if a
-  // buffer is undefined, not contiguous, given twice, a parameter of this optimizer, or on another device.
+  // buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or another
+  // buffer.
   void track_average(AverageOptions options = {});
   void set_average_decay(double decay);
   // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter

@@ -93,12 +93,14 @@ Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimi
                              "::step: an AverageScope has put the averages into the parameters; end it first"));
 }
 
-StepReport Optimizer::step(const StepOptions& options) { return Step::run(*this, options); }
+StepReport Optimizer::step(const StepOptions& options, std::source_location where) {
+  return Step::run(*this, options, where);
+}
 
-StepReport Step::run(Optimizer& optimizer, const StepOptions& options, JoinedWork joined) {
+StepReport Step::run(Optimizer& optimizer, const StepOptions& options, std::source_location where, JoinedWork joined) {
   const memory::Cause cause("a step of ", optimizer.name(), {});
   check_options(optimizer, options);
-  const RecordingPause pause("Optimizer::step() is called", std::source_location::current());
+  const RecordingPause pause("Optimizer::step() is called", where);
   OptimizerState& state = state_of(optimizer);
   if (state.at_seams)
     throw Error(absl::StrCat(optimizer.name(),

@@ -40,8 +40,9 @@ class Step {
   static OptimizerState& state_of(const Optimizer& optimizer);
   static void check_options(const Optimizer& optimizer, const StepOptions& options);
   [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
-  // Optimizer::step(), with work that joins it.
-  static StepReport run(Optimizer& optimizer, const StepOptions& options, JoinedWork joined = no_joined_work);
+  // Optimizer::step(), with work that joins it. `where`: the line of the call.
+  static StepReport run(Optimizer& optimizer, const StepOptions& options, std::source_location where,
+                        JoinedWork joined = no_joined_work);
 
   // The options of a step and of the groups, and hashes of the states if they were loaded since the last call: these
   // are read from the device. See update_facts.h.

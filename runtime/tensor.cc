@@ -213,11 +213,10 @@ Tensor Tensor::arange(Scalar end, ArangeOptions options, std::source_location wh
 }
 
 namespace {
-void require_floating(const char* op, DType dtype, std::source_location where) {
-  if (!is_floating(dtype))
-    throw_op_error(op,
-                   absl::StrCat("the dtype must be a floating one, not ", std::string(name_of(dtype)), "; see randint"),
-                   where);
+void require_kind(const char* op, DType dtype, bool floating, std::source_location where) {
+  const char* const kind = floating ? "a floating one, see randint" : "an integer one";
+  if (is_floating(dtype) != floating)
+    throw_op_error(op, absl::StrCat("the dtype must be ", kind, "; it is ", std::string(name_of(dtype))), where);
 }
 
 // Unlike the other factories', a random tensor is the result of an op, so that regions record it.
@@ -228,7 +227,7 @@ RandomState random_state(const char* factory, const Dims& sizes, TensorOptions o
 }
 Tensor drawn(const char* factory, ops::Distribution distribution, const Dims& sizes, TensorOptions options,
              Generator* generator, std::source_location where) {
-  require_floating(factory, options.dtype, where);
+  require_kind(factory, options.dtype, true, where);
   const RandomState random = random_state(factory, sizes, options, generator, where);
   Attrs attrs{.ints = {static_cast<int64_t>(distribution), random.increment, static_cast<int64_t>(options.dtype)}};
   attrs.ints.append(std::span(sizes.begin(), sizes.end()));
@@ -245,6 +244,7 @@ Tensor Tensor::rand(const Dims& sizes, TensorOptions options, Generator* generat
 Tensor Tensor::randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options, Generator* generator,
                        std::source_location where) {
   constexpr const char* kName = "Tensor::randint";
+  require_kind(kName, options.dtype, false, where);
   if (high <= low) throw_op_error(kName, absl::StrCat("empty range [", low, ", ", high, ")"), where);
   for (const int64_t bound : {low, high - 1}) {
     ops::require_in_range(kName, bound, options.dtype, where);
@@ -268,11 +268,11 @@ void settle(const TensorImpl* impl, std::source_location where = std::source_loc
     throw_op_error("data", "the tensor has no value: an error in the compiled region that made it came first", where);
 }
 // The tensor's history must be its last one: what waits for its gradient stays there.
-void settle_gradient(const Tensor& tensor) {
+void settle_gradient(const Tensor& tensor, std::source_location where) {
   const TensorImpl* impl = tensor.impl();
-  if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, std::source_location::current());
+  if (impl->recorder != nullptr) impl->recorder->flush_gradient(*impl, where);
   if (impl->autograd == nullptr || !impl->autograd->base.defined() || impl->autograd->no_grad_view) return;
-  if (impl->storage) before_read(impl->storage, std::source_location::current());  // a pending write ends this history
+  if (impl->storage) before_read(impl->storage, where);  // a pending write ends this history
   autograd::gradient_edge(tensor);
 }
 }  // namespace
@@ -427,7 +427,7 @@ void Tensor::zero_grad(bool set_to_none, std::source_location where) {
 void Tensor::retain_grad(std::source_location where) {
   checked("retain_grad", where);
   if (!requires_grad()) throw_op_error("retain_grad", "the tensor does not require grad", where);
-  settle_gradient(*this);
+  settle_gradient(*this, where);
   if (is_leaf()) return;
   slot_of(impl_);
   impl_->autograd->grad_fn->extras_of(impl_->autograd->output).retained = impl_->autograd->slot;
@@ -436,7 +436,7 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   checked("register_hook", where);
   if (!requires_grad()) throw_op_error("register_hook", "the tensor does not require grad", where);
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
-  settle_gradient(*this);
+  settle_gradient(*this, where);
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);

@@ -88,7 +88,7 @@ std::pair<Pixels, Tensor> dense_pixels(const Tensor& image, std::source_location
   if (image.dtype(where) != kU8)
     throw_op_error("write_image",
                    absl::StrCat("the image must be u8, not ", std::string(name_of(image.dtype())),
-                                "; for values in [0, 1]: ops::round(image * 255).to(kU8)"),
+                                "; for values in [0, 1]: (image * 255 + 0.5).to(kU8)"),
                    where);
   const int rank = image.rank();
   if (rank != 2 && (rank != 3 || image.size(0) < 1 || image.size(0) > 4))

@@ -44,16 +44,21 @@ std::string text(Extent e, int spatial) {
 
 namespace {
 // True if a number is below `least`, or so large that sums of a few products could overflow.
-bool outside(Extent e, int64_t least) {
-  return std::min(e[0], e[1]) < least || std::max(e[0], e[1]) > int64_t{1} << 30;
+constexpr int64_t kMost = int64_t{1} << 30;
+bool outside(Extent e, int64_t least) { return std::min(e[0], e[1]) < least || std::max(e[0], e[1]) > kMost; }
+// What is wrong with numbers that are outside. `too_small`: what to say of those that are below their least value.
+std::string outside_text(const char* what, const char* too_small, Extent e, int spatial) {
+  const bool large = std::max(e[0], e[1]) > kMost;
+  return absl::StrCat("the ", what, " ", large ? absl::StrCat("may be at most ", kMost) : too_small, ", it is ",
+                      text(e, spatial));
 }
 }  // namespace
 
 std::string Convolution::own_problem(int spatial) const {
-  if (outside(stride, 1)) return absl::StrCat("the stride must be positive, it is ", text(stride, spatial));
-  if (outside(dilation, 1)) return absl::StrCat("the dilation must be positive, it is ", text(dilation, spatial));
+  if (outside(stride, 1)) return outside_text("stride", "must be positive", stride, spatial);
+  if (outside(dilation, 1)) return outside_text("dilation", "must be positive", dilation, spatial);
   if (outside(before, 0) || outside(after, 0))
-    return absl::StrCat("the padding may not be negative, it is ", text(outside(before, 0) ? before : after, spatial));
+    return outside_text("padding", "may not be negative", outside(before, 0) ? before : after, spatial);
   if (groups < 1) return absl::StrCat("the number of groups must be positive, it is ", groups);
   return "";
 }
@@ -218,7 +223,8 @@ constexpr OpDef kConv2d = {
           if (g.needs(0)) g.set(0, call(kConv2dGradInput, {g.grad_out(), g.input(1)}, conv.attrs({x[2], x[3]})));
           if (g.needs(1)) {
             const Tensor grad = call(kConv2dGradWeight, {g.grad_out(), g.input(0)}, conv.attrs({w[2], w[3]}));
-            const bool last = g.input(1).defined() && lies_channels_last(g.input(1));
+            // Without x's gradient, eager execution has not saved the weight; a region has it in any case.
+            const bool last = g.needs(0) && lies_channels_last(g.input(1));
             g.set(1, last ? with_dense_strides(grad, channels_last_strides(w)) : grad);
           }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
@@ -404,6 +410,15 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
                         conv.before[d]));
   }
   if (__builtin_mul_overflow(w[1], conv.groups, &channels)) channels = -1;
+  if (options.output_padding[0] >= conv.stride[0] || options.output_padding[1] >= conv.stride[1]) {
+    // With a dilation above the stride, a result may be so large that a convolution of it would give more than the
+    // input. Zeros at the input's end stand for the difference.
+    const auto whole = [&](int d) { return options.output_padding[d] / conv.stride[d]; };
+    const auto rest = [&](int d) { return options.output_padding[d] % conv.stride[d]; };
+    const Tensor longer = pad(x, {0, whole(1), 0, whole(0)});
+    options.output_padding = {rest(0), rest(1)};
+    return conv_transpose2d({longer, x.where}, weight, bias, options);
+  }
   // As a convolution of the result, whose output the input is.
   if (const std::string problem = conv.problem({in[0], channels, size[0], size[1]}, w); !problem.empty())
     fail(kOp, x, weight, problem);

@@ -72,11 +72,24 @@ void require_no_bool(const char* op, TensorArg x) {
   require_defined(op, x);
   if (x.tensor.dtype() == kBool) throw_op_error(op, "cannot subtract bool tensors; cast to a number first", x.where);
 }
+// An integer as a's dtype holds it: its upper bits are lost, as in PyTorch. A sum or a product of integers loses the
+// same bits.
+Scalar wrapped(const TensorArg& a, Scalar s) {
+  if (!a.tensor.defined() || !s.is_integer()) return s;
+  if (a.tensor.dtype() == kI32) return static_cast<int32_t>(s.integer());
+  if (a.tensor.dtype() == kU8) return static_cast<uint8_t>(s.integer());
+  return s;
+}
+// -s; the least i64, which has no negative, is its own for integers.
+Scalar negated(const TensorArg& a, Scalar s) {
+  const bool least = s.kind() == Scalar::Kind::kInteger && s.integer() == INT64_MIN;
+  return least && a.tensor.defined() && !is_floating(a.tensor.dtype()) ? s : -s;
+}
 // An integer operand that a scalar attribute would round.
-Tensor as_tensor(TensorArg a, Scalar s) {
+Tensor as_tensor(const TensorArg& a, Scalar s) {
   return number_tensor(s, a.tensor.sizes(), {promote(a.tensor.dtype(), s), a.tensor.device()});
 }
-bool needs_tensor(TensorArg a, Scalar s) {
+bool needs_tensor(const TensorArg& a, Scalar s) {
   return !is_exact_attribute(s) && a.tensor.defined() && !is_floating(a.tensor.dtype());
 }
 Tensor divisor(TensorArg a, Scalar s) {
@@ -100,13 +113,15 @@ Tensor sub(TensorArg a, TensorArg b) {
 Tensor mul(TensorArg a, TensorArg b) { return call_promoted(kMul, a, b); }
 Tensor div(TensorArg a, TensorArg b) { return call_promoted(kDiv, a, b, Promotion::kQuotient); }
 Tensor add(TensorArg a, Scalar s) {
+  s = wrapped(a, s);
   return needs_tensor(a, s) ? add(a, {as_tensor(a, s), a.where}) : call_promoted(kAddScalar, a, s);
 }
 Tensor sub(TensorArg a, Scalar s) {
   require_no_bool("sub", a);
-  return add(a, -s);
+  return add(a, negated(a, s));
 }
 Tensor mul(TensorArg a, Scalar s) {
+  s = wrapped(a, s);
   return needs_tensor(a, s) ? mul(a, {as_tensor(a, s), a.where}) : call_promoted(kMulScalar, a, s);
 }
 Tensor div(TensorArg a, Scalar s) {
@@ -114,6 +129,7 @@ Tensor div(TensorArg a, Scalar s) {
   return call_promoted(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }
 Tensor rsub(TensorArg a, Scalar s) {
+  s = wrapped(a, s);
   require_no_bool("sub", a);
   return needs_tensor(a, s) ? sub({as_tensor(a, s), a.where}, a) : call_promoted(kRsubScalar, a, s);
 }
@@ -128,13 +144,15 @@ void sub_(TensorArg a, TensorArg b) {
 void mul_(TensorArg a, TensorArg b) { call_promoted_(kMul, a, b); }
 void div_(TensorArg a, TensorArg b) { call_promoted_(kDiv, a, b, Promotion::kQuotient); }
 void add_(TensorArg a, Scalar s) {
+  s = wrapped(a, s);
   return needs_tensor(a, s) ? add_(a, {as_tensor(a, s), a.where}) : call_promoted_(kAddScalar, a, s);
 }
 void sub_(TensorArg a, Scalar s) {
   require_no_bool("sub", a);
-  add_(a, -s);
+  add_(a, negated(a, s));
 }
 void mul_(TensorArg a, Scalar s) {
+  s = wrapped(a, s);
   return needs_tensor(a, s) ? mul_(a, {as_tensor(a, s), a.where}) : call_promoted_(kMulScalar, a, s);
 }
 void div_(TensorArg a, Scalar s) {

@@ -265,7 +265,9 @@ Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
   return scatter_add(x, d, {expand(reshape(at, list), wanted), index.where}, source);
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
-  const int d = dim_of("index_select", x.tensor, dim, x.where);
+  return select_slices(x, dim_of("index_select", x.tensor, dim, x.where), index).contiguous(x.where);
+}
+Tensor select_slices(const TensorArg& x, int d, const TensorArg& index) {
   const Tensor at = index_operand("index_select", index);
   if (at.rank() != 1)
     throw_op_error("index_select", "index must have shape (N), got " + to_string(at.sizes()), index.where);

@@ -1,9 +1,13 @@
 // Interpolation of images to other sizes: linear in x, so the gradient is an op whose gradient is the first one again.
 #include "rondo/runtime/ops/interpolation.h"
 
+#include <algorithm>
+
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
@@ -63,6 +67,15 @@ void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, 
   out[0] = g.to(in[0].dtype());
 }
 
+// `fail` is told what is wrong with sizes of images (B, C, ., .), if something is.
+void require_sizes(const Dims& x, Extent size, absl::FunctionRef<void(const std::string&)> fail) {
+  const std::string from_to = absl::StrCat(": ", to_string(x), " to [", size[0], ", ", size[1], "]");
+  for (int d = 0; d < 2; ++d) {
+    if (size[d] < 1 || x[2 + d] < 1) fail("sizes must be positive" + from_to);
+    if (std::max(size[d], x[2 + d]) > kMostPixels) fail(absl::StrCat("a size may be at most ", kMostPixels, from_to));
+  }
+}
+
 // An image of the size that the attributes name, in the layout of input 0.
 void infer_resized(InferContext& c) {
   c.require_floating(0);
@@ -70,9 +83,7 @@ void infer_resized(InferContext& c) {
   if (x.rank() != 4 || c.attrs().ints.size() != Interpolation::kInts)
     c.fail("needs x (B, C, H, W), a size, and the numbers of an interpolation");
   const Extent size = Interpolation::size_in(c.attrs());
-  for (int d = 0; d < 2; ++d)
-    if (size[d] < 1 || x[2 + d] < 1)
-      c.fail(absl::StrCat("sizes must be positive: ", to_string(x), " to [", size[0], ", ", size[1], "]"));
+  require_sizes(x, size, [&](const std::string& what) { c.fail(what); });
   const Dims y = {x[0], x[1], size[0], size[1]};
   c.strided_output(0, c.dtype(0), y,
                    is_channels_last(x, c.strides(0)) ? channels_last_strides(y) : contiguous_strides(y));
@@ -114,10 +125,24 @@ constexpr OpDef kInterpolateGrad = {
 
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
   require_defined("interpolate", x);
-  if (options.align_corners && options.mode == InterpolateMode::kNearest)
-    throw_op_error("interpolate", "align_corners is for bilinear interpolation", x.where);
+  const auto fail = [&](const std::string& what) { throw_op_error("interpolate", what, x.where); };
   const Interpolation how{options.mode == InterpolateMode::kBilinear, options.align_corners};
-  return call(kInterpolate, {x}, how.attrs({size[0], size[1]}));
+  if (how.align_corners && !how.linear) fail("align_corners is for bilinear interpolation");
+  const DType dtype = x.tensor.dtype();
+  if (is_floating(dtype)) return call(kInterpolate, {x}, how.attrs({size[0], size[1]}));
+  // A mask, which has no gradient.
+  if (how.linear)
+    fail(absl::StrCat("bilinear interpolation needs floating point, got ", std::string(name_of(dtype)),
+                      "; kNearest keeps integers as they are"));
+  if (x.tensor.rank() != 4) fail(absl::StrCat("needs x (B, C, H, W), got ", to_string(x.tensor.sizes())));
+  require_sizes(x.tensor.sizes(), {size[0], size[1]}, fail);
+  Tensor y = x.tensor;
+  for (int d = 0; d < 2; ++d) {
+    const NeighbourTensors n(y, 2 + d, y.size(2 + d), size[d], how);
+    y = select_slices({y, x.where}, 2 + d, n.left);
+  }
+  return lies_channels_last(x.tensor) ? with_dense_strides(y.contiguous(), channels_last_strides(y.sizes()))
+                                      : y.contiguous();
 }
 
 constexpr OpList kInterpolationOps = {&kInterpolate, &kInterpolateGrad};

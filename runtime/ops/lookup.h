@@ -15,6 +15,9 @@ struct LookupName {
 };
 LookupName lookup_in(int64_t lookup);
 
+// As index_select, but not dense: the result lies in memory with dimension `dim` first. For what reads it at once.
+Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);
+
 // Fails, as the op does, unless all indices (i64) lie in [0, size).
 void check_indices(const Tensor& index, int64_t size, Lookup lookup);
 

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
@@ -39,7 +40,7 @@ void require_image(const char* op, const TensorArg& x) {
 
 Tensor select_all(const TensorArg& x, int dim, const std::vector<int64_t>& places) {
   const Tensor index = Tensor::from(places, {static_cast<int64_t>(places.size())}, x.tensor.device());
-  return index_select(x, dim, {index, x.where});
+  return select_slices(x, dim, {index, x.where});
 }
 
 }  // namespace
@@ -58,15 +59,16 @@ Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
     const auto of = [&](int i) { return i < amounts.rank() ? amounts[i] : 0; };
     const Dims moved = {of(4), of(5), of(0), of(1), of(2), of(3), of(6), of(7)};
     const Tensor back = channels_to_back(x);
-    return result_to_front(pad({back, x.where}, moved, mode, value).contiguous(), x.where);
+    return result_to_front(pad({back, x.where}, moved, mode, value), x.where);
   }
-  constexpr int64_t kMost = int64_t{1} << 40;
+  const int64_t most_added = mode == PadMode::kConstant ? int64_t{1} << 40 : kMostPixels;
   Tensor y = x.tensor;
   Dims sizes = y.sizes(), begin = Dims::filled(rank, 0);
   for (int i = 0; i < padded; ++i) {
     const int dim = rank - 1 - i;
     const int64_t before = amounts[2 * i], after = amounts[2 * i + 1], n = sizes[dim];
-    if (std::max(std::abs(before), std::abs(after)) > kMost || n + before + after < 0)
+    const auto too_many = [&](int64_t amount) { return amount > most_added || amount < -most_added; };
+    if (too_many(before) || too_many(after) || n + before + after < 0)
       fail(absl::StrCat("dimension ", dim, " cannot be changed by ", before, " and ", after));
     if (before == 0 && after == 0) continue;
     if (mode == PadMode::kConstant) {
@@ -78,7 +80,7 @@ Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
       continue;
     }
     if (before < 0 || after < 0) fail("amounts may not be negative here");
-    const int64_t most = mode == PadMode::kReflect ? n - 1 : n > 0 ? kMost : 0;
+    const int64_t most = mode == PadMode::kReflect ? n - 1 : n > 0 ? most_added : 0;
     if (std::max(before, after) > most)
       fail(absl::StrCat("dimension ", dim, " has ", n, " elements to pad from, too few"));
     std::vector<int64_t> places;
@@ -90,11 +92,23 @@ Tensor pad(TensorArg x, const Dims& amounts, PadMode mode, double value) {
     y = select_all({y, x.where}, dim, places);
     sizes[dim] = n + before + after;
   }
-  if (mode != PadMode::kConstant || y.sizes() == sizes) return y;
+  // The caller may write to the result, which is never a view of x.
+  if (mode != PadMode::kConstant && !y.is_same(x.tensor)) return y.contiguous(x.where);
+  if (y.sizes() == sizes) return y.clone(x.where);
+  if (y.numel() == 0) {  // there is no window to write
+    for (int d = 0; d < rank; ++d) {
+      const auto edge = [&](int64_t n) {
+        Dims part = y.sizes();
+        part[d] = n;
+        return Tensor::full(part, value, {y.dtype(), y.device()}, x.where);
+      };
+      y = cat({edge(begin[d]), y, edge(sizes[d] - begin[d] - y.size(d))}, d, x.where);
+    }
+    return y;
+  }
   const Tensor frame = Tensor::full(sizes, value, {y.dtype(), y.device()}, x.where);
   Window inside{0, y.sizes(), frame.strides()};
   for (int d = 0; d < rank; ++d) inside.offset += begin[d] * frame.strides()[d];
-  if (y.numel() == 0) return frame;
   return call(kOverwrite, {{frame, x.where}, {y, x.where}}, inside.for_write());
 }
 

@@ -6,6 +6,9 @@
 
 namespace rondo::ops {
 
+// Along one dimension. What is made for each pixel of it on the host fits into memory.
+inline constexpr int64_t kMostPixels = int64_t{1} << 28;
+
 // For each of `size` results: the pixels to the left and right of it among `from`, and the weight of the right one.
 struct Neighbours {
   std::vector<int64_t> left, right;  // both rise

@@ -10,6 +10,7 @@
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
@@ -296,6 +297,37 @@ TEST_F(Explain, RecompilesNameTheirReason) {
   EXPECT_TRUE(contains(regions.summary(), "recorded anew, the last time because requires_grad of parameter"));
   log::set_log_sink(previous);
   log::configure("");
+}
+
+// The line inside the region, not that of the region's call.
+TEST_F(Explain, BreaksNameTheLineOfTheirCause) {
+  struct Broken : nn::Module<Broken> {
+    nn::Linear fc = child("fc", 2, 2);
+    optim::SGD optimizer{parameters(), {.lr = 0.1}};
+    int what = 0, line = 0;
+    Tensor forward(const Tensor& x) {
+      Tensor y = fc(x);
+      if (what == 0) {
+        line = __LINE__ + 1;
+        y.register_hook([](const Tensor&) { return Tensor(); });
+      } else if (what == 1) {
+        line = __LINE__ + 1;
+        y.retain_grad();
+      } else {
+        line = __LINE__ + 1;
+        optimizer.step({.allow_no_gradients = true});
+      }
+      return y * 2.0;
+    }
+  };
+  for (int what = 0; what < 3; ++what) {
+    Broken model;
+    model.what = what;
+    const Regions regions = compile_module(model);
+    model(Tensor::ones({1, 2}));
+    const std::string last_break = regions.report()[0].last_break;
+    EXPECT_TRUE(contains(last_break, "explain_test.cc:" + std::to_string(model.line))) << last_break;
+  }
 }
 
 // After a graph break a call goes on with another recording: that is no recompilation.

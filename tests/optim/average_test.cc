@@ -148,6 +148,22 @@ TEST(Averages, AreResumedExactly) {
   }
 }
 
+// The scope exchanges each buffer with its average, so memory that it meets twice would not come back.
+TEST(Averages, OfMemoryThatIsAveragedAlready) {
+  test::OneLinear model(8);
+  const Tensor memory = Tensor::zeros({6});
+  for (const std::vector<Tensor>& buffers :
+       {std::vector<Tensor>{model.parameters()[0].detach()}, std::vector<Tensor>{memory, memory},
+        std::vector<Tensor>{memory, memory.slice(0, {5, 6})},
+        std::vector<Tensor>{memory.slice(0, {0, 4}), memory.slice(0, {3, 6})}}) {
+    SGD sgd(model.parameters(), {.lr = 0.1});
+    EXPECT_NE(error_of([&] { sgd.track_average({.buffers = buffers}); }).find("shares memory with such a tensor"),
+              std::string::npos);
+  }
+  SGD sgd(model.parameters(), {.lr = 0.1});
+  sgd.track_average({.buffers = {memory.slice(0, {0, 3}), memory.slice(0, {3, 6}), memory.slice(0, {2, 2})}});
+}
+
 TEST(Averages, AtSeamsBuffersMoveOnceAStep) {
   test::OneLinear after(8), at_seams(8);
   std::vector<Tensor> buffers = {Tensor::zeros({3})};

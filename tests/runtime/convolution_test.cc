@@ -48,6 +48,26 @@ TEST(Convolution, OneDimensionIsTheOtherWithHeightOne) {
   EXPECT_TRUE(same_bits(y, z.squeeze(2)));
 }
 
+// A dilation above the stride allows more rows at the end than a stride: zeros at the input's end, or what the padding
+// cut off.
+TEST(Convolution, OutputPaddingBeyondTheStride) {
+  const Tensor x = uniform({2, 4, 3, 5}, -1, 1, 1), w = uniform({4, 3, 3, 2}, -1, 1, 2), b = uniform({6}, -1, 1, 3);
+  const ops::ConvTranspose2dOptions options = {
+      .padding = {1, 3}, .output_padding = {2, 3}, .groups = 2, .dilation = {3, 4}};
+  ops::ConvTranspose2dOptions whole = options;
+  whole.padding = whole.output_padding = 0;
+  for (const Tensor& in : {x, last(x), x.slice(0, {0, 0})}) {
+    const Tensor all = ops::pad(ops::conv_transpose2d(in, w, {}, whole), {0, 3, 0, 2});  // every place, and zeros
+    const Tensor wanted = all.slice(2, {1, all.size(2) - 1}).slice(3, {3, all.size(3) - 3});
+    const Tensor y = ops::conv_transpose2d(in, w, b, options);
+    EXPECT_EQ(sizes_of(y), sizes_of(wanted));
+    EXPECT_TRUE(same_bits(y, (wanted + b.reshape({6, 1, 1})).contiguous()));
+  }
+  Tensor leaf = x.slice(0, {0, 0}).clone().requires_grad_();
+  ops::conv_transpose2d(leaf, w, b, options).sum().backward();
+  EXPECT_EQ(sizes_of(leaf.grad()), "[0, 4, 3, 5]");
+}
+
 // PyTorch: channels last if the input or the weight is; a tensor for which both layouts hold is in the usual one.
 TEST(Convolution, ResultsLieAsTheOperandsDo) {
   for (DType dtype : {kF64, kF32, kBF16, kF16}) {
@@ -161,6 +181,8 @@ TEST(Convolution, ErrorsNameTheNumbers) {
   expect(conv({.stride = {1, 0}, .groups = 2}), "the stride must be positive, it is [1, 0]");
   expect(conv({.padding = {0, -1}, .groups = 2}), "the padding may not be negative, it is [0, -1]");
   expect(conv({.dilation = -1, .groups = 2}), "the dilation must be positive, it is [-1, -1]");
+  expect(conv({.padding = {int64_t{1} << 40, 0}, .groups = 2}), "the padding may be at most 1073741824, it is");
+  expect(conv({.stride = INT64_MAX, .groups = 2}), "the stride may be at most 1073741824, it is");
   expect(conv({.dilation = {1, 5}, .groups = 2}),
          "the kernel [3, 3], dilated [3, 11], is larger than the padded input [8, 9]");
   expect(conv({.stride = 2, .padding = kSamePadding, .groups = 2}),

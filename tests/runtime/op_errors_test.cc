@@ -562,6 +562,9 @@ TEST(Misuse, FactoriesRefuseWhatTheDtypeCannotHold) {
   EXPECT_NE(test::error_of([] { Tensor::full({2}, std::numeric_limits<double>::quiet_NaN(), kI64); }), "");
   EXPECT_EQ(Tensor::full({1}, -1, kU8).item(), 255);
   EXPECT_NE(test::error_of([] { Tensor::randint(0, 257, {2}, kU8); }), "");
+  EXPECT_NE(
+      test::error_of([] { Tensor::randint(0, 5, {2}, kF32); }).find("Tensor::randint: the dtype must be an integer"),
+      std::string::npos);
   EXPECT_NE(test::error_of([] { Tensor::randint(-1, 5, {2}, kU8); }), "");
   EXPECT_NE(test::error_of([] { Tensor::randint(0, int64_t{1} << 40, {2}, kI32); }), "");
   EXPECT_EQ(Tensor::randint(255, 256, {1}, kU8).item(), 255);

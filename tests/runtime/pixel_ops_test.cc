@@ -19,6 +19,7 @@ using test::error_of;
 using test::same_bits;
 using test::uniform;
 
+constexpr ops::InterpolateMode kBilinear = ops::InterpolateMode::kBilinear;
 Tensor last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
 
 // First and second derivatives along random directions, against central differences.
@@ -130,6 +131,90 @@ TEST(PixelOps, MaximaKeepTheLayoutAndNaN) {
   EXPECT_EQ(most[2], -inf);
 }
 
+// As in PyTorch: a result is dense, and a write to it does not reach x.
+TEST(PixelOps, ResultsAreDenseAndShareNoMemoryWithTheOperand) {
+  const std::pair<const char*, std::function<Tensor(const Tensor&)>> cases[] = {
+      {"pad by nothing",
+       [](const Tensor& t) {
+         return ops::pad(t, {0, 0});
+       }},
+      {"crop",
+       [](const Tensor& t) {
+         return ops::pad(t, {-1, 0, -1, -1});
+       }},
+      {"crop and pad",
+       [](const Tensor& t) {
+         return ops::pad(t, {-1, 2});
+       }},
+      {"reflect nothing",
+       [](const Tensor& t) {
+         return ops::pad(t, {0, 0}, ops::PadMode::kReflect);
+       }},
+      {"reflect",
+       [](const Tensor& t) {
+         return ops::pad(t, {1, 2, 1, 0}, ops::PadMode::kReflect);
+       }},
+      {"replicate",
+       [](const Tensor& t) {
+         return ops::pad(t, {1, 0, 0, 3}, ops::PadMode::kReplicate);
+       }},
+      {"same size",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 5});
+       }},
+      {"same size, bilinear",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 5}, {.mode = kBilinear});
+       }},
+      {"nearest",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {8, 3});
+       }},
+      {"nearest, one dimension",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 9});
+       }},
+      {"bilinear",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {8, 5}, {.mode = kBilinear});
+       }},
+  };
+  const Tensor x = uniform({2, 3, 4, 5}, -1, 1, 1).to(kF32);
+  for (const auto& [name, run] : cases)
+    for (const bool channels_last : {false, true}) {
+      const Tensor in = channels_last ? last(x) : x.clone();
+      Tensor y = run(in);
+      const Tensor wanted = run(x.clone());
+      EXPECT_TRUE(same_bits(y, wanted)) << name;
+      EXPECT_TRUE(channels_last ? ops::is_channels_last(y.sizes(), y.strides()) : y.is_contiguous()) << name;
+      y.fill_(7);
+      EXPECT_TRUE(same_bits(in, x)) << name;
+    }
+}
+
+TEST(PixelOps, PaddingOfAnEmptyBatchKeepsItsHistory) {
+  Tensor x = Tensor::zeros({0, 2, 3}).requires_grad_();
+  Tensor y = ops::pad(x, {1, 1, 0, 2});
+  EXPECT_EQ(to_string(y.sizes()), "[0, 4, 5]");
+  y.sum().backward();
+  EXPECT_EQ(to_string(x.grad().sizes()), "[0, 2, 3]");
+  Tensor row = Tensor::zeros({2, 0}).requires_grad_();
+  y = ops::pad(row, {1, 2}, ops::PadMode::kConstant, 4);
+  EXPECT_EQ(y.to_vector<float>(), std::vector<float>(6, 4.0f));
+  y.sum().backward();
+  EXPECT_EQ(to_string(row.grad().sizes()), "[2, 0]");
+}
+
+// Masks keep their classes.
+TEST(PixelOps, NearestPixelsOfIntegers) {
+  for (DType dtype : {kU8, kI32, kI64, kBool}) {
+    const Tensor mask = Tensor::from<int64_t>({0, 1, 1, 0, 0, 1}, {1, 1, 2, 3}).to(dtype);
+    const Tensor y = ops::interpolate(mask, {4, 2});
+    EXPECT_EQ(y.dtype(), dtype);
+    EXPECT_EQ(y.to_vector<int64_t>(), std::vector<int64_t>({0, 1, 0, 1, 0, 0, 0, 0}));
+  }
+}
+
 TEST(PixelOps, ErrorsNameTheNumbers) {
   const Tensor x = Tensor::zeros({1, 6, 4, 5});
   const auto expect = [](const std::string& error, std::string_view part) {
@@ -143,6 +228,11 @@ TEST(PixelOps, ErrorsNameTheNumbers) {
   expect(error_of([&] { ops::max_pool2d(Tensor::zeros({4, 5}), 2); }), "needs x (B, C, H, W); got x [4, 5]");
   expect(error_of([&] { ops::adaptive_avg_pool2d(x, {0, 1}); }), "size [0, 1]");
   expect(error_of([&] { ops::interpolate(x, {3, 0}); }), "sizes must be positive: [1, 6, 4, 5] to [3, 0]");
+  expect(error_of([&] {
+           ops::interpolate(x, {3, int64_t{1} << 40});
+         }),
+         "a size may be at most 268435456: [1, 6, 4, 5]");
+  expect(error_of([&] { ops::interpolate(x.to(kU8), 3, {.mode = kBilinear}); }), "floating point, got u8; kNearest");
   expect(error_of([&] { ops::interpolate(x, 3, {.align_corners = true}); }), "align_corners is for bilinear");
   expect(error_of([&] {
            ops::pad(x, {5, 0}, ops::PadMode::kReflect);

@@ -268,6 +268,30 @@ TEST(Promotion, IntegersAreExact) {
   EXPECT_EQ(only(Tensor::from<uint8_t>({1}, {1}).add_(Tensor::from<int64_t>({300}, {1}))), 45);
 }
 
+// Sums, differences and products with a number beyond the dtype wrap around, as in PyTorch; those that no double holds,
+// too.
+TEST(Promotion, IntegersWrapAround) {
+  const int64_t odd = (int64_t{1} << 53) + 1;
+  for (int64_t s : {odd, -odd, INT64_MAX, INT64_MIN, int64_t{1} << 32, (int64_t{1} << 31) + 5, int64_t{-300}}) {
+    const auto check = [&]<class T>(T element) {
+      const auto wrap = [](uint64_t value) { return static_cast<int64_t>(static_cast<T>(value)); };
+      const auto x = static_cast<uint64_t>(element), number = static_cast<uint64_t>(s);
+      const Tensor t = Tensor::from<T>({element}, {1});
+      Tensor sum = t.clone(), product = t.clone();
+      EXPECT_EQ((t + s).item<int64_t>(), wrap(x + number)) << s;
+      EXPECT_EQ((t - s).item<int64_t>(), wrap(x - number)) << s;
+      EXPECT_EQ((s - t).item<int64_t>(), wrap(number - x)) << s;
+      EXPECT_EQ((t * s).item<int64_t>(), wrap(x * number)) << s;
+      EXPECT_EQ((sum += s).item<int64_t>(), wrap(x + number)) << s;
+      EXPECT_EQ((product *= s).item<int64_t>(), wrap(x * number)) << s;
+    };
+    check(int32_t{-7});
+    check(INT32_MAX);
+    check(uint8_t{200});
+    check(int64_t{3});
+  }
+}
+
 TEST(Promotion, FloatsOutOfRangeBecomeIntegersWithoutUndefinedBehaviour) {
   const Tensor x = Tensor::from<float>({-1, 3e20f, -3e20f, INFINITY, NAN, -1000}, {6});
   EXPECT_EQ(x.to(kI64).to_vector<int64_t>(), (std::vector<int64_t>{-1, INT64_MAX, INT64_MIN, INT64_MAX, 0, -1000}));
