@@ -7,10 +7,25 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
 
 namespace rondo::ops {
+
+Neighbours::Neighbours(int64_t from, int64_t size, bool align_corners) {
+  const double scale = !align_corners ? static_cast<double>(from) / static_cast<double>(size)
+                       : size > 1     ? static_cast<double>(from - 1) / static_cast<double>(size - 1)
+                                      : 0;
+  for (int64_t i = 0; i < size; ++i) {
+    const auto at = static_cast<double>(i);
+    const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
+    left.push_back(std::min(static_cast<int64_t>(place), from - 1));
+    right.push_back(std::min(left.back() + 1, from - 1));
+    weight.push_back(place - static_cast<double>(left.back()));
+  }
+}
+
 namespace {
 
 void require_image(const char* op, const TensorArg& x) {
@@ -23,24 +38,6 @@ Tensor select_all(const TensorArg& x, int dim, const std::vector<int64_t>& place
   const Tensor index = Tensor::from(places, {static_cast<int64_t>(places.size())}, x.tensor.device());
   return index_select(x, dim, {index, x.where});
 }
-
-// Along one dimension, for `size` results: the pixels to the left and right, and the weight of the right one.
-struct Neighbours {
-  std::vector<int64_t> left, right;
-  std::vector<double> weight;
-  Neighbours(int64_t from, int64_t size, bool align_corners) {
-    const double scale = !align_corners ? static_cast<double>(from) / static_cast<double>(size)
-                         : size > 1     ? static_cast<double>(from - 1) / static_cast<double>(size - 1)
-                                        : 0;
-    for (int64_t i = 0; i < size; ++i) {
-      const auto at = static_cast<double>(i);
-      const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
-      left.push_back(std::min(static_cast<int64_t>(place), from - 1));
-      right.push_back(std::min(left.back() + 1, from - 1));
-      weight.push_back(place - static_cast<double>(left.back()));
-    }
-  }
-};
 
 // Dimension `dim` of x.
 Tensor interpolated(const TensorArg& x, int dim, int64_t size, const InterpolateOptions& options) {

@@ -13,7 +13,7 @@ constexpr const OpList* kFamilies[] = {
     &kViewOps,        &kTriangleOps,   &kReductionOps,  &kPredicateOps,  &kStatisticsOps,    &kMatmulOps,
     &kNormOps,        &kAttentionOps,  &kEmbeddingOps,  &kLossOps,       &kPointwiseLossOps, &kIndexingOps,
     &kSegmentOps,     &kRotaryOps,     &kDropoutOps,    &kRandomOps,     &kWindowOps,        &kFactoryOps,
-    &kConvolutionOps, &kPoolingOps,    &kCollectiveOps, &kChannelNormOps};
+    &kConvolutionOps, &kPoolingOps,    &kCollectiveOps, &kChannelNormOps, &kPixelLossOps};
 
 }  // namespace
 

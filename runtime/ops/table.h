@@ -15,7 +15,7 @@ using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
-    kFactoryOps, kConvolutionOps, kPoolingOps, kCollectiveOps, kChannelNormOps;
+    kFactoryOps, kConvolutionOps, kPoolingOps, kCollectiveOps, kChannelNormOps, kPixelLossOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc

@@ -1,14 +1,14 @@
 // A training step (forward, loss, backward, optimizer) of the networks for images: five for segmentation and ResNet-50.
 //
-//   bench_cnn --model=pp_liteseg|regseg|segformer|stdc|ddrnet|resnet50 [--compile=none|regions|whole] [--layout=last]
-//             [--dtype=bf16] [--full] [--batch=2 --height=256 --width=512] [--steps=5] [--ema] [--floor] [--explain]
-//             [--memory_report] [--capture=replay] [--device=cuda]
+//   bench_cnn --model=pp_liteseg|regseg|segformer|stdc|ddrnet|resnet50 [--compile=none|regions|whole|floor]
+//             [--layout=last] [--dtype=bf16] [--full] [--batch=2 --height=256 --width=512] [--steps=5] [--ema]
+//             [--explain] [--memory_report] [--capture=replay] [--device=cuda]
 //   bench_cnn --serve --model=... ...      answers lines "N" with the times of N steps (peers/README.md)
 //   rondorun --nproc-per-node 2 --no-prefix bench_cnn --sync ...      statistics of BatchNorm over both ranks
 //
 // The usual sizes are for 2 cores; --full are those of the recipes. --compile=regions is compile_regions() of the model,
-// which compiles its repeated blocks; whole: model and loss as one region; both with the compiled optimizer. --floor
-// adds what the products alone need (step_floor.h). On a device a step's time is that of N steps by N, from one wait for
+// which compiles its repeated blocks; whole: model and loss as one region; both with the compiled optimizer. floor: a
+// "step" is the products of a step alone (step_floor.h). On a device a step's time is that of N steps by N, from one wait for
 // the device to the next. first_ms: the first step, which compiles.
 #include <sys/resource.h>
 
@@ -144,7 +144,7 @@ class Trainer {
       for (const nn::NamedTensor& buffer : module.named_buffers()) buffers.push_back(buffer.tensor);
       optimizer_->track_average({.decay = 0.999, .buffers = buffers});
     }
-    if (o.has("floor")) floor_ = bench::measure_floor([&] { return loss(); });
+    if (mode_ == "floor") floor_ = std::make_unique<bench::StepFloor>([&] { return loss(); });
     compile_model(o.text("capture", "record"));
     const auto start = Clock::now();
     step();
@@ -172,7 +172,7 @@ class Trainer {
                                    {"step_ms_all", step_ms_},
                                    {"first_ms", first_ms_},
                                    {"parameters", network_.module->num_parameters()},
-                                   {"loss", last_loss_.item()},
+                                   {"loss", last_loss_.defined() ? last_loss_.item() : 0},
                                    {"base_rss_mib", base_mib_},
                                    {"peak_rss_mib", static_cast<double>(usage.ru_maxrss) / 1024}};
     if (device_ == kCPU) {
@@ -183,15 +183,15 @@ class Trainer {
       json["host_ms"] = host_ms;
       json["peak_device_mib"] = static_cast<double>(backend_of(device_).stats(device_.index).peak_bytes) / (1 << 20);
     }
-    if (mode_ != "none") add_compilation(json);
+    if (regions()) add_compilation(json);
     if (floor_) {
-      json["floor_ms"] = floor_->products_ms;
-      json["floor_share"] = floor_->products_ms / median(step_ms_);
-      json["floor_parts_ms"] = floor_->ms_of;
-      json["floor_products"] = {floor_->products, floor_->distinct_products};
-      json["rest_mb"] = static_cast<double>(floor_->rest_bytes) / 1e6;
-      json["stream_gb_per_s"] = floor_->stream_gb_per_s;
-      json["floor_with_rest_ms"] = floor_->products_ms + floor_->rest_ms();
+      const double gb_per_s = bench::stream_gb_per_s();
+      json["parts_ms"] = floor_->ms_of();
+      json["products"] = floor_->products();
+      json["distinct_products"] = floor_->distinct();
+      json["rest_mb"] = static_cast<double>(floor_->rest_bytes()) / 1e6;
+      json["stream_gb_per_s"] = gb_per_s;
+      json["with_rest_ms"] = median(step_ms_) + static_cast<double>(floor_->rest_bytes()) / gb_per_s / 1e6;
     }
     if (recording != nullptr) std::fputs(memory::to_string(recording->report()).c_str(), stderr);
     return json.dump();
@@ -215,8 +215,8 @@ class Trainer {
     else if (capture != "record") throw Error("--capture takes record or replay");
     if (mode_ == "regions") regions_ = compile::compile_regions(*network_.module, options);
     else if (mode_ == "whole") whole_.emplace(network_.loss, options);
-    else if (mode_ != "none") throw Error("--compile takes none, regions or whole");
-    if (mode_ != "none") optim::compile(*optimizer_);
+    else if (mode_ != "none" && mode_ != "floor") throw Error("--compile takes none, regions, whole or floor");
+    if (regions()) optim::compile(*optimizer_);
   }
 
   Tensor loss() {
@@ -224,6 +224,7 @@ class Trainer {
     return whole_ ? (*whole_)(images_, targets_) : network_.loss(images_, targets_);
   }
   void step() {
+    if (floor_) return step_ms_.push_back(floor_->products_ms());
     const auto start = Clock::now();
     const Tensor value = loss();
     forward_ms_.push_back(ms_since(start));
@@ -268,7 +269,7 @@ class Trainer {
   std::optional<compile::Regions> regions_;
   std::optional<compile::Compiled<Loss>> whole_;
   Tensor images_, targets_;
-  std::optional<bench::StepFloor> floor_;
+  std::unique_ptr<bench::StepFloor> floor_;
   double first_ms_ = 0;
   std::vector<double> step_ms_, forward_ms_, backward_ms_, optimizer_ms_;
   Tensor last_loss_;

@@ -58,19 +58,11 @@ double ms_of(auto step) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
 }
 double median_ms(int runs, auto step) {
+  step();  // warms up
   std::vector<double> times;
-  for (int i = 0; i < runs + 2; ++i) times.push_back(ms_of(step));  // two warm up
-  std::sort(times.begin() + 2, times.end());
-  return times[2 + static_cast<size_t>(runs) / 2];
-}
-
-double time_alone(const Graph& graph, const GraphNode& node) {
-  std::vector<Tensor> inputs;
-  for (const ValueId id : node.inputs) inputs.push_back(id == compile::kNoValue ? Tensor() : like(graph.value(id)));
-  std::vector<TensorArg> arguments(inputs.begin(), inputs.end());
-  std::vector<Tensor> outputs(node.outputs.size());
-  const NoGrad off;
-  return median_ms(5, [&] { call(*node.op, arguments, node.attrs, outputs); });
+  for (int i = 0; i < runs; ++i) times.push_back(ms_of(step));
+  std::sort(times.begin(), times.end());
+  return times[times.size() / 2];
 }
 
 // Equal for calls that do the same work.
@@ -83,17 +75,6 @@ std::string key_of(const Graph& graph, const GraphNode& node) {
   }
   for (const int64_t n : node.attrs.ints) absl::StrAppend(&key, ",", n);
   return key;
-}
-
-void add_products(const Graph& graph, std::map<std::string, double>& known, StepFloor& floor) {
-  for (const GraphNode& node : graph.nodes) {
-    if (!is_product(node.op->name)) continue;
-    const auto [at, is_new] = known.try_emplace(key_of(graph, node), 0.0);
-    if (is_new) at->second = time_alone(graph, node);
-    floor.products_ms += at->second;
-    floor.ms_of[node.op->name] += at->second;
-    ++floor.products;
-  }
 }
 
 int64_t rest_bytes_of(const std::function<Tensor()>& loss) {
@@ -109,32 +90,59 @@ int64_t rest_bytes_of(const std::function<Tensor()>& loss) {
   return bytes;
 }
 
+}  // namespace
+
+StepFloor::StepFloor(const std::function<Tensor()>& loss) {
+  const auto add_products = [&](const Graph& graph) {
+    for (const GraphNode& node : graph.nodes) {
+      if (!is_product(node.op->name)) continue;
+      const auto [at, is_new] = products_.try_emplace(key_of(graph, node));
+      Product& product = at->second;
+      ++product.count;
+      if (!is_new) continue;
+      product.op = node.op;
+      product.attrs = node.attrs;
+      product.outputs.resize(node.outputs.size());
+      for (const ValueId id : node.inputs)
+        product.inputs.push_back(id == compile::kNoValue ? Tensor() : like(graph.value(id)));
+    }
+  };
+  StepTrace trace;
+  {
+    const RecorderScope recording(&trace);
+    trace.graph.outputs = {trace.value_of(loss())};
+  }
+  add_products(trace.graph);
+  add_products(compile::derive_backward(trace.graph).graph);
+  rest_bytes_ = rest_bytes_of(loss);
+}
+
+double StepFloor::products_ms() {
+  const NoGrad off;
+  ms_of_.clear();
+  double total = 0;
+  for (auto& [key, product] : products_) {
+    const std::vector<TensorArg> arguments(product.inputs.begin(), product.inputs.end());
+    const double ms = static_cast<double>(product.count) *
+                      median_ms(3, [&] { call(*product.op, arguments, product.attrs, product.outputs); });
+    ms_of_[product.op->name] += ms;
+    total += ms;
+  }
+  return total;
+}
+
+int64_t StepFloor::products() const {
+  int64_t n = 0;
+  for (const auto& [key, product] : products_) n += product.count;
+  return n;
+}
+
 double stream_gb_per_s() {
   constexpr int64_t kNumbers = int64_t{32} << 20;  // 128 MiB, beyond any cache
   const Tensor from = Tensor::zeros({kNumbers});
   Tensor to = Tensor::zeros({kNumbers});
   const double ms = median_ms(5, [&] { copy_all(from.data<float>(), to.mutable_data<float>(), kNumbers); });
   return 2.0 * sizeof(float) * kNumbers / ms / 1e6;
-}
-
-}  // namespace
-
-StepFloor measure_floor(const std::function<Tensor()>& loss) {
-  StepFloor floor;
-  std::map<std::string, double> known;
-  {
-    StepTrace trace;
-    {
-      const RecorderScope recording(&trace);
-      trace.graph.outputs = {trace.value_of(loss())};
-    }
-    add_products(trace.graph, known, floor);
-    add_products(compile::derive_backward(trace.graph).graph, known, floor);
-  }
-  floor.distinct_products = static_cast<int>(known.size());
-  floor.stream_gb_per_s = stream_gb_per_s();
-  floor.rest_bytes = rest_bytes_of(loss);
-  return floor;
 }
 
 }  // namespace rondo::bench

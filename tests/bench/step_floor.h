@@ -7,25 +7,40 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/op.h"
 
 namespace rondo::bench {
 
-struct StepFloor {
-  double products_ms = 0;
-  std::map<std::string, double> ms_of;  // by op
-  int distinct_products = 0;            // by op, shapes, layouts and options
-  int products = 0;
+class StepFloor {
+ public:
+  // `loss` is the forward pass, from real inputs to the loss. It is called twice, once to record and once to train;
+  // gradients and buffers change. On the CPU only.
+  explicit StepFloor(const std::function<Tensor()>& loss);
+
+  // Measures every product once more; times ms_of() too.
+  double products_ms();
+  const std::map<std::string, double>& ms_of() const { return ms_of_; }  // by op
+  int64_t products() const;                                             // of one step
+  size_t distinct() const { return products_.size(); }                  // by op, shapes, layouts and options
   // Moved by the kernels and other library calls of the whole step compiled as one region. 0: such a region has graph
   // breaks.
-  int64_t rest_bytes = 0;
-  double stream_gb_per_s = 0;  // of a copy, reads and writes counted
-  double rest_ms() const { return static_cast<double>(rest_bytes) / stream_gb_per_s / 1e6; }
+  int64_t rest_bytes() const { return rest_bytes_; }
+
+ private:
+  struct Product {
+    const OpDef* op;
+    Attrs attrs;
+    std::vector<Tensor> inputs, outputs;
+    int64_t count = 0;
+  };
+  std::map<std::string, Product> products_;
+  std::map<std::string, double> ms_of_;
+  int64_t rest_bytes_ = 0;
 };
 
-// `loss` is the forward pass, from real inputs to the loss. It is called twice, once to record and once to train;
-// gradients and buffers change. On the CPU only.
-StepFloor measure_floor(const std::function<Tensor()>& loss);
+// Of a copy, reads and writes counted, in GB/s.
+double stream_gb_per_s();
 
 }  // namespace rondo::bench

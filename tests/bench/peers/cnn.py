@@ -20,6 +20,13 @@ class Trainer:
 
         import cnn_models
 
+        if a.model == "resnet50":
+            import torchvision  # noqa: F401: counts as a library, not as the model
+        if a.model == "segformer":
+            from transformers import SegformerForSemanticSegmentation  # noqa: F401
+
+        with open("/proc/self/statm") as f:
+            self.base_mib = int(f.read().split()[1]) * 4096 / 2**20
         self.torch = torch
         torch.set_num_threads(a.threads)
         torch.manual_seed(1)
@@ -81,7 +88,7 @@ class Trainer:
         answer = {"peer": "pytorch", "step_ms_all": all_ms, "step_ms_median": statistics.median(all_ms) if all_ms else 0,
                   "forward_ms": middle[0], "backward_ms": middle[1], "optimizer_ms": middle[2],
                   "first_ms": self.first_ms, "parameters": self.parameters, "loss": self.last.item(),
-                  "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+                  "base_rss_mib": self.base_mib, "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
         if self.device.type == "cuda":
             answer["peak_device_mib"] = self.torch.cuda.max_memory_allocated() / 2**20
         return answer
