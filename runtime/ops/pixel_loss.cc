@@ -3,10 +3,10 @@
 // Logits at the size of the image are the largest tensors of a network for segmentation: with 19 classes at 512 x 1024,
 // 40 MB an image and head, which interpolation, a change of layout, the loss and all their gradients read and write.
 // The kernel has a few rows of them at a time, and a backward computes them again.
+#include "rondo/runtime/ops/pixel_loss.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/ops/pixel_loss.h"
 #include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
 

@@ -1,4 +1,5 @@
-// Bilinear interpolation along one dimension: what its definition in ops and a kernel that interpolates by itself share.
+// Bilinear interpolation along one dimension: what its definition in ops and a kernel that interpolates by itself
+// share.
 #pragma once
 
 #include <cstdint>

@@ -9,10 +9,10 @@ namespace {
 using namespace ops;
 
 constexpr const OpList* kFamilies[] = {
-    &kElementwiseOps, &kComparisonOps, &kBitwiseOps,    &kCastOps,       &kMathOps,          &kActivationOps,
-    &kViewOps,        &kTriangleOps,   &kReductionOps,  &kPredicateOps,  &kStatisticsOps,    &kMatmulOps,
-    &kNormOps,        &kAttentionOps,  &kEmbeddingOps,  &kLossOps,       &kPointwiseLossOps, &kIndexingOps,
-    &kSegmentOps,     &kRotaryOps,     &kDropoutOps,    &kRandomOps,     &kWindowOps,        &kFactoryOps,
+    &kElementwiseOps, &kComparisonOps, &kBitwiseOps,    &kCastOps,        &kMathOps,          &kActivationOps,
+    &kViewOps,        &kTriangleOps,   &kReductionOps,  &kPredicateOps,   &kStatisticsOps,    &kMatmulOps,
+    &kNormOps,        &kAttentionOps,  &kEmbeddingOps,  &kLossOps,        &kPointwiseLossOps, &kIndexingOps,
+    &kSegmentOps,     &kRotaryOps,     &kDropoutOps,    &kRandomOps,      &kWindowOps,        &kFactoryOps,
     &kConvolutionOps, &kPoolingOps,    &kCollectiveOps, &kChannelNormOps, &kPixelLossOps};
 
 }  // namespace

@@ -6,17 +6,17 @@
 //   bench_cnn --serve --model=... ...      answers lines "N" with the times of N steps (peers/README.md)
 //   rondorun --nproc-per-node 2 --no-prefix bench_cnn --sync ...      statistics of BatchNorm over both ranks
 //
-// The usual sizes are for 2 cores; --full are those of the recipes. --compile=regions is compile_regions() of the model,
-// which compiles its repeated blocks; whole: model and loss as one region; both with the compiled optimizer. floor: a
-// "step" is the products of a step alone (step_floor.h). On a device a step's time is that of N steps by N, from one wait for
-// the device to the next. first_ms: the first step, which compiles.
+// The usual sizes are for 2 cores; --full are those of the recipes. --compile=regions is compile_regions() of the
+// model, which compiles its repeated blocks; whole: model and loss as one region; both with the compiled optimizer.
+// floor: a "step" is the products of a step alone (step_floor.h). On a device a step's time is that of N steps by N,
+// from one wait for the device to the next. first_ms: the first step, which compiles.
 #include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <functional>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -97,17 +97,36 @@ std::unique_ptr<optim::Optimizer> adamw(std::vector<Tensor> parameters) {
 
 // The networks, optimizers and their options are in peers/cnn.py, too; sizes come from here (--sizes).
 const Row kRows[] = {
-    {"pp_liteseg", [] { return network<nn::PPLiteSeg>(nn::pp_liteseg_t(kClasses)); }, sgd, {2, 3, 256, 512},
-     {16, 3, 512, 1024}, true},
-    {"regseg", [] { return network<nn::RegSeg>(nn::RegSegConfig{.n_class = kClasses}); }, sgd, {2, 3, 256, 512},
-     {8, 3, 768, 768}, true},
+    {"pp_liteseg",
+     [] { return network<nn::PPLiteSeg>(nn::pp_liteseg_t(kClasses)); },
+     sgd,
+     {2, 3, 256, 512},
+     {16, 3, 512, 1024},
+     true},
+    {"regseg",
+     [] { return network<nn::RegSeg>(nn::RegSegConfig{.n_class = kClasses}); },
+     sgd,
+     {2, 3, 256, 512},
+     {8, 3, 768, 768},
+     true},
     {"segformer",
-     [] { return network<nn::SegformerForSemanticSegmentation>(nn::SegformerConfig{.n_class = kClasses}); }, adamw,
-     {2, 3, 256, 512}, {8, 3, 512, 1024}, true},
-    {"stdc", [] { return network<nn::STDCSeg>(nn::STDCSegConfig{.n_class = kClasses}); }, sgd, {2, 3, 256, 512},
-     {16, 3, 512, 1024}, true},
-    {"ddrnet", [] { return network<nn::DDRNet>(nn::ddrnet23_slim(kClasses)); }, sgd, {2, 3, 256, 512},
-     {12, 3, 1024, 1024}, true},
+     [] { return network<nn::SegformerForSemanticSegmentation>(nn::SegformerConfig{.n_class = kClasses}); },
+     adamw,
+     {2, 3, 256, 512},
+     {8, 3, 512, 1024},
+     true},
+    {"stdc",
+     [] { return network<nn::STDCSeg>(nn::STDCSegConfig{.n_class = kClasses}); },
+     sgd,
+     {2, 3, 256, 512},
+     {16, 3, 512, 1024},
+     true},
+    {"ddrnet",
+     [] { return network<nn::DDRNet>(nn::ddrnet23_slim(kClasses)); },
+     sgd,
+     {2, 3, 256, 512},
+     {12, 3, 1024, 1024},
+     true},
     {"resnet50", [] { return network<nn::ResNet>(nn::resnet50()); }, sgd, {4, 3, 224, 224}, {64, 3, 224, 224}, false},
 };
 const Row& row_named(const std::string& name) {

@@ -1,6 +1,6 @@
 // The floor of a training step: its products (convolutions, matrix products, attention), forward and backward, each
-// alone through the kernel that eager execution calls, and the time that the machine's memory stream needs for the bytes
-// of everything else. Both come from recordings of the step itself, so they follow the model.
+// alone through the kernel that eager execution calls, and the time that the machine's memory stream needs for the
+// bytes of everything else. Both come from recordings of the step itself, so they follow the model.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ class StepFloor {
   // Measures every product once more; times ms_of() too.
   double products_ms();
   const std::map<std::string, double>& ms_of() const { return ms_of_; }  // by op
-  int64_t products() const;                                             // of one step
-  size_t distinct() const { return products_.size(); }                  // by op, shapes, layouts and options
+  int64_t products() const;                                              // of one step
+  size_t distinct() const { return products_.size(); }                   // by op, shapes, layouts and options
   // Moved by the kernels and other library calls of the whole step compiled as one region. 0: such a region has graph
   // breaks.
   int64_t rest_bytes() const { return rest_bytes_; }

@@ -51,8 +51,8 @@ TEST(PixelLoss, IsTheLossOfInterpolatedLogits) {
   struct Case {
     Dims logits, target;
   };
-  for (const Case& c : {Case{{2, 19, 8, 16}, {2, 64, 128}}, Case{{1, 5, 3, 7}, {1, 10, 71}}, Case{{2, 4, 9, 9}, {2, 4, 3}},
-                        Case{{1, 3, 1, 1}, {1, 5, 66}}}) {
+  for (const Case& c : {Case{{2, 19, 8, 16}, {2, 64, 128}}, Case{{1, 5, 3, 7}, {1, 10, 71}},
+                        Case{{2, 4, 9, 9}, {2, 4, 3}}, Case{{1, 3, 1, 1}, {1, 5, 66}}}) {
     SCOPED_TRACE(to_string(c.target));
     const Tensor target = some_target(c.target, c.logits[1]);
     const Tensor logits = Tensor::randn(c.logits).to(kF64);

@@ -187,10 +187,11 @@ Samples pixel_cross_entropy_samples(bool large) {
                     2};
   };
   if (large) return {pixels("large", {2, 19, 9, 13}, {2, 72, 150}, 3)};
-  return {pixels("larger", {2, 3, 2, 3}, {2, 5, 7}),       pixels("eight times, ignoring", {1, 3, 2, 2}, {1, 16, 16}, 1),
-          pixels("the same size", {2, 4, 3, 2}, {2, 3, 2}), pixels("smaller", {1, 3, 6, 5}, {1, 2, 3}),
-          pixels("one pixel", {1, 2, 1, 1}, {1, 3, 4}),     pixels("one class", {1, 1, 2, 2}, {1, 3, 3}),
-          pixels("a row of 70", {1, 2, 2, 5}, {1, 3, 70}),  pixels("to one pixel", {2, 3, 3, 3}, {2, 1, 1})};
+  return {
+      pixels("larger", {2, 3, 2, 3}, {2, 5, 7}),        pixels("eight times, ignoring", {1, 3, 2, 2}, {1, 16, 16}, 1),
+      pixels("the same size", {2, 4, 3, 2}, {2, 3, 2}), pixels("smaller", {1, 3, 6, 5}, {1, 2, 3}),
+      pixels("one pixel", {1, 2, 1, 1}, {1, 3, 4}),     pixels("one class", {1, 1, 2, 2}, {1, 3, 3}),
+      pixels("a row of 70", {1, 2, 2, 5}, {1, 3, 70}),  pixels("to one pixel", {2, 3, 3, 3}, {2, 1, 1})};
 }
 Samples pixel_cross_entropy_grad_samples(bool large) {
   Samples samples = pixel_cross_entropy_samples(large);
