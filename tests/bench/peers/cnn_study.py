@@ -37,6 +37,8 @@ def parse_args():
     p.add_argument("--ema", action="store_true", help="with moving averages of all parameters")
     p.add_argument("--timeout", type=float, default=900.0, help="seconds a single turn may take")
     p.add_argument("--rest-ms", type=float, default=50.0)
+    p.add_argument("--quiet", type=float, default=1.0,
+                   help="a round counts if other processes used at most this share of the machine in each of its turns")
     p.add_argument("--priority", type=int, default=0,
                    help="of the contenders once they have warmed up (chrt -f): on a machine that does other work, too")
     p.add_argument("--json", metavar="FILE")
@@ -113,14 +115,26 @@ def measure(a, model, dtype, sizes):
         floor.first, floor.layout = floor.turn(0), ours[-1] if ours else "usual"
         raise_priority(a, floor)
         contenders.append(floor)
-    for r in range(a.rounds):
-        k = r % len(contenders)
+    tried = kept = 0
+    while kept < a.rounds and tried < 4 * a.rounds:
+        k = tried % len(contenders)
+        turns = {}
         for c in contenders[k:] + contenders[:k]:
             steps = 1 if c.name == "rondo floor" else a.steps
-            c.turns.append(paired_gpt.timed_turn(c, contenders, steps, a.rest_ms))
+            turns[c.name] = paired_gpt.timed_turn(c, contenders, steps, a.rest_ms)
+        tried += 1
+        if max(t["others_share"] for t in turns.values()) > a.quiet:
+            continue
+        kept += 1
+        for c in contenders:
+            c.turns.append(turns[c.name])
     for c in contenders:
         c.close()
-    row = {"model": model, "dtype": dtype, "sizes": sizes, "parameters": {}, "contenders": {}}
+    if kept == 0:
+        print(f"{model} {dtype}: no round of {tried} was quiet", flush=True)
+        return None
+    row = {"model": model, "dtype": dtype, "sizes": sizes, "rounds": kept, "tried": tried, "parameters": {},
+           "contenders": {}}
     for c in contenders:
         last = c.turns[-1]
         row["parameters"][c.name] = last["parameters"]
@@ -160,7 +174,7 @@ def ratios_of(contenders):
 
 def print_row(row):
     batch, height, width = row["sizes"]
-    print(f"{row['model']} {row['dtype']} {batch}x3x{height}x{width}")
+    print(f"{row['model']} {row['dtype']} {batch}x3x{height}x{width}, {row['rounds']} of {row['tried']} rounds")
     for name, c in row["contenders"].items():
         line = f"  {name:17} {c['layout']:6} {c['ms']:8.1f} ms"
         if "forward_ms" in c and name != "rondo floor":
@@ -184,8 +198,11 @@ def main():
     sizes = json.loads(subprocess.run([a.rondo_bin, "--sizes", *full], capture_output=True, text=True, check=True).stdout)
     rows = []
     for model, dtype in itertools.product(a.models.split(","), a.dtypes.split(",")):
-        rows.append(measure(a, model, dtype, sizes[model]))
-        print_row(rows[-1])
+        row = measure(a, model, dtype, sizes[model])
+        if row is None:
+            continue
+        rows.append(row)
+        print_row(row)
         if a.json:
             with open(a.json, "w") as f:
                 json.dump(rows, f, indent=1)
