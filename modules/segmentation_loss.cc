@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/pixel_loss.h"
 
 namespace rondo::nn {
 
@@ -20,16 +21,15 @@ Tensor segmentation_loss(TensorArg logits, const Tensor& targets, int64_t ignore
   if (t.rank() != 3 || t[0] != x[0]) fail("targets must be (B, H, W)");
   if (targets.dtype() != kI64 && targets.dtype() != kI32) fail("targets must be i64 or i32");
   const int64_t n = x[1], H = t[1], W = t[2];
-  const Tensor full = ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});  // (B, n, H, W)
   if (n == 1) {
+    const Tensor full = ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});  // (B, 1, H, W)
     const Tensor valid = ops::where(ops::not_equal(targets, ignore_index), ops::greater_equal(targets, 0).to(kF32), 0.0)
                              .to(full.dtype());
     return ops::mean(
         ops::bce_with_logits(full.select(1, 0), targets.to(full.dtype()), {.reduction = ops::Reduction::kNone}) *
         valid);
   }
-  return ops::cross_entropy({full.permute({0, 2, 3, 1}).reshape({x[0] * H * W, n}), where},
-                            targets.reshape({x[0] * H * W}), {.ignore_index = ignore_index});
+  return ops::pixel_cross_entropy({logits.tensor, where}, {targets, where}, ignore_index);
 }
 
 }  // namespace rondo::nn

@@ -252,6 +252,8 @@ constexpr OpSpec kSpecs[] = {
     {.name = "bce_with_logits", .make = &pairs<0>},
     {.name = "cross_entropy", .make = &cross_entropy_samples, .tolerance = 8},
     {.name = "cross_entropy_grad", .make = &cross_entropy_grad_samples, .tolerance = 8, .decomposes_exactly = true},
+    {.name = "pixel_cross_entropy", .make = &pixel_cross_entropy_samples, .tolerance = 16},
+    {.name = "pixel_cross_entropy_grad", .make = &pixel_cross_entropy_grad_samples, .tolerance = 16},
     {.name = "linear_cross_entropy",
      .make = &linear_cross_entropy_samples,
      .tolerance = 16,

@@ -47,8 +47,7 @@ template <class C> struct Places {
 };
 
 // Row i of a result: `top` and `bottom` are rows of x, of n numbers.
-template <class T, class C>
-void blend_rows(const T* top, const T* bottom, C rest, C weight, int64_t n, C* out) {
+template <class T, class C> void blend_rows(const T* top, const T* bottom, C rest, C weight, int64_t n, C* out) {
   for (int64_t k = 0; k < n; ++k) out[k] = static_cast<C>(top[k]) * rest + static_cast<C>(bottom[k]) * weight;
 }
 
@@ -113,8 +112,7 @@ void interpolate_gradient(const T* g, T* gx, const Places<C>& rows, const Places
     for (int64_t j = 0; j < ow; ++j) {
       const auto at = static_cast<size_t>(j);
       add_scaled(from + j * n, columns.is_linear() ? columns.rest[at] : C{1}, n, line.data() + columns.left[at] * n);
-      if (columns.is_linear())
-        add_scaled(from + j * n, columns.weight[at], n, line.data() + columns.right[at] * n);
+      if (columns.is_linear()) add_scaled(from + j * n, columns.weight[at], n, line.data() + columns.right[at] * n);
     }
     T* const to = gx + h * W * inner + begin;
     for (int64_t w = 0; w < W; ++w)

@@ -91,8 +91,6 @@ void infer_resized(InferContext& c) {
 
 }  // namespace
 
-extern const OpDef kInterpolateGrad;
-
 // Input x (B, C, H, W) -> (B, C, h, w). ints: {h, w, linear, align_corners}
 constexpr OpDef kInterpolate = {
     .name = "interpolate",

@@ -8,8 +8,8 @@
 
 namespace rondo::ops {
 
-// The nearest pixel is floor(i from / size); for linear interpolation see resample.h. Along a dimension whose size stays,
-// each pixel is taken as it is.
+// The nearest pixel is floor(i from / size); for linear interpolation see resample.h. Along a dimension whose size
+// stays, each pixel is taken as it is.
 struct Interpolation {
   bool linear = false;
   bool align_corners = false;

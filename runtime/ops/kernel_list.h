@@ -123,5 +123,9 @@ void cross_entropy_grad_kernel(const KernelContext& context);
 void linear_cross_entropy_kernel(const KernelContext& context);
 // grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
 void linear_cross_entropy_grad_kernel(const KernelContext& context);
-// total, factor (a scalar) -> total * factor, in place: nothing is read or written where the factor is 1
+// pixel_loss.cc: logits (B, C, h, w), target (B, H, W) -> loss (scalar), logsumexp (B, H, W)
+void pixel_cross_entropy_kernel(const KernelContext& context);
+// grad, logits, target, logsumexp -> dlogits
+void pixel_cross_entropy_grad_kernel(const KernelContext& context);
+// loss.cc: total, factor (a scalar) -> total * factor, in place: nothing is read or written where the factor is 1
 void scale_kernel(const KernelContext& context);

@@ -9,11 +9,11 @@ namespace {
 using namespace ops;
 
 constexpr const OpList* kFamilies[] = {
-    &kElementwiseOps, &kComparisonOps, &kBitwiseOps,    &kCastOps,       &kMathOps,          &kActivationOps,
-    &kViewOps,        &kTriangleOps,   &kReductionOps,  &kPredicateOps,  &kStatisticsOps,    &kMatmulOps,
-    &kNormOps,        &kAttentionOps,  &kEmbeddingOps,  &kLossOps,       &kPointwiseLossOps, &kIndexingOps,
-    &kSegmentOps,     &kRotaryOps,     &kDropoutOps,    &kRandomOps,     &kWindowOps,        &kFactoryOps,
-    &kConvolutionOps, &kPoolingOps, &kInterpolationOps, &kCollectiveOps, &kChannelNormOps};
+    &kElementwiseOps, &kComparisonOps, &kBitwiseOps,       &kCastOps,       &kMathOps,          &kActivationOps,
+    &kViewOps,        &kTriangleOps,   &kReductionOps,     &kPredicateOps,  &kStatisticsOps,    &kMatmulOps,
+    &kNormOps,        &kAttentionOps,  &kEmbeddingOps,     &kLossOps,       &kPointwiseLossOps, &kIndexingOps,
+    &kSegmentOps,     &kRotaryOps,     &kDropoutOps,       &kRandomOps,     &kWindowOps,        &kFactoryOps,
+    &kConvolutionOps, &kPoolingOps,    &kInterpolationOps, &kCollectiveOps, &kChannelNormOps,   &kPixelLossOps};
 
 }  // namespace
 

@@ -15,7 +15,7 @@ using OpList = std::initializer_list<const OpDef*>;
 extern const OpList kElementwiseOps, kComparisonOps, kBitwiseOps, kCastOps, kMathOps, kActivationOps, kViewOps,
     kTriangleOps, kReductionOps, kPredicateOps, kStatisticsOps, kMatmulOps, kNormOps, kAttentionOps, kEmbeddingOps,
     kLossOps, kPointwiseLossOps, kIndexingOps, kSegmentOps, kRotaryOps, kDropoutOps, kRandomOps, kWindowOps,
-    kFactoryOps, kConvolutionOps, kPoolingOps, kInterpolationOps, kCollectiveOps, kChannelNormOps;
+    kFactoryOps, kConvolutionOps, kPoolingOps, kInterpolationOps, kCollectiveOps, kChannelNormOps, kPixelLossOps;
 
 // Ops that another file uses, or their own before it defines them. An op that only its own file uses is not declared.
 // elementwise.cc
@@ -38,6 +38,8 @@ extern const OpDef kAnyTrue, kAllTrue;
 extern const OpDef kMatmul, kLinear;
 // convolution.cc
 extern const OpDef kConv2d, kConv2dGradInput, kConv2dGradWeight;
+// interpolation.cc
+extern const OpDef kInterpolateGrad;
 // norm.cc
 extern const OpDef kLayerNorm, kLayerNormGrad, kRMSNorm, kRMSNormGrad;
 // statistics.cc

@@ -21,8 +21,8 @@
 #include "rondo/compile/compile.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bench/options.h"
+#include "rondo/tests/bench/stream.h"
 
 namespace {
 
@@ -67,22 +67,6 @@ double median(std::vector<double> values) {
   return values.empty() ? 0 : values[values.size() / 2];
 }
 
-void read_all(const float* from, int64_t n) {
-  parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end) {
-    float sums[64] = {};
-    int64_t i = begin;
-    for (; i + 64 <= end; i += 64)
-      for (int l = 0; l < 64; ++l) sums[l] += from[i + l];
-    volatile float keep = 0;
-    for (float sum : sums) keep = keep + sum;
-  });
-}
-void copy_all(const float* from, float* to, int64_t n) {
-  parallel_for(n, 1 << 14, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) to[i] = from[i] * 1.5f;
-  });
-}
-
 class Contender {
  public:
   Contender(const Case& what, const std::string& mode)
@@ -99,9 +83,9 @@ class Contender {
     times.stream = ms_of([&] {
       if (case_.writes) {
         Tensor to = Tensor::empty(case_.sizes);  // as the step has it: memory from the cache
-        copy_all(x_.data<float>(), to.mutable_data<float>(), x_.numel());
+        bench::copy_all(x_.data<float>(), to.mutable_data<float>(), x_.numel());
       } else {
-        for (int pass = 0; pass < case_.reads; ++pass) read_all(x_.data<float>(), x_.numel());
+        for (int pass = 0; pass < case_.reads; ++pass) bench::read_all(x_.data<float>(), x_.numel());
       }
     });
     times.step = ms_of(step_);

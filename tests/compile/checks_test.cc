@@ -11,6 +11,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/pixel_loss.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
@@ -54,6 +55,10 @@ std::vector<Lookup> lookups() {
           {"cross_entropy",
            [=](const Tensor& i) {
              ops::cross_entropy(Tensor::ones({2, 4}), i);
+           }},
+          {"pixel_cross_entropy",
+           [=](const Tensor& i) {
+             ops::pixel_cross_entropy(Tensor::ones({1, 4, 1, 2}), i.reshape({1, 1, 2}));
            }},
           {"linear_cross_entropy",
            [=](const Tensor& i) {

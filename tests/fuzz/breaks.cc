@@ -63,6 +63,8 @@ constexpr LibraryOp kLibraryOps[] = {
     {"attention_grad", kWholeRows},
     {"cross_entropy", kWholeRows},
     {"cross_entropy_grad", kWholeRows},
+    {"pixel_cross_entropy", kWholeRows},
+    {"pixel_cross_entropy_grad", kWholeRows},
     {"linear_cross_entropy", kProduct},
     {"linear_cross_entropy_grad", kProduct},
     {"softmax", kWholeRows},

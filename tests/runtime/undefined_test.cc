@@ -6,6 +6,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/pixel_loss.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -257,6 +258,8 @@ std::vector<Use> networks() {
       USE("embedding", ops::embedding(x, none)),
       USE("cross_entropy", ops::cross_entropy(none, target)),
       USE("cross_entropy", ops::cross_entropy(x, none)),
+      USE("pixel_cross_entropy", ops::pixel_cross_entropy(none, target)),
+      USE("pixel_cross_entropy", ops::pixel_cross_entropy(x, none)),
       USE("linear_cross_entropy", ops::linear_cross_entropy(none, x, v, target)),
       USE("linear_cross_entropy", ops::linear_cross_entropy(x, none, v, target)),
       USE("linear_cross_entropy", ops::linear_cross_entropy(x, x, v, none)),

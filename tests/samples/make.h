@@ -80,6 +80,8 @@ Samples attention_samples(bool large);
 Samples attention_grad_samples(bool large);
 Samples cross_entropy_samples(bool large);
 Samples cross_entropy_grad_samples(bool large);
+Samples pixel_cross_entropy_samples(bool large);
+Samples pixel_cross_entropy_grad_samples(bool large);
 Samples linear_cross_entropy_samples(bool large);
 Samples linear_cross_entropy_grad_samples(bool large);
 

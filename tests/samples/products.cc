@@ -179,6 +179,31 @@ Samples cross_entropy_grad_samples(bool large) {
   }
   return samples;
 }
+Samples pixel_cross_entropy_samples(bool large) {
+  const auto pixels = [](const char* label, const Dims& logits, const Dims& target, int64_t ignore = -100) {
+    return OpSample{label,
+                    {real(logits), indices(target, logits[1])},
+                    {.ints = {ignore, static_cast<int64_t>(ops::Reduction::kMean)}, .floats = {0.0}},
+                    2};
+  };
+  if (large) return {pixels("large", {2, 19, 9, 13}, {2, 72, 150}, 3)};
+  return {
+      pixels("larger", {2, 3, 2, 3}, {2, 5, 7}),        pixels("eight times, ignoring", {1, 3, 2, 2}, {1, 16, 16}, 1),
+      pixels("the same size", {2, 4, 3, 2}, {2, 3, 2}), pixels("smaller", {1, 3, 6, 5}, {1, 2, 3}),
+      pixels("one pixel", {1, 2, 1, 1}, {1, 3, 4}),     pixels("one class", {1, 1, 2, 2}, {1, 3, 3}),
+      pixels("a row of 70", {1, 2, 2, 5}, {1, 3, 70}),  pixels("to one pixel", {2, 3, 3, 3}, {2, 1, 1})};
+}
+Samples pixel_cross_entropy_grad_samples(bool large) {
+  Samples samples = pixel_cross_entropy_samples(large);
+  for (OpSample& s : samples) {
+    Tensor outputs[2];
+    call(*find_op("pixel_cross_entropy"), {s.inputs[0], s.inputs[1]}, s.attrs, outputs);
+    s.inputs = {real({}), s.inputs[0], s.inputs[1], outputs[1]};
+    s.roles = {Role::kReal, Role::kReal, Role::kFixed, Role::kCompute};
+    s.n_outputs = 1;
+  }
+  return samples;
+}
 Samples linear_cross_entropy_samples(bool large) {
   const auto head = [](const char* label, const Dims& sizes, bool bias, Dims options,
                        double smoothing = 0) {  // N, C, V

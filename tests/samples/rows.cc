@@ -96,7 +96,8 @@ Samples max_pool2d_samples(bool large) {
 Samples interpolate_samples(bool large) {
   Samples samples;
   const auto add = [&](const Tensor& x, ops::Extent size) {
-    for (const ops::Interpolation how : {ops::Interpolation{}, {.linear = true}, {.linear = true, .align_corners = true}})
+    for (const ops::Interpolation how :
+         {ops::Interpolation{}, {.linear = true}, {.linear = true, .align_corners = true}})
       samples.push_back({absl::StrCat(to_string(x.sizes()), " to ", size[0], " ", size[1], how.linear ? " linear" : "",
                                       how.align_corners ? " corners" : ""),
                          {x},
