@@ -7,6 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
@@ -45,6 +46,30 @@ Desc given_weight(const ConvolutionCall& c) {
                                              : dnnl::memory::dims{each * h * w, h * w, w, 1};
   if (c.groups > 1) strides.insert(strides.begin(), strides[0] * (c.outputs / c.groups));
   return {weight_dims(c), library_float(c.dtype), strides};
+}
+
+// What pack_weight() and unpack_weights() are told, if they know the layout.
+std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
+  const dnnl_memory_desc_t& data = packed.data;
+  const dnnl_blocking_desc_t& inner = data.format_desc.blocking;
+  if (call.dtype != kF32 || data.format_kind != dnnl_blocked || data.offset0 != 0 || data.extra.flags != 0 ||
+      data.data_type != dnnl_f32 || inner.inner_nblks != 2 || inner.inner_blks[0] != kWeightBlock ||
+      inner.inner_blks[1] != kWeightBlock || !std::equal(data.dims, data.dims + data.ndims, data.padded_dims))
+    return std::nullopt;
+  const int output = data.ndims - 4, channel = output + 1, last = inner.inner_idxs[1];
+  if (inner.inner_idxs[0] + last != output + channel || (last != output && last != channel)) return std::nullopt;
+  WeightBlocks blocks{.groups = call.groups,
+                      .outputs = data.dims[output],
+                      .channels = data.dims[channel],
+                      .taps = call.kernel[0] * call.kernel[1],
+                      .channels_last = call.weight_last,
+                      .outputs_inner = last == output,
+                      .group_step = output > 0 ? inner.strides[0] : 0,
+                      .output_step = inner.strides[output],
+                      .channel_step = inner.strides[channel],
+                      .tap_step = inner.strides[channel + 2]};
+  const bool rows_follow = call.kernel[0] == 1 || inner.strides[channel + 1] == call.kernel[1] * blocks.tap_step;
+  return rows_follow ? std::optional(blocks) : std::nullopt;
 }
 
 bool is_reference(const char* name) {
@@ -106,20 +131,41 @@ class LibraryConvolution::Step {
 
 namespace {
 
+// A tile of `rows` x `columns` between two matrices of which one is the transpose of the other.
+template <bool kBack, class Word>
+void transpose_tile(std::conditional_t<kBack, Word, const Word>* from, int64_t step,
+                    std::conditional_t<kBack, const Word, Word>* to, int64_t to_step, int64_t rows, int64_t columns) {
+  if constexpr (std::is_same_v<Word, float>) {
+    constexpr int W = kWidth<float>;
+    if (rows == W && columns == W) {
+      Vector<float> lines[W];
+      for (int i = 0; i < W; ++i) lines[i] = kBack ? load(to + i * to_step) : load(from + i * step);
+      transpose<float>(lines);
+      for (int i = 0; i < W; ++i) {
+        if constexpr (kBack) store(from + i * step, lines[i]);
+        else store(to + i * to_step, lines[i]);
+      }
+      return;
+    }
+  }
+  for (int64_t j = 0; j < columns; ++j)
+    for (int64_t i = 0; i < rows; ++i) {
+      if constexpr (kBack) from[i * step + j] = to[j * to_step + i];
+      else to[j * to_step + i] = from[i * step + j];
+    }
+}
+
 // (images, rows, columns) -> (images, columns, rows), each matrix dense in `to`, and in `from` with rows `step` apart
 // and images `image` apart; or, `back`, the other way around.
 template <bool kBack, class Word>
 void transpose_tiles(std::conditional_t<kBack, Word, const Word>* from, std::conditional_t<kBack, const Word, Word>* to,
                      int64_t images, int64_t image, int64_t rows, int64_t step, int64_t columns) {
-  constexpr int64_t kTile = 16;
+  constexpr int64_t kTile = std::is_same_v<Word, float> ? kWidth<float> : 16;
   for (int64_t n = 0; n < images; ++n, from += image, to += rows * columns)
-    for (int64_t r = 0; r < rows; r += kTile)
-      for (int64_t c = 0; c < columns; c += kTile)
-        for (int64_t j = c; j < std::min(c + kTile, columns); ++j)
-          for (int64_t i = r; i < std::min(r + kTile, rows); ++i) {
-            if constexpr (kBack) from[i * step + j] = to[j * rows + i];
-            else to[j * rows + i] = from[i * step + j];
-          }
+    for (int64_t c = 0; c < columns; c += kTile)
+      for (int64_t r = 0; r < rows; r += kTile)
+        transpose_tile<kBack, Word>(from + r * step + c, step, to + c * rows + r, rows, std::min(kTile, rows - r),
+                                    std::min(kTile, columns - c));
 }
 
 }  // namespace
@@ -134,14 +180,14 @@ class LibraryConvolution::Conversion {
     step_ = usual.data.format_desc.blocking.strides[1];
     image_ = usual.data.format_desc.blocking.strides[0];
     is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
-    // The library goes along one line after the other. Lines a large power of two apart meet few sets of the caches:
-    // measured on Zen 4 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
-    if (channels_ * (is_half_ ? 2 : 4) % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
+    // Of 16 bits, the library goes along one line after the other. Lines a large power of two apart meet few sets of
+    // the caches; elsewhere it is the faster.
+    if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
     if (library_.has_value()) return library_->copy(reads_ ? usual : last, reads_ ? last : usual);
     if (is_half_) run_tiles<uint16_t>(usual, last);
-    else run_tiles<uint32_t>(usual, last);
+    else run_tiles<float>(usual, last);
   }
 
  private:
@@ -384,7 +430,10 @@ void LibraryConvolution::plan_packing() {
   const Desc given = given_weight(call_), packed = primitives_[0]->weight();
   packed_bytes_ = static_cast<int64_t>(packed.get_size());
   packing_.clear();
+  blocks_.reset();
   if (given == packed && !unpacks) return;
+  blocks_ = blocks_of(call_, packed);
+  if (blocks_) return;
   constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a block of the library's layouts fits into kBlock
   const dnnl::memory::dims all = given.dims();
   int64_t each = 1;
@@ -410,6 +459,7 @@ void LibraryConvolution::plan_packing() {
 }
 
 void LibraryConvolution::pack(std::byte* from, std::byte* to) const {
+  if (blocks_) return pack_weight(*blocks_, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
   parallel_for(static_cast<int64_t>(packing_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) packing_[static_cast<size_t>(i)]->copy(from, to);
   });
@@ -434,7 +484,7 @@ void LibraryConvolution::run(const ConvolutionOperands& operands) const {
   const bool sums = call_.computes == Computes::kWeight;
   Storage packed;
   std::byte* weight = operands.weight;
-  if (!packing_.empty()) {
+  if (packs()) {
     packed = Storage::allocate(static_cast<size_t>(packed_bytes_) * (sums ? pieces_.size() : 1));
     weight = packed.data();
     if (!sums) pack(operands.weight, weight);
@@ -447,6 +497,11 @@ void LibraryConvolution::run(const ConvolutionOperands& operands) const {
     }
   });
   if (!sums) return;
+  if (blocks_) {
+    unpack_weights(*blocks_, reinterpret_cast<const float*>(weight), static_cast<int64_t>(pieces_.size()),
+                   packed_bytes_ / 4, reinterpret_cast<float*>(operands.weight));
+    return;
+  }
   add_parts(reinterpret_cast<float*>(weight));
   pack(weight, operands.weight);
 }

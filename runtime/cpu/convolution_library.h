@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/cpu/convolution_weights.h"
 
 namespace rondo::cpu {
 
@@ -47,13 +48,16 @@ class LibraryConvolution {
   bool prepare(const Cut& cut);
   bool add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image);
   void plan_packing();
+  bool packs() const { return blocks_ || !packing_.empty(); }
   void pack(std::byte* from, std::byte* to) const;
   void add_parts(float* sums) const;
 
   const ConvolutionCall call_;
   std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a piece
   std::vector<Piece> pieces_;
-  // Between the weight as the caller has it and as the primitives want it: none if they are the same.
+  // Between the weight as the caller has it and as the primitives want it: one of the two, or nothing if they are the
+  // same.
+  std::optional<WeightBlocks> blocks_;
   std::vector<std::unique_ptr<const Step>> packing_;
   int64_t packed_bytes_ = 0;
 };
