@@ -69,7 +69,8 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
                       .channel_step = inner.strides[channel],
                       .tap_step = inner.strides[channel + 2]};
   const bool rows_follow = call.kernel[0] == 1 || inner.strides[channel + 1] == call.kernel[1] * blocks.tap_step;
-  return rows_follow ? std::optional(blocks) : std::nullopt;
+  const bool known = rows_follow && (blocks.outputs_inner || call.computes != Computes::kWeight);
+  return known ? std::optional(blocks) : std::nullopt;
 }
 
 bool is_reference(const char* name) {
