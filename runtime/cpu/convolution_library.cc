@@ -57,9 +57,11 @@ Desc given_weight(const ConvolutionCall& c) {
 std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
   const dnnl_memory_desc_t& data = packed.data;
   const dnnl_blocking_desc_t& inner = data.format_desc.blocking;
-  if (call.dtype != kF32 || data.format_kind != dnnl_blocked || data.offset0 != 0 || data.extra.flags != 0 ||
-      data.data_type != dnnl_f32 || inner.inner_nblks != 2 || inner.inner_blks[0] != kWeightBlock ||
-      inner.inner_blks[1] != kWeightBlock || !std::equal(data.dims, data.dims + data.ndims, data.padded_dims))
+  const bool unpacks = call.computes == Computes::kWeight;  // sums are f32
+  if ((call.dtype != kF32 && !unpacks) || data.format_kind != dnnl_blocked || data.offset0 != 0 ||
+      data.extra.flags != 0 || data.data_type != dnnl_f32 || inner.inner_nblks != 2 ||
+      inner.inner_blks[0] != kWeightBlock || inner.inner_blks[1] != kWeightBlock ||
+      !std::equal(data.dims, data.dims + data.ndims, data.padded_dims))
     return std::nullopt;
   const int output = data.ndims - 4, channel = output + 1, last = inner.inner_idxs[1];
   if (inner.inner_idxs[0] + last != output + channel || (last != output && last != channel)) return std::nullopt;
@@ -74,7 +76,7 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
                       .channel_step = inner.strides[channel],
                       .tap_step = inner.strides[channel + 2]};
   const bool rows_follow = call.kernel[0] == 1 || inner.strides[channel + 1] == call.kernel[1] * blocks.tap_step;
-  const bool known = rows_follow && (blocks.outputs_inner || call.computes != Computes::kWeight);
+  const bool known = rows_follow && (blocks.outputs_inner || !unpacks);
   return known ? std::optional(blocks) : std::nullopt;
 }
 
@@ -513,8 +515,11 @@ void LibraryConvolution::run(const ConvolutionOperands& operands) const {
   });
   if (!sums) return;
   if (blocks_) {
-    unpack_weights(*blocks_, reinterpret_cast<const float*>(weight), sums_, packed_bytes_ / 4,
-                   reinterpret_cast<float*>(operands.weight));
+    const auto unpack = [&](auto* to) {
+      unpack_weights(*blocks_, reinterpret_cast<const float*>(weight), sums_, packed_bytes_ / 4, to);
+    };
+    if (call_.dtype == kBF16) unpack(reinterpret_cast<BFloat16*>(operands.weight));
+    else unpack(reinterpret_cast<float*>(operands.weight));
     return;
   }
   add_parts(reinterpret_cast<float*>(weight));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <type_traits>
 
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/cpu/streams.h"
@@ -107,9 +108,9 @@ void pack_weight(const WeightBlocks& w, const float* from, float* to) {
   else pack_channels_inner(w, from, to, put);
 }
 
-void unpack_weights(const WeightBlocks& w, const float* from, int64_t n, int64_t apart, float* to) {
+template <class T> void unpack_weights(const WeightBlocks& w, const float* from, int64_t n, int64_t apart, T* to) {
   const int64_t row = w.channels * w.taps, block = kWeightBlock * kWeightBlock * w.taps;
-  const Lines put{.streams = is_aligned(to)};
+  [[maybe_unused]] const Lines put{.streams = reinterpret_cast<uintptr_t>(to) % kStreamLine == 0};
   for_each_block(w, [&](int64_t given, int64_t packed) {
     int64_t ahead = block;
     for_each_strip(w, [&](int64_t strip, const int64_t(&places)[W]) {
@@ -124,10 +125,17 @@ void unpack_weights(const WeightBlocks& w, const float* from, int64_t n, int64_t
         }
         ahead += W * W;
         transpose<float>(rows);
-        for (int i = 0; i < W; ++i) put(to + given + strip + (first + i) * row, rows[i]);
+        for (int i = 0; i < W; ++i) {
+          T* const target = to + given + strip + (first + i) * row;
+          if constexpr (std::is_same_v<T, float>) put(target, rows[i]);
+          else store(target, rows[i]);
+        }
       }
     });
   });
 }
+
+template void unpack_weights(const WeightBlocks&, const float*, int64_t, int64_t, float*);
+template void unpack_weights(const WeightBlocks&, const float*, int64_t, int64_t, BFloat16*);
 
 }  // namespace rondo::cpu

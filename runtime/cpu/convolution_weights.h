@@ -22,8 +22,8 @@ struct WeightBlocks {
 
 // The caller's layout to blocks.
 void pack_weight(const WeightBlocks& weight, const float* from, float* to);
-// The sum of `n` weights in blocks, `apart` elements from each other, added in order, to the caller's layout. REQUIRES:
-// outputs_inner.
-void unpack_weights(const WeightBlocks& weight, const float* from, int64_t n, int64_t apart, float* to);
+// The sum of `n` weights in blocks, `apart` elements from each other, added in order, to the caller's layout, rounded
+// to T: float or BFloat16. REQUIRES: outputs_inner.
+template <class T> void unpack_weights(const WeightBlocks& weight, const float* from, int64_t n, int64_t apart, T* to);
 
 }  // namespace rondo::cpu

@@ -122,6 +122,10 @@ TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
     const Tensor plain = gradient(x.to(kF32), g.to(kF32), false);
     EXPECT_TRUE(test::is_close(plain, gradient(x, g, false).to(kF32), test::Tolerance{.of_largest = 1e-6}));
     EXPECT_TRUE(same_bits(gradient(last(x.to(kF32)), last(g.to(kF32)), true), plain));
+    const Tensor half = gradient(x.to(kBF16), g.to(kBF16), false),
+                 of_halves = gradient(x.to(kBF16).to(kF64), g.to(kBF16).to(kF64), false);
+    EXPECT_TRUE(test::is_close(half.to(kF32), of_halves.to(kF32), test::Tolerance{.of_largest = 1.0 / 256}));
+    EXPECT_TRUE(same_bits(gradient(last(x.to(kBF16)), last(g.to(kBF16)), true), half));
     // With AVX-512 the library's weights are in blocks of 16 x 16.
     if (__builtin_cpu_supports("avx512bw")) {
       EXPECT_GT(library->pieces(), 1u);

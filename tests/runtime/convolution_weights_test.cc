@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "rondo/runtime/dtype.h"
+
 namespace rondo::cpu {
 namespace {
 
@@ -81,6 +83,12 @@ TEST(ConvolutionWeights, SumsAreUnpacked) {
       wrong += to[static_cast<size_t>(given)] != sum;
     });
     EXPECT_EQ(wrong, 0) << w.groups << ' ' << w.outputs << ' ' << w.channels << ' ' << w.taps;
+    std::vector<BFloat16> halves(static_cast<size_t>(n));
+    unpack_weights(w, from.data(), parts, n, halves.data());
+    for (int64_t i = 0; i < n; ++i)
+      wrong += static_cast<float>(halves[static_cast<size_t>(i)]) !=
+               static_cast<float>(BFloat16(to[static_cast<size_t>(i)]));
+    EXPECT_EQ(wrong, 0) << "in bf16";
   });
 }
 
