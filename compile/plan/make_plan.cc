@@ -63,25 +63,6 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
   return chains;
 }
 
-// A value is stored if another unit or the caller reads it, through whatever view.
-std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units) {
-  NodeMap<int> unit_of(graph, -1);
-  for (size_t u = 0; u < units.size(); ++u)
-    for (int32_t n : units[u].nodes) unit_of[n] = static_cast<int>(u);
-  ValueMap<bool> needed(graph, false);
-  for (ValueId id : graph.outputs) needed[graph.written(id)] = true;
-  for (size_t n = 0; n < graph.nodes.size(); ++n) {
-    if (graph.nodes[n].op->kind == OpKind::kView) continue;
-    for (ValueId id : graph.nodes[n].inputs) {
-      if (id == kNoValue) continue;
-      const ValueId source = graph.written(id);
-      const int32_t producer = graph.value(source).producer;
-      if (producer >= 0 && unit_of[producer] != unit_of[n]) needed[source] = true;
-    }
-  }
-  return needed;
-}
-
 // True if the kernel copies bytes in their order.
 bool only_copies(const LoweredUnit& unit) {
   const LoopKernel& kernel = unit.kernel;
@@ -146,8 +127,11 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }},
-                                               [&] { return fuse(graph, epilogues, target.capabilities); });
+  const std::vector<Unit> units = reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }}, [&] {
+    std::vector<Unit> fused = fuse(graph, epilogues, target.capabilities);
+    if (enabled(CompilerStage::kFuse)) repeat_cheap_nodes(graph, target.capabilities, fused);
+    return fused;
+  });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
   for (const Unit& unit : units) {

@@ -11,6 +11,7 @@
 #include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -111,6 +112,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
            KeptValues::Pass& pass) {
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
+    if (entry_.options.exact) note_layouts(grads_out, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
     const auto is_gone = [&](const BackwardInput& source) {
@@ -199,19 +201,34 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     }
   }
 
+  // The order of sums follows the layout of what is summed. Without `exact` a gradient is copied instead.
+  void note_layouts(std::span<const Tensor> grads_out, Arriving& arriving) const {
+    for (size_t i = 0; i < grads_out.size(); ++i) {
+      const Value& output = entry_.forward_graph.value(entry_.forward_graph.outputs[i]);
+      if (!grads_out[i].defined() || lies_channels_last(grads_out[i]) == lies_channels_last(output)) continue;
+      arriving.in_other_layout.resize(grads_out.size());
+      arriving.in_other_layout[i] = true;
+    }
+  }
+
   // The operands of the backward's program.
   std::vector<Tensor> inputs_of(const CompiledBackward& backward, std::span<const Tensor> grads_out,
                                 std::span<const Tensor> grads_in, const std::vector<Tensor>& leaves,
                                 const Arriving& arriving, const KeptValues::Tensors& saved) const {
     std::vector<Tensor> inputs;
     inputs.reserve(backward.inputs.size());
-    for (const BackwardInput& source : backward.inputs) {
+    const Graph& graph = backward.program->graph();
+    for (size_t k = 0; k < backward.inputs.size(); ++k) {
+      const BackwardInput& source = backward.inputs[k];
       const auto at = static_cast<size_t>(source.index);
+      const auto as_expected = [&](const Tensor& grad) {
+        return with_dense_strides(grad, graph.value(graph.inputs[k]).strides);
+      };
       switch (source.kind) {
         case BackwardInput::kConstant: inputs.push_back(source.constant); break;
-        case BackwardInput::kGradient: inputs.push_back(grads_out[at].contiguous()); break;
+        case BackwardInput::kGradient: inputs.push_back(as_expected(grads_out[at])); break;
         case BackwardInput::kTotal:
-          inputs.push_back(arriving.owned[at] ? leaves[at] : grads_in[at].contiguous());
+          inputs.push_back(arriving.owned[at] ? leaves[at] : as_expected(grads_in[at]));
           break;
         case BackwardInput::kSaved:
           inputs.push_back(source.index < 0 ? Tensor() : kept(saved, at).get(name(), {}));

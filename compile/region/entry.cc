@@ -198,6 +198,9 @@ std::string to_string(const Arriving& arriving) {
   std::string text = absl::StrCat("a gradient arrives for outputs [", outputs, "] of ", arriving.gradients.size());
   const auto totals = std::count(arriving.totals.begin(), arriving.totals.end(), true);
   if (totals > 0) absl::StrAppend(&text, ", and is added to ", totals, " earlier gradients");
+  const auto& others = arriving.in_other_layout;
+  if (!others.empty())
+    absl::StrAppend(&text, ", ", std::count(others.begin(), others.end(), true), " in another layout than the output");
   return text;
 }
 }  // namespace
@@ -210,7 +213,8 @@ bool Entry::is_usual(const Arriving& arriving) const {
     const Value& output = recorded.value(recorded.outputs[i]);
     if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
   }
-  return std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
+  return arriving.in_other_layout.empty() &&
+         std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
 }
 
 std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving,

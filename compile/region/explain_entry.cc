@@ -31,12 +31,23 @@ int64_t total_bytes(const Graph& graph, const std::set<ValueId>& values) {
 // The values that a set of nodes reads from outside, and those it writes that others read.
 class Traffic {
  public:
-  explicit Traffic(const Graph& graph) : graph_(graph), outputs_(graph, false), readers_(graph) {
+  explicit Traffic(const Plan& plan)
+      : graph_(plan.graph), outputs_(graph_, false), readers_(graph_), sets_(graph_), counted_(graph_, false) {
+    const Graph& graph = graph_;
+    for (const Launch& launch : plan.launches)
+      for (int32_t n : launch.nodes) sets_[n].push_back(&launch.nodes);
     for (ValueId id : graph.outputs) outputs_[graph.written(id)] = true;
     for (size_t n = 0; n < graph.nodes.size(); ++n)
       if (graph.nodes[n].op->kind != OpKind::kView)
         for (ValueId id : graph.nodes[n].inputs)
           if (id != kNoValue) readers_[graph.written(id)].push_back(static_cast<int32_t>(n));
+  }
+
+  // True the first time: a node may be in several launches.
+  bool count(int32_t node) {
+    const bool first = !counted_[node];
+    counted_[node] = true;
+    return first;
   }
 
   void of(const std::vector<int32_t>& nodes, int64_t& read, int64_t& written) const {
@@ -49,7 +60,7 @@ class Traffic {
           reads.insert(same_elements(graph_, id));
       for (ValueId id : node.outputs) {
         bool leaves = outputs_[id];
-        for (int32_t reader : readers_[id]) leaves = leaves || !inside.contains(reader);
+        for (int32_t reader : readers_[id]) leaves = leaves || (!inside.contains(reader) && !computes_it(reader, n));
         if (leaves) writes.insert(id);
       }
     }
@@ -58,12 +69,22 @@ class Traffic {
   }
 
  private:
+  // True if the launches of `reader` compute what `node` makes themselves.
+  bool computes_it(int32_t reader, int32_t node) const {
+    if (sets_[node].size() < 2) return false;
+    return std::all_of(sets_[reader].begin(), sets_[reader].end(), [&](const std::vector<int32_t>* nodes) {
+      return std::find(nodes->begin(), nodes->end(), node) != nodes->end();
+    });
+  }
+
   const Graph& graph_;
   ValueMap<bool> outputs_;
-  ValueMap<std::vector<int32_t>> readers_;  // of each written value
+  ValueMap<std::vector<int32_t>> readers_;                  // of each written value
+  NodeMap<std::vector<const std::vector<int32_t>*>> sets_;  // by node: those of the launches that it is in
+  NodeMap<bool> counted_;
 };
 
-void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& launch, LaunchExplanation& e) {
+void explain_launch(const Plan& plan, Traffic& traffic, const Launch& launch, LaunchExplanation& e) {
   const Graph& graph = plan.graph;
   e.generated = launch.kind == Launch::Kind::kKernel;
   e.name = e.generated ? absl::StrCat("kernel ", launch.kernel) : graph.node(launch.op()).op->name;
@@ -79,7 +100,7 @@ void explain_launch(const Plan& plan, const Traffic& traffic, const Launch& laun
     e.nodes.push_back(n);
     const std::string source = to_string(origin);
     if (std::find(e.sources.begin(), e.sources.end(), source) == e.sources.end()) e.sources.push_back(source);
-    if (!origin.again) calls[origin.call].push_back(n);  // eager execution computes nothing again
+    if (!origin.again && traffic.count(n)) calls[origin.call].push_back(n);  // eager execution computes nothing again
   }
   traffic.of(launch.nodes, e.bytes_read, e.bytes_written);
   int64_t apart = 0;
@@ -108,10 +129,11 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
     e.nodes.push_back({node.op->name, to_string(graph, node), to_string(origin), origin.user.file_name(),
                        static_cast<int>(origin.user.line()), -1});
   }
-  const Traffic traffic(graph);
+  Traffic traffic(program.plan());
   for (const Launch& launch : program.plan().launches) {
     if (launch.kind == Launch::Kind::kCombine) continue;  // the end of its kernel
-    for (int32_t n : launch.nodes) e.nodes[static_cast<size_t>(n)].launch = static_cast<int>(e.launches.size());
+    for (int32_t n : launch.nodes)
+      if (int& at = e.nodes[static_cast<size_t>(n)].launch; at < 0) at = static_cast<int>(e.launches.size());
     explain_launch(program.plan(), traffic, launch, e.launches.emplace_back());
   }
   e.kernels = program.stats().kernels;

@@ -131,12 +131,6 @@ class Reachability {
   std::vector<uint64_t> after_, before_;  // a row of bits for each unit
 };
 
-// True if the node may read any element of the value, or those of other rows: all of it must be there.
-bool is_table(const GraphNode& node, ValueId id) {
-  return (node.op->traits.picks && node.inputs[0] == id) ||
-         (node.op->traits.sums_segments && node.inputs.size() > 2 && node.inputs[2] == id);
-}
-
 class Fuser {
  public:
   Fuser(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits)

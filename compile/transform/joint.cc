@@ -3,6 +3,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/window.h"
 
@@ -31,12 +32,17 @@ class Deriver {
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
-      grads_[id] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}}, dense_like(forward_.value(id)));
+      // What backward adds to in place is dense in the usual layout.
+      const bool in_place = i < arriving_.owned.size() && arriving_.owned[i];
+      grads_[id] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
+                        dense_like(forward_.value(id), !in_place && lies_channels_last(forward_.value(id))));
     }
     for (size_t i = 0; i < forward_.outputs.size(); ++i) {
       const Value& value = forward_.value(forward_.outputs[i]);
       if (!value.requires_grad || (!arriving_.gradients.empty() && !arriving_.gradients[i])) continue;
-      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}}, dense_like(value)));
+      const bool other = !arriving_.in_other_layout.empty() && arriving_.in_other_layout[i];
+      accumulate(forward_.outputs[i], bind({BackwardInput::kGradient, static_cast<int32_t>(i), {}},
+                                           dense_like(value, lies_channels_last(value) != other)));
     }
     for (visited_ = static_cast<int32_t>(forward_.nodes.size()); visited_-- > 0;) visit(forward_.node(visited_));
     for (size_t i = 0; i < forward_.inputs.size(); ++i) {
@@ -65,10 +71,10 @@ class Deriver {
     return placeholder;
   }
 
-  static Value dense_like(const Value& value) {
+  static Value dense_like(const Value& value, bool channels_last) {
     Value dense = value;
     dense.requires_grad = false;
-    dense.strides = contiguous_strides(value.sizes);
+    dense.strides = channels_last ? ops::channels_last_strides(value.sizes) : contiguous_strides(value.sizes);
     return dense;
   }
 
@@ -154,6 +160,11 @@ class Deriver {
 };
 
 }  // namespace
+
+bool lies_channels_last(const Value& value) {
+  return value.sizes.rank() == 4 && !is_contiguous(value.sizes, value.strides) &&
+         ops::is_channels_last(value.sizes, value.strides);
+}
 
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {
   enter_stage("differentiate");

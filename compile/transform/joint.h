@@ -33,10 +33,16 @@ struct BackwardGraph {
   std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
 };
 
+// True for images whose channels are next to each other in memory, as runtime/channels_last.h has it.
+bool lies_channels_last(const Value& value);
+
 // The gradients that arrive: those of these outputs (empty: of all that require one), and sums to add to for these
 // inputs; the new sum may be written over those that are `owned`.
 struct Arriving {
   std::vector<bool> gradients, totals = {}, owned = {};
+  // By output: its gradient is channels last and the output is not, or the other way around; empty: none. Gradients are
+  // expected in the layouts of the outputs, which are theirs in almost all programs.
+  std::vector<bool> in_other_layout = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
 // `device`: where all of it runs, and where rules make constants.

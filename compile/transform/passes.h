@@ -61,6 +61,11 @@ struct Unit {
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
+// A value is stored if another unit or the caller reads it, through whatever view.
+std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
+// Elementwise nodes whose results several units read join all of them, where that costs no more than to read the
+// results: repeat.cc. A node may be in several units from then on.
+void repeat_cheap_nodes(const Graph& graph, const Capabilities& limits, std::vector<Unit>& units);
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 

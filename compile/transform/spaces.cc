@@ -169,6 +169,11 @@ bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& do
 
 }  // namespace
 
+bool is_table(const GraphNode& node, ValueId id) {
+  return (node.op->traits.picks && node.inputs[0] == id) ||
+         (node.op->traits.sums_segments && node.inputs.size() > 2 && node.inputs[2] == id);
+}
+
 bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id) {
   const ValueId same = same_elements(graph, id);
   const Value& value = graph.value(same);

@@ -52,5 +52,7 @@ bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit);
 // True if a node of the unit reads `id`, which the unit computes, at the very element that it works on, or at its row.
 bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id);
+// True if the node may read any element of the value, or those of other rows: all of it must be in memory.
+bool is_table(const GraphNode& node, ValueId id);
 
 }  // namespace rondo::compile

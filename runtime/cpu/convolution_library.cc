@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <string_view>
 
 #include "absl/container/inlined_vector.h"
 #include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/cpu/transpose_tiles.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
@@ -23,13 +25,17 @@ dnnl::memory::data_type library_float(DType dtype) {
   return dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
 }
 
-// Strides of activations (images, channels, rows, columns) that are part of images with `all_rows` rows.
-Desc activations(const ConvolutionCall& part, bool input, bool last, int64_t all_rows) {
+// Strides of activations (images, channels, rows, columns) that are part of images of `whole`; null: of their own.
+Desc activations(const ConvolutionCall& part, bool input, bool last, const ConvolutionCall* whole) {
   const int64_t c = input ? part.channels : part.outputs;
   const auto& size = input ? part.input : part.output;
   const int64_t h = size[0], w = size[1];
+  const int64_t all_rows = whole == nullptr ? h : (input ? whole->input : whole->output)[0],
+                all_channels = whole == nullptr ? c
+                               : input          ? whole->channels
+                                                : whole->outputs;
   const dnnl::memory::dims strides = last ? dnnl::memory::dims{h * w * c, 1, w * c, c}
-                                          : dnnl::memory::dims{c * all_rows * w, all_rows * w, w, 1};
+                                          : dnnl::memory::dims{all_channels * all_rows * w, all_rows * w, w, 1};
   return {{part.batch, c, h, w}, library_float(part.dtype), strides};
 }
 
@@ -45,6 +51,33 @@ Desc given_weight(const ConvolutionCall& c) {
                                              : dnnl::memory::dims{each * h * w, h * w, w, 1};
   if (c.groups > 1) strides.insert(strides.begin(), strides[0] * (c.outputs / c.groups));
   return {weight_dims(c), library_float(c.dtype), strides};
+}
+
+// What pack_weight() and unpack_weights() are told, if they know the layout.
+std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
+  const dnnl_memory_desc_t& data = packed.data;
+  const dnnl_blocking_desc_t& inner = data.format_desc.blocking;
+  const bool unpacks = call.computes == Computes::kWeight;  // sums are f32
+  if ((call.dtype != kF32 && !unpacks) || data.format_kind != dnnl_blocked || data.offset0 != 0 ||
+      data.extra.flags != 0 || data.data_type != dnnl_f32 || inner.inner_nblks != 2 ||
+      inner.inner_blks[0] != kWeightBlock || inner.inner_blks[1] != kWeightBlock ||
+      !std::equal(data.dims, data.dims + data.ndims, data.padded_dims))
+    return std::nullopt;
+  const int output = data.ndims - 4, channel = output + 1, last = inner.inner_idxs[1];
+  if (inner.inner_idxs[0] + last != output + channel || (last != output && last != channel)) return std::nullopt;
+  WeightBlocks blocks{.groups = call.groups,
+                      .outputs = data.dims[output],
+                      .channels = data.dims[channel],
+                      .taps = call.kernel[0] * call.kernel[1],
+                      .channels_last = call.weight_last,
+                      .outputs_inner = last == output,
+                      .group_step = output > 0 ? inner.strides[0] : 0,
+                      .output_step = inner.strides[output],
+                      .channel_step = inner.strides[channel],
+                      .tap_step = inner.strides[channel + 2]};
+  const bool rows_follow = call.kernel[0] == 1 || inner.strides[channel + 1] == call.kernel[1] * blocks.tap_step;
+  const bool known = rows_follow && (blocks.outputs_inner || !unpacks);
+  return known ? std::optional(blocks) : std::nullopt;
 }
 
 bool is_reference(const char* name) {
@@ -104,26 +137,6 @@ class LibraryConvolution::Step {
   Desc scratch_, from_, to_;
 };
 
-namespace {
-
-// (images, rows, columns) -> (images, columns, rows), each matrix dense in `to`, and in `from` with rows `step` apart
-// and images `image` apart; or, `back`, the other way around.
-template <bool kBack, class Word>
-void transpose_tiles(std::conditional_t<kBack, Word, const Word>* from, std::conditional_t<kBack, const Word, Word>* to,
-                     int64_t images, int64_t image, int64_t rows, int64_t step, int64_t columns) {
-  constexpr int64_t kTile = 16;
-  for (int64_t n = 0; n < images; ++n, from += image, to += rows * columns)
-    for (int64_t r = 0; r < rows; r += kTile)
-      for (int64_t c = 0; c < columns; c += kTile)
-        for (int64_t j = c; j < std::min(c + kTile, columns); ++j)
-          for (int64_t i = r; i < std::min(r + kTile, rows); ++i) {
-            if constexpr (kBack) from[i * step + j] = to[j * rows + i];
-            else to[j * rows + i] = from[i * step + j];
-          }
-}
-
-}  // namespace
-
 // Activations of a piece in the usual layout, and channels last.
 class LibraryConvolution::Conversion {
  public:
@@ -134,14 +147,14 @@ class LibraryConvolution::Conversion {
     step_ = usual.data.format_desc.blocking.strides[1];
     image_ = usual.data.format_desc.blocking.strides[0];
     is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
-    // The library goes along one line after the other. Lines a large power of two apart meet few sets of the caches:
-    // measured on Zen 4 for (1024, 14, 14), 1.4 GB/s from channels last, and 5.6 in tiles; elsewhere it is the faster.
-    if (channels_ * (is_half_ ? 2 : 4) % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
+    // Of 16 bits, the library goes along one line after the other. Lines a large power of two apart meet few sets of
+    // the caches; elsewhere it is the faster.
+    if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
     if (library_.has_value()) return library_->copy(reads_ ? usual : last, reads_ ? last : usual);
     if (is_half_) run_tiles<uint16_t>(usual, last);
-    else run_tiles<uint32_t>(usual, last);
+    else run_tiles<float>(usual, last);
   }
 
  private:
@@ -182,10 +195,12 @@ class LibraryConvolution::Primitive {
   Step step_;
   // Between the caller's activations and the primitive's; null where they are the same.
   std::unique_ptr<const Conversion> convert_input_, convert_output_;
+  // Channels of the caller's output, channels last, of which the primitive reads some; 0: it reads all.
+  int64_t sliced_ = 0;
 };
 
 LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const ConvolutionCall& whole, const Desc* packed)
-    : part_(part), input_(activations(part, true, true, 0)), output_(activations(part, false, true, 0)) {
+    : part_(part), input_(activations(part, true, true, nullptr)), output_(activations(part, false, true, nullptr)) {
   using dnnl::memory;
   const OneLibraryThread alone;  // the library plans for the threads that there are now
   const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
@@ -252,11 +267,17 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
     }
   }
   if (!whole.input_last)
-    convert_input_ = std::make_unique<const Conversion>(activations(part, true, false, whole.input[0]), input_,
+    convert_input_ = std::make_unique<const Conversion>(activations(part, true, false, &whole), input_,
                                                         part.computes != Computes::kInput);
+  if (whole.output_last && part.outputs < whole.outputs) sliced_ = whole.outputs;
   if (!whole.output_last)
-    convert_output_ = std::make_unique<const Conversion>(activations(part, false, false, whole.output[0]), output_,
+    convert_output_ = std::make_unique<const Conversion>(activations(part, false, false, &whole), output_,
                                                          part.computes != Computes::kOutput);
+}
+
+// Rows of `bytes` bytes, `step` bytes apart, next to each other.
+static void copy_rows(std::byte* to, const std::byte* from, int64_t rows, size_t bytes, size_t step) {
+  for (int64_t r = 0; r < rows; ++r, to += bytes, from += step) std::memcpy(to, from, bytes);
 }
 
 void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const {
@@ -271,6 +292,13 @@ void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std
     output_copy = Storage::allocate(output_.get_size());
     out = output_copy.data();
     if (part_.computes != Computes::kOutput) convert_output_->run(output, out);
+  }
+  if (sliced_ > 0) {
+    output_copy = Storage::allocate(output_.get_size());
+    out = output_copy.data();
+    const size_t size = size_of(part_.dtype);
+    copy_rows(out, output, part_.batch * part_.output[0] * part_.output[1], static_cast<size_t>(part_.outputs) * size,
+              static_cast<size_t>(sliced_) * size);
   }
   switch (part_.computes) {
     case Computes::kOutput:
@@ -294,7 +322,7 @@ void LibraryConvolution::Primitive::run(std::byte* input, std::byte* weight, std
 
 // ---- Pieces
 
-LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call) {
+LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call, bool may_slice) {
   constexpr double kFlops = 6e6, kBytes = 1 << 20;
   constexpr int64_t kMost = 64, kEnough = 16, kRows = 8;
   const int64_t in = call.channels * call.input[0] * call.input[1],
@@ -307,13 +335,53 @@ LibraryConvolution::Cut LibraryConvolution::cut_of(const ConvolutionCall& call) 
     // Each part writes all weights and is read again: it pays if a weight gathers from this many pixels.
     constexpr int64_t kPixels = 256, kMostBytes = 64 << 20;
     const int64_t pixels = call.batch * call.output[0] * call.output[1], weights = call.outputs * call.taps();
-    wanted = std::min(
-        {wanted, std::max<int64_t>(1, pixels / kPixels), std::max<int64_t>(2, kMostBytes / (4 * weights)), kEnough});
+    const int64_t most = std::min(std::max<int64_t>(1, pixels / kPixels),
+                                  std::max<int64_t>(2, kMostBytes / (4 * weights)));
+    if (may_slice && call.groups == 1 && most < std::min(wanted, kEnough)) {
+      constexpr int64_t kOutputs = 64;  // in fewer, the library's kernels are slower
+      int64_t slices = std::min({wanted, kEnough, call.outputs / kOutputs});
+      while (slices > 1 && call.outputs % (slices * kWeightBlock) != 0) --slices;
+      if (slices > most) return {call.batch, 1, slices};
+    }
+    wanted = std::min({wanted, most, kEnough});
     wanted = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(wanted)));
   }
   const auto divide = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   if (call.batch >= std::min(wanted, kEnough)) return {divide(call.batch, std::min(call.batch, wanted)), 1};
   return {1, std::clamp<int64_t>(divide(std::min(wanted, kEnough), call.batch), 1, std::max<int64_t>(1, rows / kRows))};
+}
+
+const LibraryConvolution::Primitive* LibraryConvolution::primitive_of(const ConvolutionCall& part) {
+  const auto at = std::find_if(primitives_.begin(), primitives_.end(), [&](const auto& p) { return p->is_for(part); });
+  if (at != primitives_.end()) return at->get();
+  const Desc* packed = primitives_.empty() ? nullptr : &primitives_[0]->weight();
+  std::unique_ptr<const Primitive> made;
+  try {
+    made = std::make_unique<const Primitive>(part, call_, packed);
+  } catch (const dnnl::error&) {
+    return nullptr;
+  }
+  if (!made->fast() || (packed != nullptr && made->weight() != *packed)) return nullptr;
+  return primitives_.emplace_back(std::move(made)).get();
+}
+
+// Adds pieces that make the weights of so many equal parts of the output channels.
+bool LibraryConvolution::add_slices(int64_t slices) {
+  ConvolutionCall part = call_;
+  part.outputs /= slices;
+  const Primitive* const primitive = primitive_of(part);
+  if (primitive == nullptr) return false;
+  // In blocks of outputs that follow each other, the slices are one weight.
+  blocks_ = blocks_of(part, primitive->weight());
+  const int64_t row = part.taps();
+  if (!blocks_ || blocks_->output_step != row * kWeightBlock) return false;
+  blocks_->outputs = call_.outputs;
+  packed_bytes_ = blocks_->numel() * 4;
+  for (int64_t s = 0; s < slices; ++s) {
+    const int64_t first = s * part.outputs;
+    pieces_.push_back({primitive, 0, first * (call_.output_last ? 1 : call_.output[0] * call_.output[1]), first * row});
+  }
+  return true;
 }
 
 // Adds the rows of one or several images as a piece.
@@ -322,32 +390,23 @@ bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int6
   // What the library makes of these numbers; rows that no kernel reads may be left at the end.
   const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.before[0];
   if (part.input[0] - end >= part.stride[0]) return false;
-  auto at = std::find_if(primitives_.begin(), primitives_.end(), [&](const auto& p) { return p->is_for(part); });
-  if (at == primitives_.end()) {
-    const Desc* packed = primitives_.empty() ? nullptr : &primitives_[0]->weight();
-    std::unique_ptr<const Primitive> made;
-    try {
-      made = std::make_unique<const Primitive>(part, call_, packed);
-    } catch (const dnnl::error&) {
-      return false;
-    }
-    if (!made->fast() || (packed != nullptr && made->weight() != *packed)) return false;
-    at = primitives_.insert(primitives_.end(), std::move(made));
-  }
+  const Primitive* const primitive = primitive_of(part);
+  if (primitive == nullptr) return false;
   const auto offset = [&](bool is_input, int64_t row) {
     const int64_t c = is_input ? call_.channels : call_.outputs;
     const auto& size = is_input ? call_.input : call_.output;
     const bool last = is_input ? call_.input_last : call_.output_last;
     return image * c * size[0] * size[1] + row * size[1] * (last ? c : 1);
   };
-  pieces_.push_back(
-      {at->get(), offset(true, input_row), offset(false, output_row), static_cast<int64_t>(pieces_.size())});
+  pieces_.push_back({primitive, offset(true, input_row), offset(false, output_row), 0});
   return true;
 }
 
 bool LibraryConvolution::prepare(const Cut& cut) {
   primitives_.clear();
   pieces_.clear();
+  sums_ = 1;
+  if (cut.slices > 1) return add_slices(cut.slices);
   const bool by_input = call_.computes == Computes::kInput;
   const int64_t rows = by_input ? call_.input[0] : call_.output[0], stride = call_.stride[0], reach = call_.reach(0),
                 before = call_.before[0];
@@ -374,6 +433,10 @@ bool LibraryConvolution::prepare(const Cut& cut) {
     }
   }
   plan_packing();
+  if (call_.computes == Computes::kWeight) {
+    sums_ = static_cast<int64_t>(pieces_.size());
+    for (int64_t i = 0; i < sums_; ++i) pieces_[static_cast<size_t>(i)].weight = i * packed_bytes_ / 4;
+  }
   return true;
 }
 
@@ -384,7 +447,10 @@ void LibraryConvolution::plan_packing() {
   const Desc given = given_weight(call_), packed = primitives_[0]->weight();
   packed_bytes_ = static_cast<int64_t>(packed.get_size());
   packing_.clear();
+  blocks_.reset();
   if (given == packed && !unpacks) return;
+  blocks_ = blocks_of(call_, packed);
+  if (blocks_) return;
   constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a block of the library's layouts fits into kBlock
   const dnnl::memory::dims all = given.dims();
   int64_t each = 1;
@@ -410,6 +476,7 @@ void LibraryConvolution::plan_packing() {
 }
 
 void LibraryConvolution::pack(std::byte* from, std::byte* to) const {
+  if (blocks_) return pack_weight(*blocks_, reinterpret_cast<const float*>(from), reinterpret_cast<float*>(to));
   parallel_for(static_cast<int64_t>(packing_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) packing_[static_cast<size_t>(i)]->copy(from, to);
   });
@@ -417,7 +484,7 @@ void LibraryConvolution::pack(std::byte* from, std::byte* to) const {
 
 // Adds the sums of all parts to those of the first, in order.
 void LibraryConvolution::add_parts(float* sums) const {
-  const int64_t parts = static_cast<int64_t>(pieces_.size()), n = packed_bytes_ / 4;
+  const int64_t parts = sums_, n = packed_bytes_ / 4;
   if (parts == 1) return;
   constexpr int64_t kGrain = 1 << 12;
   parallel_for((n + kGrain - 1) / kGrain, 1, [&](int64_t begin, int64_t end) {
@@ -434,19 +501,27 @@ void LibraryConvolution::run(const ConvolutionOperands& operands) const {
   const bool sums = call_.computes == Computes::kWeight;
   Storage packed;
   std::byte* weight = operands.weight;
-  if (!packing_.empty()) {
-    packed = Storage::allocate(static_cast<size_t>(packed_bytes_) * (sums ? pieces_.size() : 1));
+  if (packs()) {
+    packed = Storage::allocate(static_cast<size_t>(packed_bytes_) * static_cast<size_t>(sums_));
     weight = packed.data();
     if (!sums) pack(operands.weight, weight);
   }
   parallel_for(static_cast<int64_t>(pieces_.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const Piece& piece = pieces_[static_cast<size_t>(i)];
-      piece.primitive->run(operands.input + piece.input * size, weight + (sums ? piece.part * packed_bytes_ : 0),
-                           operands.bias, operands.output + piece.output * size);
+      piece.primitive->run(operands.input + piece.input * size, weight + piece.weight * 4, operands.bias,
+                           operands.output + piece.output * size);
     }
   });
   if (!sums) return;
+  if (blocks_) {
+    const auto unpack = [&](auto* to) {
+      unpack_weights(*blocks_, reinterpret_cast<const float*>(weight), sums_, packed_bytes_ / 4, to);
+    };
+    if (call_.dtype == kBF16) unpack(reinterpret_cast<BFloat16*>(operands.weight));
+    else unpack(reinterpret_cast<float*>(operands.weight));
+    return;
+  }
   add_parts(reinterpret_cast<float*>(weight));
   pack(weight, operands.weight);
 }
@@ -471,9 +546,10 @@ ConvolutionCache& convolution_cache() {
 std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const ConvolutionCall& call) {
   std::shared_ptr<const LibraryConvolution> found = convolution_cache().get(call, [&] {
     std::shared_ptr<LibraryConvolution> made(new LibraryConvolution(call));
-    const Cut cut = cut_of(call);
-    // Bands, or the last images, may be what the library refuses.
+    Cut cut = cut_of(call, /*may_slice=*/true);
     bool done = made->prepare(cut);
+    if (!done && cut.slices > 1) done = made->prepare(cut = cut_of(call, false));
+    // Bands, or the last images, may be what the library refuses.
     if (!done && cut.bands > 1) done = made->prepare({1, 1});
     if (!done) done = made->prepare({call.batch, 1});
     if (!done) {

@@ -5,8 +5,9 @@
 //
 // Note [Pieces]. The work is cut into images, or bands of an image's rows where there are few images. Each piece is one
 // primitive that runs on one thread (onednn.h), and the pieces run in the pool. The gradient of the weight is a sum
-// over pieces: each leaves its own, and they are added in order. Cuts depend on the call's shapes alone, so results do
-// not depend on the number of threads.
+// over pieces: each leaves its own, and they are added in order. Where a weight gathers from few pixels, a piece makes
+// the weights of some output channels instead. Cuts depend on the call's shapes alone, so results do not depend on the
+// number of threads.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/cpu/convolution_weights.h"
 
 namespace rondo::cpu {
 
@@ -36,26 +38,33 @@ class LibraryConvolution {
   struct Piece {
     const Primitive* primitive;
     int64_t input, output;  // where its activations start, in elements
-    int64_t part;           // which sum of weights it leaves
+    int64_t weight;         // gradient of the weight: where its sums start, in elements
   };
   struct Cut {
     int64_t images = 1, bands = 1;  // images of a piece; pieces of an image
+    int64_t slices = 1;             // gradient of the weight: pieces of the output channels, of all images
   };
   explicit LibraryConvolution(const ConvolutionCall& call);
-  static Cut cut_of(const ConvolutionCall& call);
+  static Cut cut_of(const ConvolutionCall& call, bool may_slice);
   // False: the library refuses a piece.
   bool prepare(const Cut& cut);
+  const Primitive* primitive_of(const ConvolutionCall& part);  // null: the library refuses it
   bool add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image);
+  bool add_slices(int64_t slices);
   void plan_packing();
+  bool packs() const { return blocks_ || !packing_.empty(); }
   void pack(std::byte* from, std::byte* to) const;
   void add_parts(float* sums) const;
 
   const ConvolutionCall call_;
   std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a piece
   std::vector<Piece> pieces_;
-  // Between the weight as the caller has it and as the primitives want it: none if they are the same.
+  // Between the weight as the caller has it and as the primitives want it: one of the two, or nothing if they are the
+  // same.
+  std::optional<WeightBlocks> blocks_;
   std::vector<std::unique_ptr<const Step>> packing_;
   int64_t packed_bytes_ = 0;
+  int64_t sums_ = 1;  // gradient of the weight: how many whole ones the pieces leave
 };
 
 }  // namespace rondo::cpu

@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/recorder.h"
@@ -32,24 +33,48 @@ template <class T> [[gnu::always_inline]] inline bool beats(T value, T best) {
   return value > best || (value != value && best == best);
 }
 
+// fn(pixel) for each pixel of a window, in rows of W pixels.
+template <class Fn>
+[[gnu::always_inline]] inline void each_pixel(const WindowRange& rows, const WindowRange& columns, int64_t W, Fn fn) {
+  for (int64_t h = rows.begin; h < rows.end; h += rows.step)
+    for (int64_t w = columns.begin; w < columns.end; w += columns.step) fn(h * W + w);
+}
+
 // `inner` neighbours are pooled alike: the channels of an image that is channels last, or one. The image has rows of W
 // pixels.
 template <class T>
 void max_of_windows(const T* x, T* y, int64_t* place, const WindowRange& rows, const std::vector<WindowRange>& columns,
                     int64_t W, int64_t inner) {
+  using A = Compute<T>;
+  constexpr int kN = kWidth<A>;
+  using Places = IntegerVector<A>;  // as wide as A: images have fewer pixels than 2^31
   for (const WindowRange& column : columns) {
     const int64_t first = rows.begin * W + column.begin;
-    for (int64_t c = 0; c < inner; ++c) y[c] = x[first * inner + c], place[c] = first;
-    for (int64_t h = rows.begin; h < rows.end; h += rows.step)
-      for (int64_t w = column.begin; w < column.end; w += column.step) {
-        const int64_t at = h * W + w;
-        const T* const pixel = x + at * inner;
-        for (int64_t c = 0; c < inner; ++c) {
-          const bool wins = beats<ComputeType<T>>(pixel[c], y[c]);
-          y[c] = wins ? pixel[c] : y[c];
-          place[c] = wins ? at : place[c];
-        }
-      }
+    int64_t c = 0;
+    for (; c + kN <= inner; c += kN) {
+      Vector<A> best = load(x + first * inner + c);
+      Places at = Places{} + static_cast<std::remove_reference_t<decltype(Places{}[0])>>(first);
+      each_pixel(rows, column, W, [&](int64_t pixel) {
+        const Vector<A> value = load(x + pixel * inner + c);
+        const Places wins = (value > best) | ((value != value) & (best == best));
+        best = wins ? value : best;
+        at = wins ? Places{} + static_cast<std::remove_reference_t<decltype(Places{}[0])>>(pixel) : at;
+      });
+      store(y + c, best);
+      for (int i = 0; i < kN; ++i) place[c + i] = at[i];
+    }
+    for (; c < inner; ++c) {
+      T best = x[first * inner + c];
+      int64_t at = first;
+      each_pixel(rows, column, W, [&](int64_t pixel) {
+        const T value = x[pixel * inner + c];
+        const bool wins = beats<ComputeType<T>>(value, best);
+        best = wins ? value : best;
+        at = wins ? pixel : at;
+      });
+      y[c] = best;
+      place[c] = at;
+    }
     y += inner;
     place += inner;
   }

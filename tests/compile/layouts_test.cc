@@ -2,13 +2,18 @@
 // dimensions and transposed operands, compiled as eager, without a library call.
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cpu/schedule.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/compile.h"
+#include "rondo/compile/explain.h"
+#include "rondo/modules/channel_norm.h"
+#include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 
@@ -257,6 +262,71 @@ TEST_F(Layouts, Gradients) {
     };
     EXPECT_TRUE(test::same_bits(gradient(region), gradient(program.run)));
   }
+}
+
+// What a mean is subtracted from is read again: no kernel stores the difference for the next one.
+TEST_F(Layouts, ADifferenceIsComputedTwice) {
+  struct Normalise : nn::Module<Normalise> {
+    Tensor forward(const Tensor& x) {
+      const Tensor d = x - ops::mean(x, {0});
+      return d * ops::rsqrt(ops::mean(d * d, {0}) + 1e-5);
+    }
+  } model;
+  const NoGrad off;
+  const Tensor x = Tensor::randn({640, 32});
+  const Explanation e = explain(model, x);
+  int64_t read = 0, written = 0;
+  for (const LaunchExplanation& launch : e.regions.at(0).entries.at(0).programs.at(0).launches)
+    read += launch.bytes_read, written += launch.bytes_written;
+  EXPECT_LT(read, 3 * x.nbytes() + 4096) << "the sum, the sum of squares, and the result read x";
+  EXPECT_LT(written, x.nbytes() + 4096) << "only the result is stored";
+  const Tensor expected = model(x);
+  const Regions regions = compile_module(model, {.exact = true});
+  const test::MustRunCompiled compiled;
+  EXPECT_TRUE(test::same_bits(model(x), expected));
+}
+
+struct ChannelsLastTail : nn::Module<ChannelsLastTail> {
+  nn::BatchNorm2d bn = child("bn", 24);
+  Tensor level = parameter("level", Tensor::randn({24, 1, 1}));
+  Tensor forward(const Tensor& x, const Tensor& residual) { return ops::relu(bn(x) + residual) * level; }
+};
+Tensor channels_last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
+
+// Gradients of images that are channels last come in the same layout, and the backward is made for it.
+TEST_F(Layouts, GradientsOfChannelsLastImages) {
+  constexpr int64_t kPixels = 35;
+  ChannelsLastTail model;
+  const auto image = [] { return Tensor::randn({3, 24, 5, 7}); };
+  const Tensor x = channels_last(image()).requires_grad_(), residual = channels_last(image()).requires_grad_();
+  const Tensor leaves[] = {x, residual, model.bn.weight, model.bn.bias, model.level};
+  const Tensor seed = image();
+  const auto gradients = [&](const Tensor& grad) {
+    const Tensor y = model(x, residual);
+    return autograd::grad({&y, 1}, leaves, {&grad, 1});
+  };
+  // Channels last, and in the usual layout.
+  const Tensor grads[] = {channels_last(seed), seed};
+  const std::vector<Tensor> eager[] = {gradients(grads[0]), gradients(grads[1])};
+  for (const bool exact : {false, true}) {
+    compile_module(model, {.exact = exact});
+    for (const int i : {0, 1}) {
+      SCOPED_TRACE(absl::StrCat(exact ? "exact" : "default", i == 0 ? ", channels last" : ""));
+      const test::MustRunCompiled compiled;
+      const std::vector<Tensor> results = gradients(grads[i]);
+      for (size_t k = 0; k < results.size(); ++k) {
+        if (exact) EXPECT_TRUE(test::same_bits(results[k], eager[i][k])) << "gradient " << k;
+        else
+          EXPECT_TRUE(test::is_close(results[k], eager[i][k], {.absolute = 1e-4, .relative = 1e-4}))
+              << "gradient " << k;
+      }
+      EXPECT_EQ(results[0].strides(), i == 0 || !exact ? x.strides() : eager[i][0].strides());
+    }
+  }
+  const Explanation e = explain(model, x, residual);
+  for (const ProgramExplanation& program : e.regions.at(0).entries.at(0).programs)
+    for (const LaunchExplanation& launch : program.launches)
+      EXPECT_EQ(launch.code.find(absl::StrCat("col*", kPixels)), std::string::npos) << launch.code;
 }
 
 }  // namespace

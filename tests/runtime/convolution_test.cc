@@ -5,10 +5,12 @@
 #include <functional>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
 
@@ -108,6 +110,47 @@ TEST(Convolution, ThreadsDoNotChangeBits) {
       for (size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(same_bits(one[i], three[i])) << i;
     }
   set_num_threads(before);
+}
+
+// Of few pixels and many weights: each piece makes the weights of some output channels.
+TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
+  struct Case {
+    int64_t channels, outputs, kernel, stride;
+  };
+  for (const Case& c : {Case{128, 512, 3, 1}, Case{256, 1024, 1, 1}, Case{64, 1024, 5, 2}}) {
+    SCOPED_TRACE(c.kernel);
+    const int64_t padding = c.kernel / 2, size = 4 * c.stride;
+    const cpu::ConvolutionCall call{.computes = cpu::ConvolutionCall::Computes::kWeight,
+                                    .batch = 2,
+                                    .channels = c.channels,
+                                    .outputs = c.outputs,
+                                    .input = {size, size},
+                                    .kernel = {c.kernel, c.kernel},
+                                    .output = {4, 4},
+                                    .stride = {c.stride, c.stride},
+                                    .before = {padding, padding}};
+    const auto library = cpu::LibraryConvolution::get(call);
+    if (library == nullptr) GTEST_SKIP() << "the library has no kernel for this processor";
+    const Tensor x = uniform({2, c.channels, size, size}, -1, 1, 1), g = uniform({2, c.outputs, 4, 4}, -1, 1, 2);
+    const auto gradient = [&](const Tensor& x, const Tensor& g, bool last_weight) {
+      const Tensor zeros = Tensor::zeros({c.outputs, c.channels, c.kernel, c.kernel}, {x.dtype()});
+      Tensor w = last_weight ? last(zeros) : zeros;
+      w.requires_grad_();
+      const Tensor y = ops::conv2d(x, w, {}, {.stride = c.stride, .padding = padding});
+      return autograd::grad({&y, 1}, {&w, 1}, {&g, 1})[0];
+    };
+    const Tensor plain = gradient(x.to(kF32), g.to(kF32), false);
+    EXPECT_TRUE(test::is_close(plain, gradient(x, g, false).to(kF32), test::Tolerance{.of_largest = 1e-6}));
+    EXPECT_TRUE(same_bits(gradient(last(x.to(kF32)), last(g.to(kF32)), true), plain));
+    const Tensor half = gradient(x.to(kBF16), g.to(kBF16), false),
+                 of_halves = gradient(x.to(kBF16).to(kF64), g.to(kBF16).to(kF64), false);
+    EXPECT_TRUE(test::is_close(half.to(kF32), of_halves.to(kF32), test::Tolerance{.of_largest = 1.0 / 256}));
+    EXPECT_TRUE(same_bits(gradient(last(x.to(kBF16)), last(g.to(kBF16)), true), half));
+    // With AVX-512 the library's weights are in blocks of 16 x 16.
+    if (__builtin_cpu_supports("avx512bw")) {
+      EXPECT_GT(library->pieces(), 1u);
+    }
+  }
 }
 
 std::vector<Tensor> grads_of(const Tensor& loss, const Tensor& x, const Tensor& w, bool create_graph) {
