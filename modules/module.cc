@@ -100,8 +100,9 @@ ModuleBase* ModuleBase::enclosing(const void* p) {
     const std::lock_guard lock(registry().mutex);
     auto after = registry().modules.upper_bound(p);
     if (after != registry().modules.begin()) found = std::prev(after)->second;
+    // Still under the lock: a neighbour in memory that does not contain p may be destroyed by another thread.
+    if (found == nullptr || !found->contains(p)) return nullptr;
   }
-  if (found == nullptr || !found->contains(p)) return nullptr;
   for (bool deeper = true; deeper;) {
     deeper = false;
     for (ModuleBase* inner : found->children_)

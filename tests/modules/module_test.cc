@@ -1,12 +1,15 @@
 #include "rondo/modules/module.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
@@ -467,6 +470,33 @@ TEST(Layers, DropoutIsTheIdentityWhereItShouldBe) {
   half.train();
   EXPECT_FALSE(half(x).is_same(x));
   EXPECT_THROW(Dropout(1.1), Error);
+}
+
+// Each lies on pages of its own, which are gone with it: to read of a destroyed one is a crash.
+struct OnPages : Module<OnPages> {
+  static void* operator new(size_t size) {
+    void* const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (pages == MAP_FAILED) throw std::bad_alloc();
+    return pages;
+  }
+  static void operator delete(void* pages, size_t size) { munmap(pages, size); }
+};
+
+// A module looks at its neighbours in memory, to see whether it lies in one of them.
+TEST(Module, AreMadeWhileOtherThreadsDestroyTheirs) {
+  std::atomic<bool> done = false;
+  std::vector<std::thread> others, threads;
+  for (int t = 0; t < 3; ++t)
+    others.emplace_back([&] {
+      while (!done) const OnPages on_the_stack;
+    });
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([] {
+      for (int i = 0; i < 20000; ++i) const auto made = std::make_unique<OnPages>();
+    });
+  for (std::thread& thread : threads) thread.join();
+  done = true;
+  for (std::thread& thread : others) thread.join();
 }
 
 TEST(Layers, LayerNormWithoutBias) {
