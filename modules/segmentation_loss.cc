@@ -20,7 +20,9 @@ Tensor segmentation_loss(TensorArg logits, const Tensor& targets, int64_t ignore
   if (t.rank() != 3 || t[0] != x[0]) fail("targets must be (B, H, W)");
   if (targets.dtype() != kI64 && targets.dtype() != kI32) fail("targets must be i64 or i32");
   const int64_t n = x[1], H = t[1], W = t[2];
-  const Tensor full = ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});  // (B, n, H, W)
+  const bool has_size = x[2] == H && x[3] == W;
+  const Tensor full =  // (B, n, H, W)
+      has_size ? logits.tensor : ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});
   if (n == 1) {
     const Tensor valid = ops::where(ops::not_equal(targets, ignore_index), ops::greater_equal(targets, 0).to(kF32), 0.0)
                              .to(full.dtype());
