@@ -103,7 +103,7 @@ struct CompileOptions {
   int max_entries = 256;
   // Recordings and backwards of a region that need machine code which this process does not have, whether it is
   // generated or comes from disk: a warm start has the same limit. Those that share code (another length of the same
-  // loop, say) do not count. Beyond it, what is new runs eagerly, with one warning. 0: everything.
+  // loop, say) do not count. Beyond it, what is new runs eagerly, with one warning. With 0, everything runs eagerly.
   int recompile_limit = 32;
 };
 

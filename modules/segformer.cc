@@ -136,9 +136,11 @@ SegformerDecodeHead::SegformerDecodeHead(const SegformerConfig& config)
 Tensor SegformerDecodeHead::forward(const Tensor& first, const std::vector<Tensor>& features) {
   const ops::Spatial<2> size = {first.size(1), first.size(2)};
   std::vector<Tensor> parts;  // (B, decoder_hidden_size, h, w) each, the last stage's first
-  for (int64_t stage = linear_c.size(); stage-- > 0;)
-    parts.push_back(ops::interpolate(channels_first(linear_c[stage](features[static_cast<size_t>(stage)])), size,
-                                     {.mode = ops::InterpolateMode::kBilinear}));
+  for (int64_t stage = linear_c.size(); stage-- > 0;) {
+    const Tensor part = channels_first(linear_c[stage](features[static_cast<size_t>(stage)]));
+    const bool has_size = part.size(2) == size[0] && part.size(3) == size[1];
+    parts.push_back(has_size ? part : ops::interpolate(part, size, {.mode = ops::InterpolateMode::kBilinear}));
+  }
   return classifier(dropout(ops::relu(batch_norm(linear_fuse(ops::cat(parts, 1))))));
 }
 

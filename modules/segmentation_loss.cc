@@ -22,7 +22,9 @@ Tensor segmentation_loss(TensorArg logits, const Tensor& targets, int64_t ignore
   if (targets.dtype() != kI64 && targets.dtype() != kI32) fail("targets must be i64 or i32");
   const int64_t n = x[1], H = t[1], W = t[2];
   if (n == 1) {
-    const Tensor full = ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});  // (B, 1, H, W)
+    const bool has_size = x[2] == H && x[3] == W;
+    const Tensor full =  // (B, 1, H, W)
+        has_size ? logits.tensor : ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear});
     const Tensor valid = ops::where(ops::not_equal(targets, ignore_index), ops::greater_equal(targets, 0).to(kF32), 0.0)
                              .to(full.dtype());
     return ops::mean(

@@ -270,7 +270,7 @@ struct InterpolateOptions {
   InterpolateMode mode = InterpolateMode::kNearest;
   bool align_corners = false;  // kBilinear: the corners' pixels stay where they are
 };
-// (B, C, h, w) for `size` {h, w}.
+// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, masks of integers among them; kBilinear takes floats.
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options = {});
 
 enum class PadMode { kConstant, kReflect, kReplicate };
