@@ -264,6 +264,26 @@ struct Drawing : nn::Module<Drawing> {
   }
 };
 
+// Pixels and weights of an interpolation are no tensors from the host.
+TEST_F(ReplayTest, RepeatsInterpolation) {
+  struct Up : nn::Module<Up> {
+    Tensor forward(const Tensor& x) {
+      return ops::interpolate(x, {7, 9}, {.mode = ops::InterpolateMode::kBilinear}) + ops::interpolate(x * 2.0, {7, 9});
+    }
+  };
+  Up eager, compiled;
+  const compile::Regions regions = compile::compile_module(compiled, {.exact = true, .capture = Capture::kReplay});
+  for (int i = 0; i < 4; ++i) {
+    const Tensor x = Tensor::randn({2, 3, 4, 5}), a = x.detach().requires_grad_(), b = x.detach().requires_grad_();
+    const Tensor want = eager(a), got = compiled(b);
+    EXPECT_TRUE(test::same_bits(want.detach(), got.detach())) << i;
+    ops::sum(want * want).backward();
+    ops::sum(got * got).backward();
+    EXPECT_TRUE(test::same_bits(a.grad(), b.grad())) << i;
+  }
+  EXPECT_EQ(regions.report()[0].replays, 3) << regions.report()[0].why_not_replayed;
+}
+
 TEST_F(ReplayTest, RefusesDrawsThatItCannotRepeat) {
   const Tensor x = Tensor::ones({5, 6});
   for (bool Drawing::*what : {&Drawing::draws_unused, &Drawing::draws_own, &Drawing::sets_stream}) {
