@@ -120,6 +120,7 @@
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/pixel_loss.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
