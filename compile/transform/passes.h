@@ -61,7 +61,7 @@ struct Unit {
 };
 // In an order in which they can run.
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
-// A value is stored if another unit or the caller reads it, through whatever view.
+// By value: true if the caller, or a unit that does not compute it, reads it or a view of it: it must be in memory.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
 // Elementwise nodes whose results several units read join all of them, where that costs no more than to read the
 // results: repeat.cc. A node may be in several units from then on.

@@ -147,8 +147,8 @@ class LibraryConvolution::Conversion {
     step_ = usual.data.format_desc.blocking.strides[1];
     image_ = usual.data.format_desc.blocking.strides[0];
     is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
-    // Of 16 bits, the library goes along one line after the other. Lines a large power of two apart meet few sets of
-    // the caches; elsewhere it is the faster.
+    // The library converts 16-bit numbers line by line, which is faster than our tiles, unless lines are a large power
+    // of two apart: these share few sets of the caches.
     if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
   }
   void run(std::byte* usual, std::byte* last) const {
@@ -195,7 +195,7 @@ class LibraryConvolution::Primitive {
   Step step_;
   // Between the caller's activations and the primitive's; null where they are the same.
   std::unique_ptr<const Conversion> convert_input_, convert_output_;
-  // Channels of the caller's output, channels last, of which the primitive reads some; 0: it reads all.
+  // How many channels the caller's output has, channels last, if the primitive reads only some of them; else 0.
   int64_t sliced_ = 0;
 };
 

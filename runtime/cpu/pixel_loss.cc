@@ -76,7 +76,7 @@ template <class T> class PixelTile {
     }
     return values_.data();
   }
-  // Of the pixels of at_row().
+  // For each pixel of the tile that at_row() has filled.
   void logsumexp(C* lse) {
     std::copy_n(values_.data(), kTile, top_.data());
     for (int64_t c = 1; c < grid_.classes; ++c) {

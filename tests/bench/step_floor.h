@@ -40,7 +40,7 @@ class StepFloor {
   int64_t rest_bytes_ = 0;
 };
 
-// Of a copy, reads and writes counted, in GB/s.
+// The machine's bandwidth in GB/s: of a copy, whose reads and writes count.
 double stream_gb_per_s();
 
 }  // namespace rondo::bench

@@ -112,7 +112,7 @@ TEST(Convolution, ThreadsDoNotChangeBits) {
   set_num_threads(before);
 }
 
-// Of few pixels and many weights: each piece makes the weights of some output channels.
+// Few pixels and many weights: each thread makes the gradients for some of the output channels.
 TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
   struct Case {
     int64_t channels, outputs, kernel, stride;

@@ -27,7 +27,7 @@ Tensor whole_loss(const Tensor& logits, const Tensor& target) {
   return ops::cross_entropy(full.permute({0, 2, 3, 1}).reshape({target.numel(), logits.size(1)}),
                             target.reshape({target.numel()}), {.ignore_index = kIgnored});
 }
-// Of `classes`, every seventh pixel ignored.
+// Random classes below `classes`; every seventh pixel is ignored.
 Tensor some_target(const Dims& sizes, int64_t classes) {
   std::vector<int64_t> values = Tensor::randint(0, classes, sizes).to_vector<int64_t>();
   for (size_t i = 0; i < values.size(); i += 7) values[i] = kIgnored;
