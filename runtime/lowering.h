@@ -57,8 +57,9 @@ enum class LoopOp : uint8_t {
   kSelect,  // a ? b : c
   kCast,    // to the instruction's type; to a 16-bit float and back is how a value is rounded
   // Effects and reductions
-  kStore,  // operand Instr::index = a
-  kScan,   // the sum of a over the columns up to this one, in order: f64, f32 or i64
+  kStore,       // operand Instr::index = a
+  kCheckIndex,  // a, an i64, is an index of the picked axis of operand Instr::index (Operand::is_check), or is reported
+  kScan,        // the sum of a over the columns up to this one, in order: f64, f32 or i64
   // Over the columns of a row, in the order of ops/reduction_order.h. The maximum of truths is true if one is.
   kReduceSum,
   kReduceMax,
@@ -101,6 +102,9 @@ class LoopBuilder {
   // Traits::picks: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
   // Builders of ops that pick nothing need not have it: throws InternalError.
   virtual LoopValue pick(int table, int index);
+  // Reports an index, which input `index` holds, that is not in [0, size): the call fails as the op's own kernel does.
+  // Builders of ops that check nothing need not have it: throws InternalError.
+  virtual void check_index(int index, int64_t size);
   // A random number of the current element of output 0. Input `state`: Note [Random state] in random_state.h, with this
   // increment. op: kRandomKeep, with float attribute `p`; kRandomFirst or kRandomSecond. Builders of ops that draw
   // nothing need not have it: throws InternalError.

@@ -8,12 +8,12 @@ void flatten(LoopKernel& kernel) {
     if (i.op == LoopOp::kScan) return;
   for (const Operand& operand : kernel.operands) {
     // A picked axis does not move with the row.
-    const bool constant = operand.col_stride == 0 &&
-                          (operand.axes.empty() || (is_picked(operand) && operand.axes.size() == 1));
+    const size_t picked = is_picked(operand) ? 1 : 0;
+    const bool constant = operand.col_stride == 0 && operand.axes.size() == picked;
     const bool dense = operand.col_stride == 1 &&
                        (kernel.rows == 1 ||
-                        (operand.axes.size() == 1 && operand.axes[0].divisor == 1 &&
-                         operand.axes[0].size == kernel.rows && operand.axes[0].stride == kernel.cols));
+                        (operand.axes.size() == picked + 1 && operand.axes.back().divisor == 1 &&
+                         operand.axes.back().size == kernel.rows && operand.axes.back().stride == kernel.cols));
     if (!constant && !dense) return;
   }
   for (Operand& operand : kernel.operands) operand.axes.resize(is_picked(operand) ? 1 : 0, {});

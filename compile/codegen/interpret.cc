@@ -219,6 +219,7 @@ class Interpreter {
       case LoopOp::kRandomKeep:
       case LoopOp::kRandomFirst:
       case LoopOp::kRandomSecond: out = random(i, row, column); return;
+      case LoopOp::kCheckIndex: check_index(i, registers_[i.a].integer); return;
       case LoopOp::kStore: store(i, address(i.index, row, column)); return;
       case LoopOp::kCast: out = convert(registers_[i.a], k_.instrs[i.a].type, i.type); return;
       case LoopOp::kIndex: out.integer = offset(k_.operands[i.index], row, column); return;
@@ -296,6 +297,10 @@ class Interpreter {
       case LoopOp::kMantissa: return out.set(scalar::mantissa(a));
       default: out.truth = compare(i.op, a, b);
     }
+  }
+
+  void check_index(const Instr& i, int64_t index) const {
+    if (index < 0 || index >= k_.operands[i.index].axes[0].size) *static_cast<int64_t*>(operands_[i.index]) = 1;
   }
 
   Register load(const Instr& i, const char* from) const {

@@ -35,8 +35,8 @@ namespace rondo::compile {
 
 // How an operand is addressed. Its element at (row, col) stands at
 //   base + sum over axes of ((row / divisor) % size) * stride  +  col * col_stride        (in elements)
-// The first axis may be a picked one, of divisor 0: its index is an argument of kPick, which alone reads such an
-// operand.
+// The first axis may be a picked one, of divisor 0: its index is an argument of kPick or kCheckIndex, which alone have
+// such operands.
 struct OperandAxis {
   int64_t divisor;
   int64_t size;
@@ -59,9 +59,15 @@ struct Operand {
   // No memory: what would be the place of the element at (row, col) is a number, for kIndex. dtype: i64. Its address is
   // null.
   bool is_index = false;
+  // For kCheckIndex: the first axis is a picked one, whose size bounds the indices; the others and the columns give the
+  // place of each, which its error tells. dtype: i64. Its address: where a CPU's code notes that an index was bad, as a
+  // 1; on a GPU, the device's status.
+  bool is_check = false;
 };
-// False for states and places: loads and stores do not touch them.
-inline bool has_elements(const Operand& operand) { return !operand.is_random && !operand.is_index; }
+// False for states, places and checks: loads and stores do not touch them.
+inline bool has_elements(const Operand& operand) {
+  return !operand.is_random && !operand.is_index && !operand.is_check;
+}
 inline bool is_random(LoopOp op) {
   return op == LoopOp::kRandomKeep || op == LoopOp::kRandomFirst || op == LoopOp::kRandomSecond;
 }
@@ -87,6 +93,10 @@ inline bool is_integer(DType type) { return type == kI64 || type == kI32 || type
 inline bool is_reduction(LoopOp op) { return op >= LoopOp::kReduceSum && op <= LoopOp::kReduceMin; }
 // Over the rows of a chunk.
 inline bool is_column_reduction(LoopOp op) { return op >= LoopOp::kColumnSum && op <= LoopOp::kColumnMin; }
+// Nothing reads what it gives.
+inline bool is_effect(LoopOp op) {
+  return op == LoopOp::kStore || op == LoopOp::kCheckIndex || is_column_reduction(op);
+}
 // The reduction over columns of the same kind.
 inline LoopOp along_row(LoopOp column_reduction) {
   return column_reduction == LoopOp::kColumnSum   ? LoopOp::kReduceSum

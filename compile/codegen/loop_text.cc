@@ -42,6 +42,7 @@ LoopOpInfo info(LoopOp op) {
     case LoopOp::kSelect: return {"select", 3};
     case LoopOp::kCast: return {"cast", 1};
     case LoopOp::kStore: return {"store", 1};
+    case LoopOp::kCheckIndex: return {"check_index", 1};
     case LoopOp::kScan: return {"scan", 1};
     case LoopOp::kReduceSum: return {"reduce_sum", 1};
     case LoopOp::kReduceMax: return {"reduce_max", 1};
@@ -120,6 +121,7 @@ std::string to_string(const LoopKernel& kernel) {
     if (operand.onto >= 0) absl::StrAppend(&text, " onto=@", operand.onto);
     if (operand.is_random) absl::StrAppend(&text, " random+", operand.increment);
     if (operand.is_index) text += " index";
+    if (operand.is_check) text += " check";
     text += "\n";
   }
   if (kernel.inner > 1) absl::StrAppend(&text, "  inner=", extent.next(kernel.inner), "\n");
@@ -254,6 +256,7 @@ class KernelParser {
     operand.is_random = in_.accept("random+");
     if (operand.is_random) operand.increment = in_.integer();
     operand.is_index = in_.accept("index");
+    operand.is_check = in_.accept("check");
     in_.end_line();
     kernel_.operands.push_back(std::move(operand));
   }

@@ -89,7 +89,7 @@ class Verifier {
       if (k_.inner > 1 && (operand.is_partial || k_.split_columns || k_.chunk_rows > 0 || k_.per_item))
         return "a kernel along inner rows with column sums, split columns or items";
       for (size_t a = 0; a < operand.axes.size(); ++a)
-        if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < 1)
+        if (operand.axes[a].divisor < (a == 0 ? 0 : 1) || operand.axes[a].size < (operand.is_check && a == 0 ? 0 : 1))
           return "an operand axis with divisor or size below 1";
       if (is_picked(operand) && operand.is_output) return "outputs have no picked axis";
       if (operand.is_partial && ((operand.dtype != kF32 && operand.dtype != kF64 && operand.dtype != kI64) ||
@@ -97,6 +97,9 @@ class Verifier {
         return "a partial operand must be dense f32, f64 or i64, in a kernel with chunk_rows";
       if (operand.is_index && (operand.dtype != kI64 || operand.is_output || operand.is_partial || operand.is_random))
         return "places are i64, and read only";
+      if (operand.is_check && (operand.dtype != kI64 || operand.is_output || operand.is_partial || operand.is_random ||
+                               operand.is_index || !is_picked(operand)))
+        return "a check is of i64 and has a picked axis";
       if (operand.is_random && (operand.dtype != kI64 || operand.is_output || operand.is_partial))
         return "a random state is i64, and read only";
     }
@@ -117,7 +120,7 @@ class Verifier {
       const Position from = seen_[args[n]];
       if (from.stage < 0) return absl::StrCat("reads %", args[n], " before it is defined");
       const LoopOp source = k_.instrs[args[n]].op;
-      if (source == LoopOp::kStore || is_column_reduction(source)) return absl::StrCat("reads the effect %", args[n]);
+      if (is_effect(source)) return absl::StrCat("reads the effect %", args[n]);
       if (from.place == Place::kColumn && (from.stage != stage || place == Place::kRow))
         return absl::StrCat("reads the column value %", args[n], " outside of its stage's columns");
       if (from.place == Place::kReduction && from.stage == stage)
@@ -140,7 +143,7 @@ class Verifier {
     }
     if (i.op == LoopOp::kSelect)
       return type(i.a) == kBool && type(i.b) == result && type(i.c) == result ? "" : "types of the choices differ";
-    if (i.op == LoopOp::kPick) return type(i.a) == kI64 ? "" : "an index must be i64";
+    if (i.op == LoopOp::kPick || i.op == LoopOp::kCheckIndex) return type(i.a) == kI64 ? "" : "an index must be i64";
     if (i.op == LoopOp::kRandomKeep) {
       const LoopOp source = k_.instrs[static_cast<size_t>(i.a)].op;
       const bool of_run = source == LoopOp::kScalar || source == LoopOp::kConst;
@@ -165,19 +168,22 @@ class Verifier {
   std::string check_index(const Instr& i, Place place) {
     if (i.op == LoopOp::kScalar) return i.index >= 0 && i.index < k_.n_scalars ? "" : "no such scalar";
     const bool random = is_random(i.op), loads = i.op == LoopOp::kLoad || i.op == LoopOp::kPick,
-               is_index = i.op == LoopOp::kIndex, by_columns = is_column_reduction(i.op);
+               is_index = i.op == LoopOp::kIndex, checks = i.op == LoopOp::kCheckIndex,
+               by_columns = is_column_reduction(i.op);
     if (i.op == LoopOp::kScan)
       return place == Place::kColumn && !k_.split_columns
                  ? ""
                  : "a running sum needs whole rows, and stands in a column list";
-    if (!random && !loads && !is_index && i.op != LoopOp::kStore && !by_columns) return "";
+    if (!random && !loads && !is_index && !checks && i.op != LoopOp::kStore && !by_columns) return "";
     if (i.index < 0 || i.index >= std::ssize(k_.operands)) return "no such operand";
     const Operand& operand = k_.operands[i.index];
     if (operand.is_partial != by_columns) return "only reductions over rows touch a partial operand";
     if (operand.is_index != is_index) return "index reads places, and nothing else does";
-    if (is_picked(operand) != (i.op == LoopOp::kPick)) return "an operand has a picked axis if pick reads it";
+    if (operand.is_check != checks) return "check_index has a check, and nothing else does";
+    if (is_picked(operand) != (i.op == LoopOp::kPick || checks))
+      return "an operand has a picked axis if pick reads it, or a check";
     if (operand.is_random != random) return "random states are read by random numbers, which read nothing else";
-    if (random || loads || is_index) return "";
+    if (random || loads || is_index || checks) return "";
     const DType source = k_.instrs[i.a].type;
     if (by_columns) {
       if (place != Place::kColumn) return "outside of a column list";

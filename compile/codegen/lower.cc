@@ -164,6 +164,17 @@ class UnitLowering final : public LoopBuilder {
     return append({.op = LoopOp::kIndex, .type = kI64, .index = add_operand(place, kNoValue)},
                   {.row = row, .level = 0});
   }
+  void check_index(int index, int64_t size) override {
+    const ValueId id = node_->inputs[static_cast<size_t>(index)];
+    const LoopValue v = input(index);
+    Operand check = address({.sizes = domain_, .strides = contiguous_strides(domain_)}, domain_, columns_);
+    check.dtype = kI64;
+    check.axes.insert(check.axes.begin(), OperandAxis{0, size, 0});
+    check.is_check = true;
+    sinks_.push_back(
+        append({.op = LoopOp::kCheckIndex, .type = kI64, .a = v.id, .index = add_operand(check, id)}, placement(v.id))
+            .id);
+  }
   LoopValue scan(LoopValue v) override {
     if (unit_.cols == 1) return emit(LoopOp::kAdd, v.type, constant(0, v.type), v, {});
     return append({.op = LoopOp::kScan, .type = v.type, .a = v.id}, {.row = false, .level = placement(v.id).level});
@@ -223,7 +234,7 @@ class UnitLowering final : public LoopBuilder {
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
-    const bool effect = is_sink(instr.op);
+    const bool effect = is_effect(instr.op);
     const auto [found, added] = numbering_.try_emplace(key, static_cast<int32_t>(instrs_.size()));
     if (added || effect) {
       found->second = static_cast<int32_t>(instrs_.size());
@@ -240,7 +251,7 @@ class UnitLowering final : public LoopBuilder {
       if (operand.is_partial || result_.operands[i] != value || other.is_output != operand.is_output ||
           other.col_stride != operand.col_stride || other.axes.size() != operand.axes.size() ||
           other.is_random != operand.is_random || other.is_index != operand.is_index ||
-          other.increment != operand.increment)
+          other.is_check != operand.is_check || other.increment != operand.increment)
         continue;
       bool equal = true;
       for (size_t k = 0; k < operand.axes.size(); ++k)
@@ -313,14 +324,12 @@ class UnitLowering final : public LoopBuilder {
           reduction.a = operand_copy(instr.a, stage);
           row_copy_[i] = add(reduction);
           kernel.stages[static_cast<size_t>(stage)].reductions.push_back(row_copy_[i]);
-        } else if (!placements_[i].row && placements_[i].level == stage && is_sink(instr.op)) {
+        } else if (!placements_[i].row && placements_[i].level == stage && is_effect(instr.op)) {
           copy_column(static_cast<int32_t>(i), stage);
         }
       }
     }
   }
-
-  static bool is_sink(LoopOp op) { return op == LoopOp::kStore || is_column_reduction(op); }
 
   void mark_needed() {
     used_.assign(instrs_.size(), false);

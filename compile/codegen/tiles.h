@@ -9,7 +9,8 @@ namespace rondo::compile {
 
 // True if neighbouring rows of the operand are neighbours in memory, and columns are not.
 inline bool is_transposed(const Operand& operand) {
-  if (operand.is_partial || operand.is_index || operand.col_stride == 0 || operand.col_stride == 1) return false;
+  if (operand.is_partial || operand.is_index || operand.is_check || operand.col_stride == 0 || operand.col_stride == 1)
+    return false;
   return std::any_of(operand.axes.begin(), operand.axes.end(),
                      [](const OperandAxis& axis) { return axis.divisor == 1 && axis.stride == 1 && axis.size > 1; });
 }
@@ -19,9 +20,10 @@ inline bool goes_in_tiles(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.split_columns || kernel.chunk_rows > 0 || kernel.starts >= 0 || kernel.per_item ||
       kernel.stages.size() != 1 || !kernel.stages[0].reductions.empty())
     return false;
-  // A lookup, a random number, a place and a running sum are made in the order of the rows only.
+  // A lookup and its check, a random number, a place and a running sum are made in the order of the rows only.
   if (std::any_of(kernel.instrs.begin(), kernel.instrs.end(), [](const Instr& i) {
-        return i.op == LoopOp::kPick || i.op == LoopOp::kIndex || i.op == LoopOp::kScan || is_random(i.op);
+        return i.op == LoopOp::kPick || i.op == LoopOp::kCheckIndex || i.op == LoopOp::kIndex ||
+               i.op == LoopOp::kScan || is_random(i.op);
       }))
     return false;
   const auto instr = [&](int32_t id) -> const Instr& { return kernel.instrs[static_cast<size_t>(id)]; };

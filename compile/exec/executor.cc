@@ -10,6 +10,7 @@
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -77,16 +78,34 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
   return frame;
 }
 
+IndexCheck Executor::index_check(const Launch& launch, const Launch::Check& check, const Frame& frame) const {
+  const GraphNode& node = plan_.graph.node(check.node);
+  const auto at = static_cast<size_t>(check.operand);
+  const ops::LookupName lookup = ops::lookup_of(node.attrs);
+  const Value& indices = plan_.graph.value(node.inputs[0]);
+  return {.operand = check.operand,
+          .op = lookup.op,
+          .where = line_of(node),
+          .size = plan_.kernel_of(launch).kernel.operands[at].axes[0].size,
+          .at_position = lookup.at_position,
+          .indices = frame.at(launch.addresses[at]),
+          .sizes = &indices.sizes,
+          .strides = &indices.strides};
+}
+
 void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
   const LoweredUnit& unit = plan_.kernel_of(launch);
   absl::InlinedVector<void*, 24> operands(unit.operands.size());
   for (size_t i = 0; i < operands.size(); ++i) operands[i] = frame.at(launch.addresses[i]);
+  absl::InlinedVector<IndexCheck, 2> checks;
+  for (const Launch::Check& check : launch.checks) checks.push_back(index_check(launch, check, frame));
   const KernelCall call{.code = code_.handle(launch.kernel),
                         .kernel = &unit.kernel,
                         .extents = unit.extents.data(),
                         .operands = operands.data(),
                         .scalars = floats_.scalars.data() + unit.first_scalar,
-                        .grain = launch.grain};
+                        .grain = launch.grain,
+                        .checks = checks};
   code_.target().launch.kernel(code_.device(), call, owner_);
 }
 

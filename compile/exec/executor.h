@@ -70,6 +70,7 @@ class Executor {
   // By fresh buffer: the home of the output that is all of it; null: none.
   std::vector<const Tensor*> homes_of_fresh(std::span<const Tensor> homes) const;
   void run_kernel(const Launch& launch, const Frame& frame) const;
+  IndexCheck index_check(const Launch& launch, const Launch::Check& check, const Frame& frame) const;
   void run_library_call(size_t index, const Frame& frame) const;
   void run_copy(const Launch& launch, const Frame& frame) const;
   // That launch, and those of its kind that follow.

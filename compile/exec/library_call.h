@@ -40,9 +40,7 @@ class LibraryCall {
       const GraphNode& epilogue = plan_.graph.node(launch_.nodes[i]);
       epilogues.push_back({epilogue.op->epilogue, epilogue.inputs.size() > 1 ? &inputs_[next++] : nullptr});
     }
-    // The modules that called the op have returned, so an error names the line that was found when it was recorded.
-    const std::source_location where = op.origin.user.line() == 0 ? op.where : op.origin.user;
-    use(KernelContext{*op.op, pointers, {outputs_.data(), op.outputs.size()}, attrs, where, epilogues});
+    use(KernelContext{*op.op, pointers, {outputs_.data(), op.outputs.size()}, attrs, line_of(op), epilogues});
   }
 
  private:

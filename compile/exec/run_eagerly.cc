@@ -23,8 +23,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
     std::vector<TensorArg> args;
     std::vector<Tensor> outputs(node.outputs.size());
-    // The modules that called the op have returned, so an error names the line that was found when it was recorded.
-    const std::source_location where = node.origin.user.line() == 0 ? node.where : node.origin.user;
+    const std::source_location where = line_of(node);
     for (ValueId id : node.inputs)
       args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], where);
     bool differentiable = false;  // what ran under no_grad stays constant

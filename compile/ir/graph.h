@@ -88,6 +88,12 @@ struct Graph {
   ValueId written(ValueId id) const;
 };
 
+// The line that an error of the call names. The modules that made the call have returned, so it is the one that was
+// found when it was recorded.
+inline std::source_location line_of(const GraphNode& node) {
+  return node.origin.user.line() == 0 ? node.where : node.origin.user;
+}
+
 // True if the op's results may lie inside of a larger value, with gaps between their rows (transform/assemble.cc).
 inline bool writes_parts(const OpDef& op) {
   return op.traits.strided_outputs || (op.kind == OpKind::kElementwise && op.lower != nullptr);

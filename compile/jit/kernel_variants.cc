@@ -33,7 +33,8 @@ Structure structure_of(const LoopKernel& kernel, const Target& target) {
   for (int64_t extent : extents(kernel)) add(may_vary(extent) ? 2 : extent);
   for (const Operand& operand : kernel.operands) {
     add(operand.dtype);
-    add(operand.is_index << 3 | operand.is_random << 2 | operand.is_output << 1 | operand.is_partial);
+    add(operand.is_check << 4 | operand.is_index << 3 | operand.is_random << 2 | operand.is_output << 1 |
+        operand.is_partial);
     add(operand.increment);
     add(operand.onto);
     add(operand.axes.size());

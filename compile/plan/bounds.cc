@@ -142,6 +142,13 @@ class Finder {
           check(launch.addresses[static_cast<size_t>(operand.onto)], {0, partial_bytes(kernel, operand.dtype)},
                 operand.dtype, absl::StrCat("operand @", operand.onto));
     }
+    for (const Launch::Check& c : launch.checks) {  // an error looks at the indices
+      const GraphNode& node = graph_.node(c.node);
+      if (const std::string what = difference_from_inferred(graph_, node); !what.empty()) return refuse(what);
+      const Value& indices = graph_.value(node.inputs[0]);
+      check(launch.addresses[static_cast<size_t>(c.operand)], reach_of(indices, indices.dtype), indices.dtype,
+            name(node.inputs[0]));
+    }
     for (size_t i = 0; i < used.size(); ++i)
       if (used[i])
         check(launch.addresses[i], reach_of(kernel, kernel.operands[i]), kernel.operands[i].dtype,

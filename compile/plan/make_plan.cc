@@ -158,9 +158,10 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
                              .kernel = kernel,
                              .nodes = unit.nodes,
                              .grain = grain_of(lowered.kernel, target.capabilities.grain)});
-    if (!lowered.column_results.empty())
-      plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
+    const bool combines = !lowered.column_results.empty();
     plan.kernels.push_back(std::move(lowered));
+    plan.launches.back().checks = checks_of(plan, plan.launches.back());
+    if (combines) plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
   }
   if (target.capabilities.gathers_sums) gather_sums(plan);
   number_floats(plan);

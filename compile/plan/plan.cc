@@ -1,5 +1,7 @@
 #include "rondo/compile/plan/plan.h"
 
+#include <algorithm>
+
 namespace rondo::compile {
 
 void number_floats(Plan& plan) {
@@ -13,6 +15,25 @@ void number_floats(Plan& plan) {
     const bool any = plan.graph.node(launch.op()).attrs.floats.size() > 0;
     launch.floats = any ? calls++ : -1;
   }
+}
+
+std::vector<Launch::Check> checks_of(const Plan& plan, const Launch& launch) {
+  std::vector<Launch::Check> checks;
+  const LoweredUnit& unit = plan.kernel_of(launch);
+  for (size_t i = 0; i < unit.operands.size(); ++i) {
+    if (!unit.kernel.operands[i].is_check) continue;
+    const auto found = std::find_if(launch.nodes.begin(), launch.nodes.end(), [&](int32_t n) {
+      const GraphNode& node = plan.graph.node(n);
+      return node.op->checks && node.op->lower != nullptr && node.inputs.size() == 1 &&
+             node.inputs[0] == unit.operands[i];
+    });
+    checks.push_back({static_cast<int32_t>(i), found == launch.nodes.end() ? -1 : *found});
+  }
+  return checks;
+}
+
+bool has_waiting_checks(const Plan& plan) {
+  return std::any_of(plan.launches.begin(), plan.launches.end(), [](const Launch& l) { return !l.checks.empty(); });
 }
 
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch) {

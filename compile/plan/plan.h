@@ -39,6 +39,11 @@ struct Launch {
   int64_t grain = 1;    // kKernel: elements that pay for waking a thread
   int32_t variant = 0;  // kLibraryCall: of OpDef::prepare
   int32_t floats = -1;  // kLibraryCall: its number among those whose op has floats; -1: it has none
+  // kKernel: the operands that are checks (Operand::is_check), and the nodes whose indices they bound.
+  struct Check {
+    int32_t operand, node;
+  };
+  std::vector<Check> checks = {};
 
   int32_t op() const { return nodes[0]; }
   // It has a kernel, or finishes one.
@@ -85,6 +90,10 @@ struct Plan {
 
 // Numbers the floats of kernels and library calls: LoweredUnit::first_scalar, Launch::floats.
 void number_floats(Plan& plan);
+// The checks of a launch of a kernel. A check's operand is the value that the node checks; without one, node is -1.
+std::vector<Launch::Check> checks_of(const Plan& plan, const Launch& launch);
+// True if a check is made behind what comes after it in the program: Note [Checks that wait] of fuse.cc.
+bool has_waiting_checks(const Plan& plan);
 
 // All values that a launch reads or writes, and those that it writes; kNoValue may be among them.
 std::vector<ValueId> touched(const Plan& plan, const Launch& launch);

@@ -249,6 +249,9 @@ class PlanParser {
       launch.grain = number(1, kMost);
       launch.nodes = nodes();
       if (plan_.kernel_of(launch).kernel.per_item) in_.fail("a kernel that runs on items wants a table");
+      launch.checks = checks_of(plan_, launch);
+      for (const Launch::Check& check : launch.checks)
+        if (check.node < 0) in_.fail(absl::StrCat("nothing checks operand @", check.operand));
     } else if (in_.accept("call")) {
       launch.kind = Launch::Kind::kLibraryCall;
       in_.expect("variant=");

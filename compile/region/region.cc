@@ -269,7 +269,7 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
   std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
   if (binding == nullptr) {
     count(Outcome::kEager, "a recording");
-    run_eagerly(trace);
+    run_eagerly(trace, trace.graph);
     return nullptr;
   }
   return run_bound(trace, trace.graph, std::move(binding));
@@ -307,10 +307,12 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
       report.last_failure = e.what();
       ++report.failed_runs;
     });
-    if (trace.has_writes()) {
-      // Nothing is written yet, so the same error comes again, op by op, after the writes that come before it.
+    // A bug of ours is no error of the program.
+    const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
+    if (trace.has_writes() || waits) {
+      // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
       if (!has_written(graph, trace.external(), finished)) {
-        run_eagerly(trace);
+        run_op_by_op(trace, binding->graph());
         return nullptr;
       }
       finished.clear();
@@ -335,11 +337,26 @@ void Region::hand_over_finished(Trace& trace, const Graph& graph, const std::sha
                                 std::span<const Tensor> finished, const std::string& reason) {
   // The caller may catch the error and go on with what was complete.
   if (!finished.empty()) hand_over(trace, graph, finished, make_node_of_failed_run(binding, trace.external()));
+  name_missing(trace, graph, reason);
+}
+
+void Region::name_missing(Trace& trace, const Graph& graph, const std::string& reason) {
   Recorder* missing = recorder_of_missing(
       absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
-  for (size_t i = 0; i < graph.outputs.size(); ++i)
-    if ((finished.empty() || !finished[i].defined()) && trace.written_tensor(graph.outputs[i]) == nullptr)
-      trace.handle(graph.outputs[i]).impl()->recorder = missing;
+  for (ValueId id : graph.outputs) {
+    if (trace.written_tensor(id) != nullptr) continue;
+    Recorder*& recorder = trace.handle(id).impl()->recorder;
+    if (recorder != nullptr) recorder = missing;
+  }
+}
+
+void Region::run_op_by_op(Trace& trace, const Graph& graph) {
+  try {
+    run_eagerly(trace, graph);
+  } catch (const std::exception& e) {
+    name_missing(trace, graph, e.what());
+    throw;
+  }
 }
 
 void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor> results,
@@ -378,8 +395,7 @@ void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor>
   }
 }
 
-void Region::run_eagerly(Trace& trace) {
-  const Graph& graph = trace.graph;
+void Region::run_eagerly(Trace& trace, const Graph& graph) {
   ValueMap<Tensor> values(graph);
   std::vector<Tensor> results;
   for (size_t i = 0; i < graph.inputs.size(); ++i) values[graph.inputs[i]] = trace.external()[i];

@@ -94,10 +94,15 @@ class [[gnu::visibility("hidden")]] Region {
                         const std::shared_ptr<RegionNode>& node);
   // `graph`: what `trace` has recorded.
   std::shared_ptr<const Binding> run_bound(Trace & trace, const Graph& graph, std::shared_ptr<const Binding> binding);
-  static void run_eagerly(Trace & trace);
+  // `graph`: the same, with the floats of this recording.
+  static void run_eagerly(Trace & trace, const Graph& graph);
+  // The same after a run that threw, and has written nothing.
+  void run_op_by_op(Trace & trace, const Graph& graph);
   // A run threw `reason`, after `finished` (by output) were complete.
   void hand_over_finished(Trace & trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
                           std::span<const Tensor> finished, const std::string& reason);
+  // Handles without a value say why.
+  void name_missing(Trace & trace, const Graph& graph, const std::string& reason);
   void forget_oldest_entry();
 
   CompileOptions options_;

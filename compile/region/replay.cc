@@ -156,7 +156,7 @@ void Replay::run(const nn::ModuleCall& call) const {
   try {
     results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
   } catch (...) {
-    if (written_.empty()) take_back_draws(binding_->graph(), inputs);
+    if (written_.empty() && !has_waiting_checks(entry.forward->plan())) take_back_draws(binding_->graph(), inputs);
     else if (!has_written(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
     throw;
   }

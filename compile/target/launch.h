@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <source_location>
 #include <span>
 
 #include "absl/functional/any_invocable.h"
@@ -15,6 +16,17 @@
 
 namespace rondo::compile {
 
+// An operand of a kernel that is a check (Operand::is_check): the tensor of the indices, and what an error says.
+struct IndexCheck {
+  int32_t operand;
+  const char* op;
+  std::source_location where;
+  int64_t size;
+  bool at_position;  // it tells the position
+  const std::byte* indices;
+  const Dims *sizes, *strides;
+};
+
 // One run of a kernel.
 struct KernelCall {
   KernelHandle code;
@@ -22,7 +34,8 @@ struct KernelCall {
   const int64_t* extents;    // of `kernel`
   void* const* operands;     // as many as `kernel` has
   const double* scalars;
-  int64_t grain;  // elements that pay for waking a thread
+  int64_t grain;                            // elements that pay for waking a thread
+  std::span<const IndexCheck> checks = {};  // of all operands that are checks
 };
 
 // Reduces the partial results of chunks that a kernel has left: Note [Column order].

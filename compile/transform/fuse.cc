@@ -7,6 +7,13 @@
 // Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
 //   program, and never fuses across two windows. A kernel has at most Capabilities::most_ops nodes, because the time to
 //   generate code grows faster than its length.
+//
+// Note [Checks that wait]. A check of indices (OpDef::checks) joins a kernel that reads them anyway, most often the one
+//   that looks up, so it is no launch of its own. It may then come later than in the program, behind other checks and
+//   behind kernels that looked up already (kPick takes index 0 for a bad one): whoever runs a plan on the host's memory
+//   finds the first error of the program by running it op by op. The indices are an input of the graph, so that they
+//   are there to be looked at again. No check waits where processes talk to each other: what they say is an effect,
+//   too.
 #include <algorithm>
 #include <bit>
 #include <queue>
@@ -138,6 +145,8 @@ class Fuser {
         epilogues_(epilogues),
         most_ops_(static_cast<size_t>(limits.most_ops)),
         most_operands_(static_cast<size_t>(limits.most_operands)),
+        communicates_(std::any_of(graph.nodes.begin(), graph.nodes.end(),
+                                  [](const GraphNode& node) { return node.op->traits.communicates; })),
         unit_of_(graph, -1),
         last_touch_(graph, kNone) {
     extents_.reserve(graph.values.size());
@@ -158,9 +167,11 @@ class Fuser {
     touches_.clear();
     for (size_t u = begin; u < end; ++u)
       for (ValueId id : units_[u].touched) last_touch_[id] = kNone;
-    for (size_t u = begin; u < end; ++u) note_touches(u, units_[u].touched);
+    for (size_t u = begin; u < end; ++u)
+      if (!units_[u].only_checks) note_touches(u, units_[u].touched);
     Reachability reach = reachability(begin, end);
-    for (size_t u = begin; u < end; ++u) add_pairs(u, u + 1);
+    for (size_t u = begin; u < end; ++u)
+      if (!units_[u].only_checks) add_pairs(u, u + 1);
     std::make_heap(pairs_.begin(), pairs_.end());
     while (!pairs_.empty()) {
       std::pop_heap(pairs_.begin(), pairs_.end());
@@ -184,6 +195,27 @@ class Fuser {
       add_pairs(pair.a, 0);
       for (auto n = queued + 1; n <= std::ssize(pairs_); ++n) std::push_heap(pairs_.begin(), pairs_.begin() + n);
     }
+    for (size_t u = begin; u < end; ++u)
+      if (units_[u].only_checks) join_check(u, begin, end, reach);
+  }
+
+  // Note [Checks that wait]. At the end, so that a check does not choose the space of a kernel.
+  void join_check(size_t check, size_t begin, size_t end, Reachability& reach) {
+    const ValueId indices = graph_.written(graph_.node(units_[check].unit.nodes[0]).inputs[0]);
+    const auto looks_up = [&](int32_t n) { return graph_.node(n).op->traits.picks; };
+    const auto reads = [&](int32_t n) {
+      const ValueIds& inputs = graph_.node(n).inputs;
+      return std::any_of(inputs.begin(), inputs.end(),
+                         [&](ValueId id) { return id != kNoValue && graph_.written(id) == indices; });
+    };
+    for (size_t u = check + 1; u < end; ++u) {
+      const std::vector<int32_t>& nodes = units_[u].unit.nodes;
+      if (!units_[u].alive || !units_[u].unit.fused || std::none_of(nodes.begin(), nodes.end(), looks_up) ||
+          std::none_of(nodes.begin(), nodes.end(), reads) || !may_merge(u, check))
+        continue;
+      reach.merge(u - begin, check - begin);
+      return merge(u, check);
+    }
   }
 
   // True if unit `other` only makes numbers of what unit `first` knows of its rows. It then joins that unit before
@@ -204,6 +236,7 @@ class Fuser {
     bool reduces_rows = false, scans = false;
     int32_t after = kNone;   // of a collective: the unit of the one before it
     bool takes_any = false;  // pointwise nodes of one domain: they take any space that fits
+    bool only_checks = false;
   };
   // Two units that share values. The best comes first; of equals, the one that was recorded first.
   struct Pair {
@@ -242,7 +275,9 @@ class Fuser {
       c.unit = space.unit;
       c.unit.nodes = {static_cast<int32_t>(i)};
       if (node.op->traits.communicates) c.after = std::exchange(latest_collective, unit_of_[i]);
+      if (node.op->checks && !may_wait(node)) c.unit.fused = false;
       if (!c.unit.fused) continue;
+      c.only_checks = node.op->checks;
       c.takes_any = space.takes_any;
       if (space.sums_rows) c.column_results = {node.outputs[0]};
       c.scans = node.op->traits.scans;
@@ -255,6 +290,11 @@ class Fuser {
       std::sort(c.touched.begin(), c.touched.end());
       c.touched.erase(std::unique(c.touched.begin(), c.touched.end()), c.touched.end());
     }
+  }
+
+  // Note [Checks that wait]
+  bool may_wait(const GraphNode& check) const {
+    return graph_.value(graph_.written(check.inputs[0])).producer < 0 && !communicates_;
   }
 
   // The unit that computes a value, seen through views; -1 for inputs.
@@ -291,6 +331,7 @@ class Fuser {
 
   // The space of both units together; nullptr: there is none.
   const Unit* common_space(const Candidate& a, const Candidate& b) const {
+    if (a.only_checks && b.only_checks) return nullptr;
     if (a.unit.rows == b.unit.rows && a.unit.inner == b.unit.inner) {
       if (a.unit.cols == b.unit.cols) return &a.unit;
       // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column,
@@ -299,8 +340,10 @@ class Fuser {
       if (narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows && !narrow.scans)
         return &wide.unit;
     }
-    if (a.takes_any == b.takes_any) return nullptr;
-    const Candidate &pointwise = a.takes_any ? a : b, &fixed = a.takes_any ? b : a;
+    const bool checks = a.only_checks || b.only_checks;
+    if (!checks && a.takes_any == b.takes_any) return nullptr;
+    const bool a_fits = checks ? a.only_checks : a.takes_any;
+    const Candidate &pointwise = a_fits ? a : b, &fixed = a_fits ? b : a;
     const int64_t n = pointwise.unit.rows * pointwise.unit.cols;
     if (n != fixed.unit.rows * fixed.unit.cols && n != fixed.unit.rows) return nullptr;
     for (int32_t node : pointwise.unit.nodes)
@@ -430,6 +473,8 @@ class Fuser {
       const size_t u = ready.top().second;
       ready.pop();
       result.push_back(units_[u].unit);
+      // The op's own call costs less than a kernel that does nothing else.
+      if (units_[u].only_checks) result.back().fused = false;
       for (size_t reader : readers[u])
         if (--waits_for[reader] == 0) ready.emplace(units_[reader].unit.nodes[0], reader);
     }
@@ -440,6 +485,7 @@ class Fuser {
   const Graph& graph_;
   const EpilogueChains& epilogues_;
   const size_t most_ops_, most_operands_;
+  const bool communicates_;
   struct Extent {
     int64_t numel, element_bytes;
   };

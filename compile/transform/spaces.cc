@@ -76,7 +76,7 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   NodeSpace space;
   const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.traits.scans ||
-                       op.traits.sums_segments;
+                       op.traits.sums_segments || op.checks;
   if (op.lower == nullptr || !fusible) return space;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
@@ -141,8 +141,9 @@ bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   const Dims& domain = domain_of(graph, node);
   const std::optional<DimRange> columns = columns_of(unit, domain);
-  // Code for vectors along rows neither looks up nor draws numbers.
-  if (!columns || (unit.inner > 1 && (node.op->traits.picks || node.op->traits.random_state >= 0))) return false;
+  // Code for vectors along rows neither looks up, nor checks, nor draws numbers.
+  const bool row_by_row = node.op->traits.picks || node.op->checks || node.op->traits.random_state >= 0;
+  if (!columns || (unit.inner > 1 && row_by_row)) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (static_cast<int32_t>(i) == node.op->traits.random_state) continue;
     if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;

@@ -25,10 +25,11 @@ struct DimRange {
   bool contains(int d) const { return d >= first && d < end; }
 };
 
-// The sizes that a node of a kernel works through: those of a reduction's operand, else those of the results.
+// The sizes that a node of a kernel works through: those of the operand that is reduced or checked, else those of the
+// results.
 inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
-  const bool reduces = node.op->kind == OpKind::kReduction || node.op->traits.sums_segments;
-  return graph.value(reduces ? node.inputs[0] : node.outputs[0]).sizes;
+  const bool of_operand = node.op->kind == OpKind::kReduction || node.op->traits.sums_segments || node.op->checks;
+  return graph.value(of_operand ? node.inputs[0] : node.outputs[0]).sizes;
 }
 
 // A unit of one fusible node. Not fused: the node is a library call.

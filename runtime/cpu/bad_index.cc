@@ -16,16 +16,29 @@ void require_indices(const KernelContext& context, const Tensor& indices, int64_
                      context.where);
 }
 
+void require_in_range(const char* op, const Indices& indices, int64_t size, bool at_position,
+                      std::source_location where) {
+  const Dims &sizes = indices.sizes, &strides = indices.strides;
+  for (int64_t position = 0; position < sizes.numel(); ++position) {
+    int64_t at = 0, rest = position;
+    for (int d = sizes.rank() - 1; d >= 0; --d) {
+      at += rest % sizes[d] * strides[d];
+      rest /= sizes[d];
+    }
+    const int64_t index = indices.data[at];
+    if (index >= 0 && index < size) continue;
+    throw_op_error(op,
+                   absl::StrCat("index ", index, at_position ? absl::StrCat(" at position ", position) : "",
+                                " is out of range for size ", size),
+                   where);
+  }
+}
+
 void throw_bad_index(const char* op, const Tensor& indices, int64_t size, bool at_position,
                      std::source_location where) {
-  const int64_t* index = reinterpret_cast<const int64_t*>(indices.impl()->data());
-  const int64_t* const bad = std::find_if(index, index + indices.numel(),
-                                          [&](int64_t i) { return i < 0 || i >= size; });
-  invariant(bad != index + indices.numel(), "all indices are in range");
-  throw_op_error(op,
-                 absl::StrCat("index ", *bad, at_position ? absl::StrCat(" at position ", bad - index) : "",
-                              " is out of range for size ", size),
-                 where);
+  const auto* data = reinterpret_cast<const int64_t*>(indices.impl()->data());
+  require_in_range(op, {data, indices.sizes(), indices.strides()}, size, at_position, where);
+  throw_internal("all indices are in range");
 }
 
 void BadIndex::note(int64_t index, int64_t position) {

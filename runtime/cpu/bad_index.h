@@ -14,8 +14,16 @@ namespace rondo::cpu {
 void require_indices(const KernelContext& context, const Tensor& indices, int64_t size,
                      std::optional<int64_t> allowed = std::nullopt);
 
-// Throws the Error of the first index of a dense tensor that is not in [0, size). `at_position`: with its position.
-// REQUIRES: there is one.
+// A tensor of indices, i64.
+struct Indices {
+  const int64_t* data;
+  const Dims &sizes, &strides;
+};
+// Throws the Error of the first one, in the order of the tensor, that is not in [0, size). `at_position`: with its
+// position in that order.
+void require_in_range(const char* op, const Indices& indices, int64_t size, bool at_position,
+                      std::source_location where);
+// The same, where there is one.
 [[noreturn]] void throw_bad_index(const char* op, const Tensor& indices, int64_t size, bool at_position,
                                   std::source_location where);
 

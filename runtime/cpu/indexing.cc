@@ -76,8 +76,8 @@ void check_indices_kernel(const KernelContext& context) {
     if (begin < end && largest >= static_cast<uint64_t>(size)) bad.store(true, std::memory_order_relaxed);
   });
   if (!bad) return;
-  const ops::LookupName lookup = ops::lookup_in(context.attrs.ints[1]);
-  throw_bad_index(lookup.op, context.in(0).contiguous(), size, lookup.at_position, context.where);
+  const ops::LookupName lookup = ops::lookup_of(context.attrs);
+  throw_bad_index(lookup.op, context.in(0), size, lookup.at_position, context.where);
 }
 
 void scatter_kernel(const KernelContext& context) {

@@ -9,8 +9,12 @@ IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_pos
 }
 
 IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position) {
-  DeviceState& state = device_state(context.out().device().index);
-  return {state.status(), state.calls().note(op, CallSite(context.where), size, at_position)};
+  return check_indices_at(context.out().device().index, op, context.where, size, at_position);
+}
+
+IndexCheck check_indices_at(int device, const char* op, std::source_location where, int64_t size, bool at_position) {
+  DeviceState& state = device_state(device);
+  return {state.status(), state.calls().note(op, CallSite(where), size, at_position)};
 }
 
 }  // namespace rondo::cuda

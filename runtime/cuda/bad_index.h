@@ -18,4 +18,6 @@ IndexCheck check_indices(const KernelContext& context, int64_t size, bool at_pos
 // The same in the name of another op, a constant.
 IndexCheck check_indices_of(const char* op, const KernelContext& context, int64_t size, bool at_position);
 
+IndexCheck check_indices_at(int device, const char* op, std::source_location where, int64_t size, bool at_position);
+
 }  // namespace rondo::cuda

@@ -157,7 +157,7 @@ void check_indices_kernel(const KernelContext& context) {
   const Tensor &index = context.in(0), &out = context.out();
   const int64_t size = context.attrs.ints[0];
   const int device = out.device().index;
-  const ops::LookupName lookup = ops::lookup_in(context.attrs.ints[1]);
+  const ops::LookupName lookup = ops::lookup_of(context.attrs);
   const IndexCheck check = check_indices_of(lookup.op, context, size, lookup.at_position);
   launch_threads(device, kernel_of(device, kMoves, "rondo_check_indices", {{"WORD", word_name(kI64)}}),
                  std::max<int64_t>(index.numel(), 1), address_of(out), address_of(index),

@@ -17,6 +17,7 @@
 namespace rondo {
 
 LoopValue LoopBuilder::pick(int, int) { throw_internal("this builder makes no kernel that picks elements"); }
+void LoopBuilder::check_index(int, int64_t) { throw_internal("this builder makes no kernel that checks indices"); }
 LoopValue LoopBuilder::index(int) { throw_internal("this builder makes no kernel that knows the place of an element"); }
 LoopValue LoopBuilder::scan(LoopValue) { throw_internal("this builder makes no kernel of running sums"); }
 
@@ -73,6 +74,7 @@ constexpr OpDef kCheckIndices = {
           c.output(0, kBool, {});
         },
     .on = {{&cpu::check_indices_kernel}, {&cuda::check_indices_kernel}},
+    .lower = [](LoopBuilder& b) { b.check_index(0, b.integer(0)); },
     .checks = true,
 };
 LookupName lookup_in(int64_t lookup) {
@@ -85,6 +87,7 @@ LookupName lookup_in(int64_t lookup) {
   }
   throw Error("check_indices: there is no such lookup");
 }
+LookupName lookup_of(const Attrs& checks) { return lookup_in(checks.ints[1]); }
 void check_indices(const Tensor& index, int64_t size, Lookup lookup) {
   call(kCheckIndices, {index}, {.ints = {size, static_cast<int64_t>(lookup)}});
 }

@@ -14,6 +14,7 @@ struct LookupName {
   bool at_position;  // the message tells the position
 };
 LookupName lookup_in(int64_t lookup);
+LookupName lookup_of(const Attrs& checks);  // those of a kCheckIndices
 
 // As index_select, but not dense: the result lies in memory with dimension `dim` first. For what reads it at once.
 Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);

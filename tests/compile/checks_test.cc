@@ -12,6 +12,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/pixel_loss.h"
+#include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
@@ -143,6 +144,123 @@ TEST_F(Checks, RunInAReplay) {
     EXPECT_EQ(error_of([&] { module(x, good); }), "");
     EXPECT_NE(error_of([&] { module(x, bad); }), "");
   }
+}
+
+// Note [Checks that wait] of fuse.cc. The error is eager's, whole: of several bad indices the first one in the program,
+// its position, and the line.
+TEST_F(Checks, ThatWaitFindTheFirstErrorOfTheProgram) {
+  if (default_device() != kCPU) GTEST_SKIP() << "a device tells the first error that it meets, late";
+  struct Messages : nn::Module<Messages> {
+    Tensor& seen = buffer("seen", Tensor::zeros({1}));
+    Tensor forward(const Tensor& x, const Tensor& edges) {
+      seen.add_(ops::sum(x).reshape({1}));
+      const Tensor sent = ops::embedding(x, edges.select(0, 0));
+      seen.add_(1.0);
+      return ops::index_add(x * 0.5, 0, edges.select(0, 1), ops::relu(sent));
+    }
+  };
+  constexpr int64_t kEdges = 3000, kNodes = 40;
+  manual_seed(3);
+  const Tensor x = Tensor::randn({kNodes, 8}), good = Tensor::randint(0, kNodes, {2, kEdges});
+  const auto with = [&](std::vector<std::pair<int64_t, int64_t>> bad) {  // place, index
+    std::vector<int64_t> edges = good.to_vector<int64_t>();
+    for (const auto& [place, index] : bad) edges[static_cast<size_t>(place)] = index;
+    return Tensor::from<int64_t>(edges, {2, kEdges});
+  };
+  const Tensor all[] = {good,
+                        with({{0, kNodes}}),
+                        with({{kEdges - 1, -1}, {1234, INT64_MIN}}),
+                        with({{kEdges + 17, kNodes}}),
+                        with({{kEdges, -5}, {kEdges - 1, 77}}),
+                        good};
+  for (const compile::Capture capture : {Capture::kRecord, Capture::kReplay}) {
+    Messages eager, compiled;
+    const compile::Regions regions = compile::compile_module(compiled, {.exact = true, .capture = capture});
+    for (const Tensor& edges : all) {
+      Tensor expected, found;
+      const std::string error = error_of([&] { expected = eager(x, edges); });
+      EXPECT_EQ(error_of([&] { found = compiled(x, edges); }), error);
+      EXPECT_EQ(error.empty(), edges.is_same(good)) << error;
+      EXPECT_TRUE(test::same_bits(compiled.seen, eager.seen));
+      if (error.empty()) {
+        EXPECT_TRUE(test::same_bits(found, expected));
+      }
+    }
+    const compile::RegionReport report = regions.report()[0];
+    EXPECT_EQ(report.failed_compilations, 0) << report.last_failed_compilation;
+    EXPECT_EQ(report.eager_runs, 0);
+    EXPECT_EQ(report.failed_runs, capture == Capture::kRecord ? 4 : 0);
+    EXPECT_EQ(report.library_calls, 2);  // the sum of all, and the sort of the targets
+  }
+}
+
+// Indices of a row and of each element; strided, repeated and sliced; vectors and what is left of them.
+TEST_F(Checks, OfIndicesInAnyLayout) {
+  struct Lookup : nn::Module<Lookup> {
+    int64_t dim = 0;
+    Tensor forward(const Tensor& x, const Tensor& index) { return ops::gather(ops::exp(x), dim, index) * 2.0; }
+  };
+  manual_seed(3);
+  const Tensor x = Tensor::randn({23, 70});
+  for (const int64_t dim : {0, 1})
+    for (const int64_t place : {-1, 0, 33, 69, 70 * 22, 70 * 23 - 1}) {
+      const int64_t size = x.sizes()[static_cast<int>(dim)];
+      std::vector<int64_t> indices(23 * 70);
+      for (size_t i = 0; i < indices.size(); ++i) indices[i] = static_cast<int64_t>(i) % size;
+      if (place >= 0) indices[static_cast<size_t>(place)] = size;
+      const Tensor index = Tensor::from<int64_t>(indices, {23, 70});
+      for (const Tensor& seen :
+           {index, index.t().contiguous().t(), index.slice(1, {0, 70, 3}), index.slice(1, {69, 70}).expand({23, 70}),
+            index.slice(0, {22, 23}).expand({23, 70})}) {
+        Lookup eager, compiled;
+        eager.dim = compiled.dim = dim;
+        const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+        Tensor expected, found;
+        const std::string error = error_of([&] { expected = eager(x, seen); });
+        const std::string compiled_error = error_of([&] { found = compiled(x, seen); });
+        EXPECT_EQ(compiled_error.empty(), error.empty());
+        if (default_device() != kCPU) continue;
+        EXPECT_EQ(compiled_error, error);
+        if (error.empty()) {
+          EXPECT_TRUE(test::same_bits(found, expected));
+        }
+        const compile::RegionReport report = regions.report()[0];
+        EXPECT_EQ(report.failed_compilations, 0) << report.last_failed_compilation;
+        EXPECT_EQ(report.eager_runs, 0);
+      }
+    }
+}
+
+// Which checks wait: of the graph's own inputs, with a kernel that reads them, where no process talks to another.
+TEST(ChecksInAGraph, JoinAKernelThatReadsTheirIndices) {
+  const auto calls = [](const std::string& text) {
+    std::string names;
+    const compile::Graph graph = compile::parse_graph(text);
+    for (const compile::Unit& unit : compile::fuse(graph))
+      if (!unit.fused) names += std::string(graph.node(unit.nodes[0]).op->name) + " ";
+    return names;
+  };
+  const std::string lookup =
+      "input %0: f32[40, 3]\n"
+      "input %1: i64[20, 3]\n"
+      "%2: bool[] = check_indices(%1, 40, 2)\n"
+      "%3: f32[20, 3] = pick(%0, %1, 0)\n"
+      "%4: f32[20, 3] = exp(%3)\n";
+  EXPECT_EQ(calls(lookup + "return %4\n"), "");
+  EXPECT_EQ(calls(lookup + "%5: f32[20, 3] = all_reduce_sum(%4, 0)\nreturn %5\n"), "check_indices all_reduce_sum ");
+  EXPECT_EQ(calls("input %0: f32[40, 3]\n"
+                  "input %1: i64[20, 3]\n"
+                  "%2: bool[] = check_indices(%1, 40, 2)\n"
+                  "%3: f32[40, 3] = exp(%0)\n"
+                  "return %3\n"),
+            "check_indices ");
+  EXPECT_EQ(calls("input %0: f32[40, 3]\n"
+                  "input %1: i64[20, 3]\n"
+                  "%2: i64[20, 3] = neg(%1)\n"
+                  "%3: bool[] = check_indices(%2, 40, 2)\n"
+                  "%4: f32[20, 3] = pick(%0, %2, 0)\n"
+                  "return %4\n"),
+            "check_indices ");
 }
 
 // The rule, on a graph: what checks stays, what feeds it stays, and the rest goes.

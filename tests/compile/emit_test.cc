@@ -57,6 +57,43 @@ TEST(Emit, Picks) {
     for (int64_t cols : kWidths) expect_equal_bits(picks(type, 11, cols));
 }
 
+TEST(Emit, ChecksOfIndices) {
+  for (int64_t cols : kWidths)
+    for (int64_t first : {0, 1})
+      for (int64_t less : {0, 1}) {
+        const LoopKernel kernel = checked_places(7, cols, first, less);
+        expect_equal_bits(kernel);
+        LoopKernel one_row = checked_places(1, 7 * cols, first, less);
+        one_row.split_columns = true;
+        expect_equal_bits(one_row);
+      }
+}
+
+// What the code notes, and what it leaves alone.
+TEST(Emit, AGoodIndexIsNotNoted) {
+  const auto notes = [](int64_t rows, int64_t cols, int64_t first, int64_t less) {
+    const LoopKernel kernel = checked_places(rows, cols, first, less);
+    const auto executable = compile_kernels({&kernel, 1});
+    std::vector<int64_t> found(kernel.operands.size(), 0), y(static_cast<size_t>(rows * cols));
+    std::vector<void*> operands;
+    for (size_t i = 0; i < kernel.operands.size(); ++i)
+      operands.push_back(kernel.operands[i].is_output  ? static_cast<void*>(y.data())
+                         : kernel.operands[i].is_check ? static_cast<void*>(&found[i])
+                                                       : nullptr);
+    executable->entry(0)(operands.data(), nullptr, extents(kernel).data(), 0, rows);
+    std::vector<int64_t> noted;
+    for (size_t i = 0; i < found.size(); ++i)
+      if (kernel.operands[i].is_check) noted.push_back(found[i]);
+    return noted;
+  };
+  using Notes = std::vector<int64_t>;  // of the rows; of all elements; of a bound that holds for those from 0 on
+  for (const int64_t cols : {1, 15, 16, 37}) {
+    EXPECT_EQ(notes(5, cols, 0, 0), (Notes{0, 0, 0}));
+    EXPECT_EQ(notes(5, cols, 0, 1), (Notes{1, 1, 0}));
+    EXPECT_EQ(notes(5, cols, 1, 0), (Notes{1, 1, 1}));
+  }
+}
+
 // Every bf16 and f16 rounding case: all upper halves of an f32 with the lower halves that decide.
 TEST(Emit, RoundsLikeTheRuntime) {
   constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};

@@ -69,6 +69,19 @@ class KernelBuilder : public LoopBuilder {
     return add({.op = LoopOp::kIndex, .type = kI64, .index = static_cast<int32_t>(kernel.operands.size() - 1)}, list());
   }
 
+  // `index` must be below `size`. Its place is the number of element (row, col), as in place().
+  void check_index(LoopValue index, int64_t size, int64_t row_stride, int64_t col_stride) {
+    Operand check;
+    check.dtype = kI64;
+    check.axes = {{0, size, 0}};
+    check.col_stride = col_stride;
+    check.is_check = true;
+    if (row_stride != 0) check.axes.push_back({1, kernel.rows, row_stride});
+    kernel.operands.push_back(std::move(check));
+    const auto operand = static_cast<int32_t>(kernel.operands.size() - 1);
+    add({.op = LoopOp::kCheckIndex, .type = kI64, .a = index.id, .index = operand}, list());
+  }
+
   KernelBuilder& stage(int s) { return stage_ = s, row_ = false, *this; }
   KernelBuilder& in_row() { return row_ = true, *this; }
   KernelBuilder& in_column() { return row_ = false, *this; }
@@ -174,7 +187,7 @@ inline std::string first_difference(DType type, const Buffer& expected, const Bu
 
 inline int64_t elements_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_random) return 2;
-  if (operand.is_index) return 1;
+  if (operand.is_index || operand.is_check) return 1;
   const auto index = static_cast<size_t>(&operand - kernel.operands.data());
   if (static_cast<int32_t>(index) == kernel.starts) return kernel.segments + 1;
   if (operand.is_partial || is_onto(kernel.operands, index)) return chunks(kernel) * kernel.cols;
@@ -197,12 +210,14 @@ inline Buffer segment_starts(const LoopKernel& kernel) {
   return Buffer(bytes, bytes + starts.size() * sizeof(int64_t));
 }
 
-// Random contents of every operand, but for where segments begin.
+// Random contents of every operand, but for where segments begin, and for checks.
 inline std::vector<Buffer> random_operands(const LoopKernel& kernel, std::mt19937& random, Samples samples) {
   std::vector<Buffer> buffers;
   for (const Operand& operand : kernel.operands)
     buffers.push_back(random_buffer(operand.dtype, elements_of(kernel, operand), random, samples));
   if (kernel.starts >= 0) buffers[static_cast<size_t>(kernel.starts)] = segment_starts(kernel);
+  for (size_t i = 0; i < buffers.size(); ++i)
+    if (kernel.operands[i].is_check) buffers[i].assign(sizeof(int64_t), std::byte{0});  // nothing bad yet
   return buffers;
 }
 
@@ -462,6 +477,24 @@ inline LoopKernel picks(DType type, int64_t rows, int64_t cols) {
   const LoopValue at = b.in_column().load(of_element, kI64);
   for (LoopValue v : {pick(whole, row), pick(first, at), pick(element, at), pick(element, row), one})
     b.store(b.dense(type, true), v);
+  return b.kernel;
+}
+
+// The places of a row's and of all elements, less `first`, as indices below `size`: with `first` 0 and as many as there
+// are, none is bad; with one less, the last one is; with `first` 1, the first one.
+inline LoopKernel checked_places(int64_t rows, int64_t cols, int64_t first, int64_t less) {
+  KernelBuilder b("checked_places", rows, cols);
+  const auto index = [&](int64_t row_stride, int64_t col_stride) {
+    return b.emit(LoopOp::kSub, kI64, b.place(row_stride, col_stride), b.constant(static_cast<double>(first), kI64));
+  };
+  const int32_t y = b.dense(kI64, true);
+  b.in_row();
+  b.check_index(index(1, 0), std::max<int64_t>(rows - first - less, 0), 1, 0);
+  b.in_column();
+  const LoopValue at = index(cols, 1);
+  b.check_index(at, rows * cols - first - less, cols, 1);
+  b.check_index(at, rows * cols, cols, 1);
+  b.store(y, at);
   return b.kernel;
 }
 

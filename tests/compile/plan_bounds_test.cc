@@ -154,6 +154,10 @@ std::string outside(const Plan& plan) {
           check(launch.addresses[static_cast<size_t>(instr.index)],
                 range_of(unit.kernel, unit.kernel.operands[static_cast<size_t>(instr.index)]),
                 absl::StrCat("@", instr.index));
+      for (const Launch::Check& c : launch.checks) {
+        const Value& indices = graph.value(graph.node(c.node).inputs[0]);
+        check(launch.addresses[static_cast<size_t>(c.operand)], range_of(indices, indices.dtype), "indices");
+      }
       continue;
     }
     for (size_t i = 0; i < unit.column_results.size(); ++i) {

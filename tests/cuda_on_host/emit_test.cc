@@ -62,6 +62,14 @@ TEST(CudaEmit, Picks) {
   batch.check();
 }
 
+TEST(CudaEmit, ChecksOfIndices) {
+  Batch batch;
+  for (int64_t cols : kColumns)
+    for (int64_t first : {0, 1})
+      for (int64_t less : {0, 1}) batch.add_both(checked_places(7, cols, first, less));
+  batch.check();
+}
+
 // Every rounding case of bf16 and f16: all upper halves of an f32 with the lower halves that decide; and back.
 TEST(CudaEmit, RoundsLikeTheRuntime) {
   constexpr uint32_t kLower[] = {0, 1, 0x0FFF, 0x1000, 0x1001, 0x2FFF, 0x3000, 0x7FFF, 0x8000, 0x8001, 0xFFFF};

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/emit.h"
+#include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -13,6 +14,7 @@ namespace {
 
 using cuda_on_host::DeviceBuffer;
 using cuda_on_host::Order;
+using rondo::cuda::DeviceStatus;
 
 // The types that column sums are stored as, in tests: all in turn.
 DType stored_type(const Operand& partial, size_t n) {
@@ -175,7 +177,16 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   std::vector<double> scalars = c.options.scalars;
   std::vector<int64_t> integers = integer_arguments(c.kernel, c.schedule);
   std::vector<void*> parameters;
-  for (void*& p : pointers) parameters.push_back(&p);
+  std::vector<std::unique_ptr<DeviceBuffer>> statuses(pointers.size());  // of checks
+  unsigned call = 7;
+  for (size_t i = 0; i < pointers.size(); ++i) {
+    parameters.push_back(&pointers[i]);
+    if (!c.kernel.operands[i].is_check) continue;
+    statuses[i] = std::make_unique<DeviceBuffer>(sizeof(DeviceStatus), DeviceBuffer::Side::kEnd, 0);
+    std::memcpy(statuses[i]->data(), &rondo::cuda::kNothingFailed, sizeof(DeviceStatus));
+    pointers[i] = statuses[i]->data();
+    parameters.push_back(&call);
+  }
   std::vector<float> narrow(scalars.begin(), scalars.end());
   std::vector<void*> at(scalars.size());
   for (size_t i = 0; i < static_cast<size_t>(c.kernel.n_scalars); ++i) {
@@ -187,8 +198,16 @@ void Batch::check(const Case& c, const cuda_on_host::KernelFiles& files, Order o
   const Grid g = grid(c.kernel, c.schedule);
   ASSERT_NO_THROW(
       cuda_on_host::launch(files.kernel(static_cast<size_t>(c.code)), {g.x, g.y, g.threads}, parameters.data(), order));
-  for (size_t i = 0; i < expected.size(); ++i)
-    EXPECT_EQ(first_difference(c.kernel.operands[i].dtype, expected[i], operands.read(i)), "") << "operand " << i;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    if (statuses[i] == nullptr) {
+      EXPECT_EQ(first_difference(c.kernel.operands[i].dtype, expected[i], operands.read(i)), "") << "operand " << i;
+      continue;
+    }
+    DeviceStatus status;
+    std::memcpy(&status, statuses[i]->data(), sizeof(status));
+    EXPECT_EQ(status.call, expected[i][0] != std::byte{0} ? call : 0) << "check " << i;
+    EXPECT_TRUE(statuses[i]->is_intact());
+  }
   EXPECT_TRUE(operands.intact());
   if (c.combine < 0) return;
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/device_math.h"
 #include "rondo/compile/codegen/cuda/table_layout.h"
+#include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/tests/cuda_on_host/fiber.h"
 
@@ -62,7 +63,8 @@ KernelFiles::KernelFiles(const std::vector<Source>& sources) {
   for (size_t first = 0; first < sources.size(); first += kKernelsPerFile) {
     const size_t last = std::min(sources.size(), first + kKernelsPerFile);
     std::string text(compile::cuda::device_math());
-    text.append(compile::cuda::kSumsLayout) += "\n";
+    absl::StrAppend(&text, std::string(compile::cuda::kSumsLayout), "\n", cuda::kDeviceStatusLayout,
+                    cuda::kDeviceStatusFunctions);
     for (size_t i = first; i < last; ++i)
       absl::StrAppend(&text, sources[i].text, "CUDA_ON_HOST_KERNEL(", sources[i].name, ")\n");
     const std::string file = folder_ / absl::StrCat(libraries.size());

@@ -193,7 +193,7 @@ void KernelEmitter::fetch_ahead(Value* row) {
                          FetchTo::kRead);
           }
           // Twice as far ahead, what is picked is not there yet.
-          if (!of_row || i.op == LoopOp::kStore || is_random(i.op) || i.op == LoopOp::kIndex) continue;
+          if (!of_row || is_effect(i.op) || is_random(i.op) || i.op == LoopOp::kIndex) continue;
           if (!is_known(i.a) || !is_known(i.b) || !is_known(i.c)) continue;
           scalars_[id] = !whole_rows && i.op == LoopOp::kPick ? llvm::Constant::getNullValue(register_type(i.type, 1))
                                                               : row_value(i);
@@ -213,7 +213,7 @@ void KernelEmitter::emit_row(Value* row) {
   if (kernel_.starts >= 0) fetch_ahead(row);
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     const Operand& operand = kernel_.operands[i];
-    if (operand.is_partial || !moves_with_row(operand)) continue;
+    if (operand.is_partial || operand.is_check || !moves_with_row(operand)) continue;
     if (operand.is_random) random_.begin_row(i, row_offset(i, row));
     else if (operand.is_index) row_ptrs_[i] = row_offset(i, row);
     else row_ptrs_[i] = b_.CreateGEP(memory_type(operand.dtype), bases_[i], row_offset(i, row));
@@ -231,6 +231,8 @@ void KernelEmitter::emit_row_values(const Stage& stage) {
         const Operand& out = operand(i);
         b_.CreateAlignedStore(to_memory(scalar(i.a), out.dtype, is_rounded_to(i.a, out.dtype)), row_ptrs_[i.index],
                               llvm::Align(size_of(out.dtype)));
+      } else if (i.op == LoopOp::kCheckIndex) {
+        check_index(i, scalar(i.a), nullptr);
       } else {
         scalars_[id] = row_value(i);
       }
@@ -343,6 +345,7 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
           store(i.index, row_ptrs_[i.index], to_memory(a, out.dtype, is_rounded_to(i.a, out.dtype)), at, mask);
           break;
         }
+        case LoopOp::kCheckIndex: check_index(i, a, mask); break;
         case LoopOp::kColumnSum:
         case LoopOp::kColumnMax:
         case LoopOp::kColumnMin: {
@@ -408,6 +411,17 @@ template <class Body> void KernelEmitter::guarded(Value* condition, llvm::Mutabl
     merged->addIncoming(carried[i], end_of_body);
     carried[i] = merged;
   }
+}
+
+void KernelEmitter::check_index(const Instr& i, Value* index, Value* mask) {
+  Value* size = strides_[static_cast<size_t>(i.index)].axes[0].size;
+  const bool is_vector = index->getType()->isVectorTy();
+  Value* bad = b_.CreateICmpUGE(index, is_vector ? b_.CreateVectorSplat(kLanes, size) : size);  // as if unsigned
+  if (mask != nullptr) bad = b_.CreateAnd(bad, mask);
+  if (is_vector) bad = b_.CreateOrReduce(bad);
+  guarded(bad, {}, [&] {
+    b_.CreateAlignedStore(b_.getInt64(1), bases_[static_cast<size_t>(i.index)], llvm::Align(sizeof(int64_t)));
+  });
 }
 
 // Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what

@@ -71,6 +71,8 @@ class KernelEmitter : ValueEmitter {
     return picked_place(row_ptrs_[i.index], operand(i).dtype, index, axis.size, axis.stride);
   }
   Value* pick(int32_t id, Value* column, Value* mask, int copy);
+  // Notes that `index`, one or a vector of them, is bad.
+  void check_index(const Instr& i, Value* index, Value* mask);
   void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
   Value* element_pointers(int32_t index, Value* base, Value* column);
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);

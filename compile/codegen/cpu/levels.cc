@@ -29,7 +29,7 @@ std::vector<Level> levels_of(const LoopKernel& kernel) {
       for (int32_t id : *list) {
         const Instr& i = kernel.instrs[static_cast<size_t>(id)];
         Level& level = levels[static_cast<size_t>(id)];
-        if (i.op == LoopOp::kStore || is_column_reduction(i.op)) level = in_columns ? Level::kColumn : Level::kRow;
+        if (is_effect(i.op)) level = in_columns ? Level::kColumn : Level::kRow;
         else if (i.op == LoopOp::kScan) level = Level::kColumn;
         else if (i.op == LoopOp::kLoad || i.op == LoopOp::kIndex || is_random(i.op)) level = at_operand(i, in_columns);
         else if (i.op == LoopOp::kPick) level = std::max(of_operands(i), at_operand(i, in_columns));

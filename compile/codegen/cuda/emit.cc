@@ -51,6 +51,10 @@ void KernelEmitter::emit_parameters() {
   } else {
     for (size_t i = 0; i < k_.operands.size(); ++i) {
       const Operand& o = k_.operands[i];
+      if (o.is_check) {
+        list.push_back(absl::StrCat("DeviceStatus* p", i, ", unsigned call", i));
+        continue;
+      }
       list.push_back(absl::StrCat(o.is_output || o.is_partial ? "" : "const ", memory_type(o.dtype), "* p", i));
     }
     for (size_t i = 0; i < static_cast<size_t>(k_.n_scalars); ++i) {

@@ -4,7 +4,8 @@
 //   source = std::string(device_math()) + emit(kernel, s);
 //   ... cuLaunchKernel(code, grid(kernel, s), {operands..., scalars..., integers...})
 //
-// Parameters of a kernel, in order: a pointer for each operand; a double for each scalar, or a pointer to it
+// Parameters of a kernel, in order: a pointer for each operand (of a check: to the device's status, and the number of
+// the call; the text of status.h stands in front of such a kernel); a double for each scalar, or a pointer to it
 // (Schedule::scalars); then 64-bit integers, whose values are integer_arguments(). A column sum leaves partial sums,
 // [chunks, cols] of its compute type, which a second kernel (emit_combine) adds up.
 #pragma once

@@ -111,6 +111,8 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
       emit_one_random(id, /*row=*/true);
     } else if (i.op == LoopOp::kIndex) {
       line("const long long v", id, " = ", place(i, ""), ";");
+    } else if (i.op == LoopOp::kCheckIndex) {
+      emit_check(i, owns, "");
     } else if (i.op == LoopOp::kStore) {
       if (!waited) emit_row_barrier();
       waited = true;
@@ -123,6 +125,13 @@ void KernelEmitter::emit_row_code(const Stage& stage, const std::string& live, c
   // Behind the probabilities of masks, which are row instructions.
   for (int32_t id : stage.column)
     if (is_random(instr(id).op) && operand(instr(id)).col_stride == 0) emit_one_random(id, /*row=*/true);
+}
+
+void KernelEmitter::emit_check(const Instr& i, const std::string& owns, const std::string& c) {
+  const std::string size = extent(extent_of_[static_cast<size_t>(i.index)] + 2, operand(i).axes[0].size);
+  line("if (", owns.empty() ? "" : absl::StrCat(owns, " && "), "static_cast<unsigned long long>(v", i.a,
+       ") >= static_cast<unsigned long long>(", size, ")) rondo_report(p", i.index, ", call", i.index, ", v", i.a, ", ",
+       place(i, c), ");");
 }
 
 void KernelEmitter::emit_column_instr(int32_t id) {
@@ -168,6 +177,7 @@ void KernelEmitter::emit_step(const Stage& stage) {
         case LoopOp::kStore:
           line("o", id, ".at[e] = ", to_memory(absl::StrCat("v", i.a), instr(i.a).type, operand(i).dtype), ";");
           break;
+        case LoopOp::kCheckIndex: emit_check(i, "", "(c + e)"); break;
         case LoopOp::kIndex: line("const long long v", id, " = ", place(i, "(c + e)"), ";"); break;
         case LoopOp::kScan:
           line("scan", id, " = ", combine_text(LoopOp::kReduceSum, absl::StrCat("scan", id), absl::StrCat("v", i.a)),

@@ -77,6 +77,8 @@ class KernelEmitter {
   // The body of one step: the columns c .. c + exist - 1.
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
+  // Reports an index that is bad; of a row, where `owns` holds. `c`: as in place().
+  void emit_check(const Instr& i, const std::string& owns, const std::string& c);
   // ---- Random numbers
   void emit_streams();
   std::string stream_at(const Instr& i, bool row) const;

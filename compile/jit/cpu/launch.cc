@@ -8,6 +8,7 @@
 #include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/jit/cpu/rows_on_device.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
@@ -44,6 +45,24 @@ void run(const KernelCall& call) {
                  for (int64_t k = begin; k < end; ++k)
                    run(k * kernel.chunk_rows, std::min((k + 1) * kernel.chunk_rows, kernel.rows));
                });
+}
+
+// With operands that are checks: the code notes that it met a bad index, and which one follows from the indices.
+void run_checked(const KernelCall& call) {
+  if (call.checks.empty()) [[likely]]
+    return run(call);
+  int64_t found = 0;
+  absl::InlinedVector<void*, 24> operands(call.operands, call.operands + call.kernel->operands.size());
+  for (const IndexCheck& check : call.checks) operands[static_cast<size_t>(check.operand)] = &found;
+  KernelCall noting = call;
+  noting.operands = operands.data();
+  run(noting);
+  if (found == 0) return;
+  for (const IndexCheck& check : call.checks)
+    rondo::cpu::require_in_range(check.op,
+                                 {reinterpret_cast<const int64_t*>(check.indices), *check.sizes, *check.strides},
+                                 check.size, check.at_position, check.where);
+  throw_internal("a kernel met an index out of range, and its indices are not");
 }
 
 // partial[0][c] = the reduction over chunks of partial[chunk][c], in order, onto the first.
@@ -135,12 +154,13 @@ void run(Device device, const TableCall& call) {
 
 void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& owner) {
   if (runs_at_once(device)) [[likely]]
-    return run(call);
+    return run_checked(call);
   enqueue(device, [call = KernelCall(call),
                    operands = std::vector<void*>(call.operands, call.operands + call.kernel->operands.size()),
-                   owner]() mutable {
+                   checks = std::vector<IndexCheck>(call.checks.begin(), call.checks.end()), owner]() mutable {
     call.operands = operands.data();
-    run(call);
+    call.checks = checks;
+    run_checked(call);
   });
 }
 

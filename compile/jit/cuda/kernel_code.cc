@@ -10,6 +10,7 @@
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvrtc.h"
+#include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile::cuda {
@@ -90,6 +91,8 @@ std::string source_of(const LoopKernel& kernel, const Schedule& schedule) {
   LoopKernel named = kernel;
   named.name = object.name;
   std::string text(device_math());
+  if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return o.is_check; }))
+    absl::StrAppend(&text, rondo::cuda::kDeviceStatusLayout, rondo::cuda::kDeviceStatusFunctions);
   if (kernel.per_item) absl::StrAppend(&text, std::string(kTableLayout), "\n", emit_table(named, schedule));
   else absl::StrAppend(&text, emit(named, schedule));
   if (!object.sums.empty()) absl::StrAppend(&text, std::string(kSumsLayout), "\n", emit_combine(kCombineName));

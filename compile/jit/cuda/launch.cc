@@ -8,6 +8,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/error.h"
 
@@ -30,7 +31,17 @@ void enqueue_grid(Device device, const rondo::cuda::Kernel& function, const Grid
 void launch_kernel(Device device, const KernelCall& call, const LaunchFunctions::Owner& /*owner*/) {
   const KernelCode::Run run = KernelCode::of(call.code).at(*call.kernel, call.extents);
   Arguments arguments;
-  for (size_t i = 0; i < call.kernel->operands.size(); ++i) add(arguments, call.operands[i]);
+  absl::InlinedVector<rondo::cuda::IndexCheck, 2> checks;
+  for (const IndexCheck& check : call.checks)
+    checks.push_back(rondo::cuda::check_indices_at(device.index, check.op, check.where, check.size, check.at_position));
+  for (size_t i = 0, next = 0; i < call.kernel->operands.size(); ++i) {
+    if (!call.kernel->operands[i].is_check) {
+      add(arguments, call.operands[i]);
+      continue;
+    }
+    add(arguments, checks[next].status);
+    add(arguments, checks[next++].call);
+  }
   for (int32_t i = 0; i < call.kernel->n_scalars; ++i) add(arguments, call.scalars[i]);
   for (const int64_t& integer : run.integers) add(arguments, integer);
   enqueue_grid(device, run.code->function(device.index), run.grid, arguments);
