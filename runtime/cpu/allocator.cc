@@ -237,6 +237,7 @@ void* try_allocate(size_t size) {
   if (!kCaching) return system_allocate(size);
   if (size > kSmall) {
     if (void* block = LargeBlocks::instance().reuse(size)) return block;
+    memory::detail::before_growth();
     return LargeBlocks::instance().allocate(size);
   }
   if (SmallCache* cache = small_cache()) {
