@@ -107,6 +107,14 @@ void on_trim(void (*empty)()) {
   trims().empty.push_back(empty);
 }
 
+namespace {
+std::atomic<void (*)()> growth{nullptr};
+}  // namespace
+void on_growth(void (*give_back)()) { growth.store(give_back); }
+void detail::before_growth() {
+  if (const auto give_back = growth.load()) give_back();
+}
+
 void trim() {
   std::vector<void (*)()> others;
   {

@@ -84,6 +84,7 @@ class Recording {
 // | smaller freed blocks                         | 26 MB a thread                     | empties; other threads later |
 // | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB            |
 // | matrix products as oneDNN primitives         | the most recent 1024               | empties it, and oneDNN's own |
+// | pages of the code generator's own code       | none; memory that grows empties it | gives them back              |
 // | generated kernels that no region holds       | 4096 kernels                       | empties it                   |
 // | recordings of a compiled region              | CompileOptions::max_entries        | keeps them: they are in use  |
 // | 16-bit copies of parameters (lowered.h)      | half of the parameters' bytes      | keeps them: they are in use  |
@@ -105,6 +106,9 @@ AllocatorStats stats(Device device);
 
 // trim() calls `empty` from now on: for a cache of another folder, when it is made.
 void on_trim(void (*empty)());
+// The allocator calls `give_back` before it takes a large block from the system, in any thread. `give_back` returns to
+// the system what is not in use, and may not allocate tensors. A second call of on_growth() replaces the first.
+void on_growth(void (*give_back)());
 
 namespace detail {
 extern std::atomic<bool> recording;
@@ -112,6 +116,7 @@ extern std::atomic<int> asks_for_causes;  // how many may call Cause::describe()
 void note_allocation(int64_t bytes_in_use, const void* data);
 void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
 void note_free(const void* data);
+void before_growth();
 }  // namespace detail
 inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 

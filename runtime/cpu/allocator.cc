@@ -1,22 +1,23 @@
-// The allocator of host memory: size classes, small blocks cached per thread, large ones in a shared cache.
+// The allocator of host memory: small blocks in classes of sizes, cached per thread; large ones in a heap of pages
+// (page_heap.h), shared by all threads.
 #include "rondo/runtime/cpu/allocator.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <limits>
-#include <list>
 #include <mutex>
 #include <new>
-#include <unordered_map>
 #include <vector>
 
+#include "rondo/runtime/cpu/page_heap.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/per_thread.h"
@@ -28,8 +29,10 @@ namespace {
 // Blocks up to this size are cached per thread without a lock.
 constexpr size_t kSmall = 64 << 10;
 constexpr size_t kSmallPerClass = 32;
-// From here on a block is its own mapping on huge pages: a fresh 12 MB activation then costs 6 page faults, not 3,000.
-constexpr size_t kHuge = 2 << 20;
+// A block that PageHeap has no addresses for is a mapping of its own from here on, on huge pages.
+constexpr size_t kHuge = PageHeap::kHugePage;
+// More than any machine has, and a number whose sums do not overflow.
+constexpr size_t kMost = size_t{1} << 62;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kCaching = false;  // so that the sanitizer sees every lifetime
@@ -42,9 +45,11 @@ std::atomic<int64_t> bytes_by_purpose[kPurposes];
 std::atomic<bool> poison{false};
 std::atomic<int64_t> limit{0};  // of bytes_reserved; 0: none
 
-// Rounds up to a class: a power of two split into eight steps, so at most 12.5% is wasted.
-size_t class_size(size_t bytes) {
+// Rounds up: large blocks to pages, small ones to a class, which is a power of two split into eight steps, so at most
+// 12.5% is wasted.
+size_t block_size(size_t bytes) {
   if (bytes <= 512) return (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  if (bytes > kSmall) return bytes < kMost ? PageHeap::round_up(bytes) : kMost;
   const size_t step = std::bit_floor(bytes - 1) / 8;
   return (bytes + step - 1) / step * step;
 }
@@ -113,51 +118,46 @@ int64_t usable_memory() {
   return least;
 }
 
-// Freed blocks above kSmall, of all threads.
-class LargeCache {
+// The addresses that large blocks are cut from: more than the memory, because blocks of other sizes lie between them,
+// and less than what the process may map.
+size_t address_space(int64_t memory) {
+  const size_t wanted = 4 * static_cast<size_t>(memory);
+  rlimit most{};
+  if (getrlimit(RLIMIT_AS, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return wanted;
+  return std::min<size_t>(wanted, most.rlim_cur / 2);
+}
+
+// Blocks above kSmall, of all threads.
+class LargeBlocks {
  public:
-  LargeCache() {
+  LargeBlocks() {
     // A child process may be forked while another thread holds the lock.
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] { instance().mutex_.unlock(); });
   }
   // Never destroyed: tensors with static lifetime may be freed after it would be.
-  static LargeCache& instance() {
-    static LargeCache* cache = new LargeCache;
-    return *cache;
+  static LargeBlocks& instance() {
+    static LargeBlocks* blocks = new LargeBlocks;
+    return *blocks;
   }
 
-  // The block that was freed last, still warm; null if there is none.
-  void* take(size_t size) {
-    std::lock_guard lock(mutex_);
-    const auto found = by_size_.find(size);
-    if (found == by_size_.end() || found->second.empty()) return nullptr;
-    const auto at = found->second.back();
-    found->second.pop_back();
-    void* data = at->data;
-    by_age_.erase(at);
-    bytes_cached.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
-    return data;
+  // A block that is cached. Null: there is none.
+  void* reuse(size_t size) {
+    return guarded([&] { return heap_.take_kept(size); });
   }
-  // May throw std::bad_alloc; the block is then the caller's again.
-  void put(void* data, size_t size) {
+  // Null if there is no memory, or no more within the limit.
+  void* allocate(size_t size) {
+    return guarded([&] { return allocate_fresh(size); });
+  }
+  void deallocate(void* data, size_t size) noexcept {
+    if (!heap_.contains(data)) return system_free(data, size);
     std::lock_guard lock(mutex_);
-    std::deque<std::list<Block>::iterator>& blocks = by_size_[size];
-    by_age_.push_back({data, size});
-    try {
-      blocks.push_back(std::prev(by_age_.end()));
-    } catch (...) {
-      by_age_.pop_back();
-      throw;
-    }
-    bytes_cached.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed);
+    heap_.put(data);
     shrink(limit_, 0);
   }
-  // Gives blocks back until at most `most` bytes are cached and `more` bytes fit below the ceiling of all memory.
-  void trim(int64_t most, int64_t more) {
-    if (bytes_cached.load(std::memory_order_relaxed) == 0) return;
+  void trim(int64_t most) {
     std::lock_guard lock(mutex_);
-    shrink(most, more);
+    shrink(most, 0);
   }
   void set_limit(int64_t bytes) {
     std::lock_guard lock(mutex_);
@@ -170,25 +170,40 @@ class LargeCache {
   }
 
  private:
-  struct Block {
-    void* data;
-    size_t size;
-  };
-  void shrink(int64_t most, int64_t more) {
-    while (!by_age_.empty() && (bytes_cached.load(std::memory_order_relaxed) > most ||
-                                bytes_reserved.load(std::memory_order_relaxed) + more > ceiling_)) {
-      const Block oldest = by_age_.front();
-      by_age_.pop_front();
-      by_size_[oldest.size].pop_front();
-      bytes_cached.fetch_sub(static_cast<int64_t>(oldest.size), std::memory_order_relaxed);
-      system_free(oldest.data, oldest.size);
+  template <class Take> void* guarded(const Take& take) {
+    std::lock_guard lock(mutex_);
+    try {
+      void* data = take();
+      count_cached();
+      return data;
+    } catch (const std::bad_alloc&) {
+      return nullptr;
     }
   }
+  void* allocate_fresh(size_t size) {
+    shrink(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
+    const PageHeap::Place place = heap_.cheapest(size);
+    if (place.range == nullptr) return system_allocate(size);
+    if (!try_reserve(static_cast<int64_t>(place.fresh))) return nullptr;
+    void* data = heap_.take(place, size);
+    if (data == nullptr) count_reserved(-static_cast<int64_t>(place.fresh));
+    return data;
+  }
+  // Gives pages back until at most `most` bytes are cached and `more` bytes fit below the ceiling of all memory.
+  void shrink(int64_t most, int64_t more) {
+    for (;;) {
+      const auto cached = static_cast<int64_t>(heap_.kept_bytes());
+      const int64_t excess = std::max(cached - most, bytes_reserved.load(std::memory_order_relaxed) + more - ceiling_);
+      if (excess <= 0 || cached == 0) break;
+      count_reserved(-static_cast<int64_t>(heap_.give_back(static_cast<size_t>(excess))));
+    }
+    count_cached();
+  }
+  void count_cached() { bytes_cached.store(static_cast<int64_t>(heap_.kept_bytes()), std::memory_order_relaxed); }
 
   std::mutex mutex_;
-  std::list<Block> by_age_;  // the oldest first
-  std::unordered_map<size_t, std::deque<std::list<Block>::iterator>> by_size_;
   const int64_t memory_ = usable_memory(), ceiling_ = memory_ / 4 * 3;
+  PageHeap heap_{address_space(memory_)};
   int64_t limit_ = memory_ / 2;
 };
 
@@ -217,33 +232,35 @@ SmallCache* small_cache() {
   return cache;
 }
 
-// A block of this class from a cache; null if there is none.
-void* reuse(size_t size) {
-  if (!kCaching) return nullptr;
-  if (size > kSmall) return LargeCache::instance().take(size);
-  SmallCache* cache = small_cache();
-  if (cache == nullptr) return nullptr;
-  auto& list = cache->free[small_class(size)];
-  if (list.empty()) return nullptr;
-  void* block = list.back();
-  list.pop_back();
-  return block;
+// Null if there is no memory, or no more within the limit.
+void* try_allocate(size_t size) {
+  if (!kCaching) return system_allocate(size);
+  if (size > kSmall) {
+    if (void* block = LargeBlocks::instance().reuse(size)) return block;
+    memory::detail::before_growth();
+    return LargeBlocks::instance().allocate(size);
+  }
+  if (SmallCache* cache = small_cache()) {
+    auto& list = cache->free[small_class(size)];
+    if (!list.empty()) {
+      void* block = list.back();
+      list.pop_back();
+      return block;
+    }
+  }
+  return system_allocate(size);
 }
 
 }  // namespace
 
 void* allocate(size_t bytes) {
-  const size_t size = class_size(bytes);
+  const size_t size = block_size(bytes);
   const int64_t now = bytes_in_use.fetch_add(static_cast<int64_t>(size), std::memory_order_relaxed) +
                       static_cast<int64_t>(size);
-  void* block = reuse(size);
-  if (block == nullptr) {
-    if (size > kSmall) LargeCache::instance().trim(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
-    block = system_allocate(size);
-  }
+  void* block = try_allocate(size);
   if (block == nullptr) {
     empty_cache();
-    block = system_allocate(size);
+    block = try_allocate(size);
   }
   if (block == nullptr) {
     bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
@@ -261,21 +278,18 @@ void* allocate(size_t bytes) {
 }
 
 void deallocate(void* data, size_t bytes) noexcept {
-  const size_t size = class_size(bytes);
+  const size_t size = block_size(bytes);
   bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
   if (poison.load(std::memory_order_relaxed)) std::memset(data, 0xFF, size);
+  if (kCaching && size > kSmall) return LargeBlocks::instance().deallocate(data, size);
   if (kCaching) {
     try {
-      if (size <= kSmall) {
-        if (SmallCache* cache = small_cache()) {
-          auto& list = cache->free[small_class(size)];
-          if (list.size() < kSmallPerClass) {
-            list.push_back(data);
-            return;
-          }
+      if (SmallCache* cache = small_cache()) {
+        auto& list = cache->free[small_class(size)];
+        if (list.size() < kSmallPerClass) {
+          list.push_back(data);
+          return;
         }
-      } else {
-        return LargeCache::instance().put(data, size);
       }
     } catch (const std::bad_alloc&) {
       // No room to remember the block: give it back below.
@@ -294,7 +308,7 @@ AllocatorStats stats() {
   return stats;
 }
 
-size_t block_bytes(size_t bytes) { return class_size(bytes); }
+size_t block_bytes(size_t bytes) { return block_size(bytes); }
 void count_purpose(Purpose purpose, int64_t bytes) {
   if (purpose != Purpose::kWorkspace)
     bytes_by_purpose[static_cast<size_t>(purpose)].fetch_add(bytes, std::memory_order_relaxed);
@@ -305,10 +319,10 @@ void set_poison_on_free(bool on) { poison.store(on); }
 
 void set_cache_limit(int64_t bytes) {
   if (bytes < 0) throw Error("allocator::set_cache_limit: " + std::to_string(bytes) + " bytes");
-  LargeCache::instance().set_limit(bytes);
+  LargeBlocks::instance().set_limit(bytes);
 }
-int64_t cache_limit() { return LargeCache::instance().limit(); }
-void trim(int64_t bytes) { LargeCache::instance().trim(std::max<int64_t>(bytes, 0), 0); }
+int64_t cache_limit() { return LargeBlocks::instance().limit(); }
+void trim(int64_t bytes) { LargeBlocks::instance().trim(std::max<int64_t>(bytes, 0)); }
 void empty_cache() {
   small_trims.fetch_add(1, std::memory_order_relaxed);
   if (SmallCache* cache = small_cache()) cache->trims = small_trims.load(), cache->clear();

@@ -1,6 +1,7 @@
 // The JIT as a service: lifetimes, threads, object code that outlives its process, and a plug-in that is not there.
 #include <sys/stat.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -10,6 +11,8 @@
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/memory.h"
+#include "rondo/runtime/storage.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 
@@ -71,6 +74,47 @@ TEST(Executable, CodeThatIsForgottenStaysCallable) {
   EXPECT_EQ(run(first->entry(0)), 2);
   EXPECT_EQ(run(second->entry(0)), 2);
 }
+
+#ifndef RONDO_STATIC_JIT
+
+// Bytes of LLVM's file that this process has mapped pages of, without those that it has written to.
+int64_t resident_code() {
+  std::ifstream maps("/proc/self/smaps");
+  bool llvm = false;
+  int64_t kilobytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find('-') < line.find(' ')) llvm = line.find("libLLVM") != std::string::npos;
+    else if (llvm && line.starts_with("Rss:")) kilobytes += std::stoll(line.substr(4));
+    else if (llvm && line.starts_with("Anonymous:")) kilobytes -= std::stoll(line.substr(10));
+  }
+  return kilobytes << 10;
+}
+
+TEST(Executable, TheCompilerRests) {
+  constexpr int64_t kLittle = 2 << 20;
+  const auto compile = [](float factor) {
+    const LoopKernel kernel = scale(factor, 100, "kernel");
+    EXPECT_EQ(run(compile_kernels({&kernel, 1})->entry(0)), factor);
+  };
+  forget_code();
+  compile(1717);
+  if (resident_code() == 0) GTEST_SKIP() << "LLVM is no shared library here, or code came from a cache";
+  EXPECT_GT(resident_code(), kLittle);
+  memory::trim();
+  EXPECT_LT(resident_code(), kLittle);
+  compile(1718);
+  EXPECT_GT(resident_code(), kLittle);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // blocks are the sanitizer's
+  // Memory that grows right after a compilation is a first step's; later, the compiler gives way.
+  const int64_t more = 2 * allocator::stats().bytes_reserved + (64 << 20);
+  std::this_thread::sleep_for(std::chrono::milliseconds(80));
+  Storage::allocate(static_cast<size_t>(more));
+  EXPECT_LT(resident_code(), kLittle);
+  compile(1719);
+#endif
+}
+
+#endif
 
 TEST(Executable, NamesItsToolchain) { EXPECT_NE(jit_toolchain().find("LLVM"), std::string::npos); }
 

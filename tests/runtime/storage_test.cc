@@ -55,27 +55,55 @@ TEST_F(Allocator, VaryingShapesStayBelowTheLimit) {
   EXPECT_GT(most, kLimit / 2);  // it does cache
 }
 
-TEST_F(Allocator, TheOldestBlocksGoFirst) {
+TEST_F(Allocator, WhatWasFreedFirstGoesFirst) {
   allocator::set_cache_limit(10 * kMiB);
   void* const old = allocator::allocate(4 * kMiB);
+  void* const between = allocator::allocate(kMiB);
   void* const young = allocator::allocate(5 * kMiB);
+  void* const behind = allocator::allocate(3 * kMiB);
+  void* const end = allocator::allocate(kMiB);
   allocator::deallocate(old, 4 * kMiB);
   allocator::deallocate(young, 5 * kMiB);
   EXPECT_EQ(cached(), 9 * kMiB);
-  void* const last = allocator::allocate(3 * kMiB);
-  allocator::deallocate(last, 3 * kMiB);
-  EXPECT_EQ(cached(), 8 * kMiB);
-  EXPECT_EQ(allocator::allocate(5 * kMiB), young);
-  allocator::deallocate(young, 5 * kMiB);
+  allocator::deallocate(behind, 3 * kMiB);  // joins the young one
+  EXPECT_EQ(cached(), 10 * kMiB);
+  const int64_t reserved = allocator::stats().bytes_reserved;
+  EXPECT_EQ(allocator::allocate(8 * kMiB), young);
+  EXPECT_EQ(cached(), 2 * kMiB);
+  EXPECT_EQ(allocator::allocate(2 * kMiB), old);
+  EXPECT_EQ(allocator::stats().bytes_reserved, reserved);
+  allocator::deallocate(old, 2 * kMiB);
+  allocator::deallocate(young, 8 * kMiB);
+  allocator::deallocate(between, kMiB);
+  allocator::deallocate(end, kMiB);
+  EXPECT_EQ(cached(), 10 * kMiB);
+}
+
+// Memory that served some sizes serves all others.
+TEST_F(Allocator, OtherSizesNeedNoMoreMemory) {
+  {
+    std::vector<Storage> first;
+    for (int i = 0; i < 8; ++i) first.push_back(Storage::allocate(3 * kMiB));
+  }
+  const int64_t reserved = allocator::stats().bytes_reserved;
+  for (const int64_t bytes : {70000, 500000, 1000000, 5000000, 11000000, 24000000}) {
+    std::vector<Storage> held;
+    for (int64_t left = 24 * kMiB; left > bytes + (64 << 10); left -= bytes + (64 << 10))
+      held.push_back(Storage::allocate(static_cast<size_t>(bytes)));
+  }
+  EXPECT_LE(allocator::stats().bytes_reserved, reserved);
 }
 
 TEST_F(Allocator, TrimAndLimitZero) {
-  for (int i = 1; i <= 4; ++i) Storage::allocate(static_cast<size_t>(i) * kMiB);
+  {
+    std::vector<Storage> held;
+    for (size_t i = 1; i <= 4; ++i) held.push_back(Storage::allocate(i * kMiB));
+  }
   EXPECT_EQ(cached(), 10 * kMiB);
   allocator::trim(8 * kMiB);
-  EXPECT_EQ(cached(), 7 * kMiB);  // without the blocks of 1 and 2
+  EXPECT_EQ(cached(), 8 * kMiB);
   allocator::trim(std::numeric_limits<int64_t>::max());
-  EXPECT_EQ(cached(), 7 * kMiB);
+  EXPECT_EQ(cached(), 8 * kMiB);
   allocator::set_cache_limit(0);
   EXPECT_EQ(cached(), 0);
   Storage::allocate(kMiB);

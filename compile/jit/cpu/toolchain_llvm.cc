@@ -2,6 +2,7 @@
 // (librondo_jit_llvm.so), so that a process that never compiles never maps LLVM.
 //
 // Each call works in a context of its own, so kernels compile in parallel on as many threads as callers bring.
+#include <link.h>
 #include <llvm/ADT/StringExtras.h>
 #include <llvm/ADT/StringMap.h>
 #include <llvm/Config/llvm-config.h>
@@ -15,6 +16,8 @@
 #include <llvm/Target/TargetMachine.h>
 #include <llvm/TargetParser/Host.h>
 #include <llvm/Transforms/Utils/Cloning.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -229,7 +232,38 @@ void describe(std::string& toolchain) {
   toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, host.triple, host.cpu, host.features);
 }
 
-constexpr JitPlugin kPlugin{kPluginAbi, build_hash, compile, link, release, describe};
+// ---- LLVM's own memory
+
+#ifdef RONDO_STATIC_JIT
+void rest() {}  // LLVM's code lies among the program's
+#else
+// Unmaps the pages of LLVM's code and constants, some 50 MB that nothing reads between two compilations. They are never
+// written to, and stay in the system's file cache, from where the next compilation maps them again. (A debugger's
+// breakpoints in LLVM are lost.)
+void rest() {
+  dl_iterate_phdr(
+      [](dl_phdr_info* library, size_t, void*) {
+        const auto within = [&](const ElfW(Phdr) & part, uintptr_t address) {
+          return part.p_type == PT_LOAD && address - (library->dlpi_addr + part.p_vaddr) < part.p_memsz;
+        };
+        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        const ElfW(Phdr)* const parts = library->dlpi_phdr;
+        const auto code = reinterpret_cast<uintptr_t>(&llvm::sys::getHostCPUName);
+        if (std::none_of(parts, parts + library->dlpi_phnum, [&](const auto& part) { return within(part, code); }))
+          return 0;
+        for (const ElfW(Phdr)* part = parts; part != parts + library->dlpi_phnum; ++part) {
+          if (part->p_type != PT_LOAD || (part->p_flags & PF_W) != 0) continue;
+          const uintptr_t begin = (library->dlpi_addr + part->p_vaddr + page - 1) / page * page,
+                          end = (library->dlpi_addr + part->p_vaddr + part->p_memsz) / page * page;
+          if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+        }
+        return 1;
+      },
+      nullptr);
+}
+#endif
+
+constexpr JitPlugin kPlugin{kPluginAbi, build_hash, compile, link, release, describe, rest};
 
 }  // namespace
 
