@@ -10,10 +10,10 @@
 //
 // Note [Checks that wait]. A check of indices (OpDef::checks) joins a kernel that reads them anyway, most often the one
 //   that looks up, so it is no launch of its own. It may then come later than in the program, behind other checks and
-//   behind kernels that looked up already (kPick takes index 0 for a bad one): whoever runs a plan on the host's memory
-//   finds the first error of the program by running it op by op. The indices are an input of the graph, so that they
-//   are there to be looked at again. No check waits where processes talk to each other: what they say is an effect,
-//   too.
+//   behind kernels that looked up already (a lookup takes index 0 for a bad one): whoever runs a plan on the host's
+//   memory finds the first error of the program by running it op by op. The indices are an input of the graph, so that
+//   they are there to be looked at again. No check waits where processes talk to each other: what they say is an
+//   effect, too.
 #include <algorithm>
 #include <bit>
 #include <queue>
