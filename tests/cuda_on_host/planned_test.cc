@@ -1,5 +1,6 @@
 // Plans for the CUDA target, run: kernels and combines on fibers, library calls by the CPU's kernels. The seam between
 // compiler and device is wide enough for grids and blocks.
+#include <cstring>
 #include <map>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cuda/status.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/cuda_on_host/emitted.h"
@@ -46,11 +48,20 @@ void kernel_on_fibers(Device, const KernelCall& call, const LaunchFunctions::Own
   std::vector<void*> operands(call.operands, call.operands + kernel.operands.size());
   std::vector<double> scalars(call.scalars, call.scalars + kernel.n_scalars);
   std::vector<void*> parameters;
-  for (void*& operand : operands) parameters.push_back(&operand);
+  unsigned number = 1;
+  cuda_on_host::DeviceBuffer status(sizeof(rondo::cuda::DeviceStatus), cuda_on_host::DeviceBuffer::Side::kEnd);
+  std::memcpy(status.data(), &rondo::cuda::kNothingFailed, sizeof(rondo::cuda::DeviceStatus));
+  for (size_t i = 0; i < operands.size(); ++i) {
+    parameters.push_back(&operands[i]);
+    if (!kernel.operands[i].is_check) continue;
+    operands[i] = status.data();
+    parameters.push_back(&number);
+  }
   for (double& scalar : scalars) parameters.push_back(&scalar);
   for (int64_t& integer : integers) parameters.push_back(&integer);
   const Grid g = grid(kernel, s);
   cuda_on_host::launch(loaded.files->kernel(loaded.kernel), {g.x, g.y, g.threads}, parameters.data(), order_of_threads);
+  EXPECT_EQ(std::memcmp(status.data(), &rondo::cuda::kNothingFailed, sizeof(rondo::cuda::DeviceStatus)), 0);
 }
 void combine_on_fibers(Device, std::span<const CombineCall> calls, const LaunchFunctions::Owner&) {
   const auto& loaded = *static_cast<const Loaded*>(calls[0].code);
@@ -75,7 +86,11 @@ void combine_on_fibers(Device, std::span<const CombineCall> calls, const LaunchF
 }
 
 void interpret_kernel(Device, const KernelCall& call, const LaunchFunctions::Owner&) {
-  interpret_in_order(*call.kernel, schedule(*call.kernel), call.operands, call.scalars);
+  std::vector<void*> operands(call.operands, call.operands + call.kernel->operands.size());
+  int64_t bad = 0;
+  for (const IndexCheck& check : call.checks) operands[static_cast<size_t>(check.operand)] = &bad;
+  interpret_in_order(*call.kernel, schedule(*call.kernel), operands.data(), call.scalars);
+  EXPECT_EQ(bad, 0);
 }
 void interpret_combine(Device, std::span<const CombineCall> calls, const LaunchFunctions::Owner&) {
   for (const CombineCall& call : calls) {
