@@ -271,13 +271,16 @@ class RegionTrace final : public Trace {
         operand = &found->second.dense;
     Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
   }
-  // Runs what is recorded: `steps` steps, or (0) the piece that the loop was found in.
+  // Runs what is recorded: `steps` steps, or (0) the piece that the loop was found in. If that throws, the loop is
+  // over: its last steps are not there to be run.
   void run_steps(int steps) {
+    absl::Cleanup forget_loop = [this] { loop_.forget(); };
     const absl::Cleanup forget = [this] { forget_recording(); };
     in_pieces_ = true;
     region_.count_loop_piece();
     run_piece(piece_ + std::bit_width(static_cast<unsigned>(steps)));
     random_.restart();
+    std::move(forget_loop).Cancel();
   }
   // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
   void run_steps_left() {

@@ -181,6 +181,8 @@ class LargeBlocks {
     }
   }
   void* allocate_fresh(size_t size) {
+    // The heap's addresses are reserved without the system's check that there is memory behind them.
+    if (size > static_cast<size_t>(memory_)) return nullptr;
     shrink(std::numeric_limits<int64_t>::max(), static_cast<int64_t>(size));
     const PageHeap::Place place = heap_.cheapest(size);
     if (place.range == nullptr) return system_allocate(size);

@@ -33,7 +33,7 @@ PageHeap::PageHeap(size_t bytes) {
     // A fresh 12 MB activation then costs 6 page faults, not 3,000.
     madvise(reinterpret_cast<void*>(begin_), bytes, MADV_HUGEPAGE);
     writable_ = begin_;
-    first_ = make(begin_, bytes, State::kReturned);
+    first_ = last_ = make(begin_, bytes, State::kReturned);
     return;
   }
 }
@@ -67,7 +67,7 @@ PageHeap::Range* PageHeap::split(Range* range, size_t bytes) {
   rest->age = range->age;
   rest->before = range;
   rest->after = range->after;
-  if (rest->after != nullptr) rest->after->before = rest;
+  (rest->after != nullptr ? rest->after->before : last_) = rest;
   range->after = rest;
   range->bytes = bytes;
   if (kept) index(range), index(rest);
@@ -79,7 +79,7 @@ void PageHeap::absorb_after(Range* range) {
   range->bytes += next->bytes;
   range->age = std::max(range->age, next->age);
   range->after = next->after;
-  if (range->after != nullptr) range->after->before = range;
+  (range->after != nullptr ? range->after->before : last_) = range;
   delete next;
 }
 
@@ -110,7 +110,11 @@ void* PageHeap::take_kept(size_t bytes) {
   // Each range of a higher class is large enough.
   for (int c = class_of(bytes); c < kClasses; ++c) {
     auto at = kept_[c].begin();
-    while (at != kept_[c].end() && at->second->bytes < bytes) ++at;
+    for (int looked = 1; at != kept_[c].end() && at->second->bytes < bytes; ++at)
+      if (looked++ == kMostLooked) {
+        at = kept_[c].end();
+        break;
+      }
     if (at != kept_[c].end() && (first == nullptr || at->first < first->address)) first = at->second;
   }
   return first == nullptr ? nullptr : take({first, 0, 0}, bytes);
@@ -127,8 +131,11 @@ PageHeap::Place PageHeap::cheapest(size_t bytes) const {
     }
     return fresh;
   };
+  Range* from = last_;
+  for (int looked = 1; from != nullptr && from->before != nullptr; from = from->before)
+    if (looked++ >= kMostLookedAt && from->state == State::kUsed) break;
   // Within each run of free ranges, a block begins where a range begins, or ends where one ends.
-  for (Range *run = first_, *end = nullptr; run != nullptr; run = end) {
+  for (Range *run = from, *end = nullptr; run != nullptr; run = end) {
     if (run->state == State::kUsed) {
       end = run->after;
       continue;
@@ -198,9 +205,11 @@ void PageHeap::put(void* data) noexcept {
 
 size_t PageHeap::give_back(size_t bytes) noexcept {
   Range* range = nullptr;
-  for (const Index& ranges : kept_)
-    for (const auto& [address, kept] : ranges)
-      if (range == nullptr || kept->age < range->age) range = kept;
+  for (const Index& ranges : kept_) {
+    int looked = 0;
+    for (auto at = ranges.begin(); at != ranges.end() && looked < kMostLooked; ++at, ++looked)
+      if (range == nullptr || at->second->age < range->age) range = at->second;
+  }
   if (range == nullptr) return 0;
   bytes = round_up(bytes);
   if (bytes < range->bytes) {

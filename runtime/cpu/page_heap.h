@@ -7,6 +7,8 @@
 // networks (README of tests/bench), eager and compiled, in both layouts, the heap is then 1.00 to 1.08 times the most
 // bytes in use (median 1.016); at best fit, 1.00 to 1.22.
 //
+// No call looks at more than some thousand ranges, however many there are: with more, it may miss a better one.
+//
 // Not thread safe. Nothing that frees allocates memory for bookkeeping, so it cannot fail.
 #pragma once
 
@@ -48,8 +50,8 @@ class PageHeap {
 
   void put(void* data) noexcept;  // pages are kept
   bool contains(const void* data) const;
-  // Returns `bytes` of kept pages to the system, those of the range that has been kept longest. The bytes returned:
-  // at most one range's, 0 if nothing is kept.
+  // Returns `bytes` of kept pages to the system, those of the range that has been kept longest (of kMostLooked in each
+  // class). The bytes returned: at most one range's, 0 if nothing is kept.
   size_t give_back(size_t bytes) noexcept;
 
   size_t kept_bytes() const { return kept_bytes_; }
@@ -57,6 +59,8 @@ class PageHeap {
 
  private:
   static constexpr int kClasses = 65;
+  static constexpr int kMostLooked = 64;      // of the ranges of a class, by address
+  static constexpr int kMostLookedAt = 1024;  // of all ranges, by cheapest(): those at the end
   static int class_of(size_t bytes) { return std::bit_width(bytes); }
 
   enum class State { kUsed, kKept, kReturned };
@@ -79,7 +83,7 @@ class PageHeap {
   bool make_writable(uintptr_t end);
 
   uintptr_t begin_ = 0, end_ = 0, writable_ = 0;  // pages below writable_ may be written
-  Range* first_ = nullptr;                        // all ranges, in the order of addresses
+  Range *first_ = nullptr, *last_ = nullptr;      // of all ranges, in the order of addresses
   Index kept_[kClasses];                          // by the size's highest bit
   std::unordered_map<const void*, Range*> used_;
   uint64_t freed_ = 0;

@@ -7,6 +7,7 @@
 
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo {
 namespace {
@@ -229,6 +230,43 @@ TEST_F(LoopsOverTime, ReplayRecordsThem) {
   const compile::Regions regions = compile::compile_module(block, {.capture = compile::Capture::kReplay});
   steps(block, 96, 3);
   EXPECT_EQ(regions.report()[0].replays, 0);
+}
+
+// A step that throws ends the loop: the error is eager's, and later calls work. So it is in the pieces that are cut
+// from the last steps, with something left to record behind them.
+TEST_F(LoopsOverTime, AStepThatThrowsEndsTheLoop) {
+  if (default_device() != kCPU) GTEST_SKIP() << "a device finds the error late";
+  struct Walk : nn::Module<Walk> {
+    Tensor table, weight;
+    Tensor forward(const Tensor& x, const Tensor& indices) {
+      const Tensor square = ops::matmul(table.t(), table);
+      Tensor h = x * 0.1;
+      for (int64_t t = 0; t < indices.size(0); ++t)
+        h = ops::tanh(ops::matmul(h, weight) + ops::embedding(table, indices.select(0, t)));
+      return h + ops::mean(square);
+    }
+  };
+  manual_seed(3);
+  Walk eager, compiled;
+  eager.table = compiled.table = Tensor::randn({9, 8});
+  eager.weight = compiled.weight = Tensor::randn({8, 8});
+  const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
+  const Tensor x = Tensor::randn({4, 8});
+  const NoGrad off;
+  for (const int64_t n : {37, 50})
+    for (const int64_t bad : {-1, 0, 3, 17, 31, 32, 35, 36, -1}) {
+      std::vector<int64_t> values(static_cast<size_t>(n), 1);
+      if (bad >= 0) values[static_cast<size_t>(bad)] = 99;
+      const Tensor indices = Tensor::from<int64_t>(values, {n});
+      Tensor expected, found;
+      const std::string error = test::error_of([&] { expected = eager(x, indices); });
+      EXPECT_EQ(test::error_of([&] { found = compiled(x, indices); }), error);
+      EXPECT_EQ(error.empty(), bad < 0) << error;
+      if (error.empty()) {
+        EXPECT_TRUE(same_bits(found, expected));
+      }
+    }
+  EXPECT_GT(regions.report()[0].loop_pieces, 0);
 }
 
 TEST_F(LoopsOverTime, SeveralThreads) {

@@ -202,5 +202,50 @@ TEST(PageHeap, StepsOfTrainingFitIntoTheirPeak) {
   EXPECT_LE(heap.used_bytes() + heap.kept_bytes(), used_most + used_most / 12);
 }
 
+// More ranges than a call looks at: none overlaps another, and all that is freed goes back.
+TEST(PageHeap, ManyRanges) {
+  constexpr size_t kPage = 4096, kBlocks = 6000;
+  PageHeap heap(size_t{1} << 32);
+  const auto allocate = [&](size_t bytes) {
+    void* data = heap.take_kept(bytes);
+    if (data == nullptr) data = heap.take(heap.cheapest(bytes), bytes);
+    return static_cast<char*>(data);
+  };
+  std::map<char*, size_t> used;
+  const auto add = [&](size_t bytes) {
+    char* const data = allocate(bytes);
+    ASSERT_NE(data, nullptr);
+    const auto [at, added] = used.emplace(data, bytes);
+    ASSERT_TRUE(added);
+    const auto next = std::next(at);
+    if (next != used.end()) {
+      ASSERT_LE(data + bytes, next->first);
+    }
+    if (at != used.begin()) {
+      ASSERT_LE(std::prev(at)->first + std::prev(at)->second, data);
+    }
+  };
+  for (size_t i = 0; i < kBlocks; ++i) add((17 + i % 5) * kPage);
+  size_t n = 0;
+  for (auto at = used.begin(); at != used.end(); ++n) {
+    if (n % 2 == 0) {
+      ++at;
+      continue;
+    }
+    heap.put(at->first);
+    at = used.erase(at);
+  }
+  for (size_t i = 0; i < 500; ++i) add((40 + i % 3) * kPage), add(18 * kPage);
+  size_t bytes = 0;
+  for (const auto& [data, size] : used) bytes += size;
+  EXPECT_EQ(heap.used_bytes(), bytes);
+  while (heap.give_back(SIZE_MAX / 2) > 0) {
+  }
+  EXPECT_EQ(heap.kept_bytes(), 0u);
+  for (size_t i = 0; i < 500; ++i) add((16 + i % 3) * kPage);
+  for (const auto& [data, size] : used) heap.put(data);
+  EXPECT_EQ(heap.used_bytes(), 0u);
+}
+
 }  // namespace
 }  // namespace rondo::allocator

@@ -2,6 +2,7 @@
 #include "rondo/runtime/storage.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <limits>
 #include <thread>
@@ -173,6 +174,17 @@ TEST(Storage, TensorsLieInside) {
   EXPECT_THROW(Tensor::from_storage(storage, 0, {int64_t{1} << 32, 2}, {int64_t{1} << 40, 1}, kF32), Error);
   EXPECT_THROW(Tensor::from_storage(storage, INT64_MAX, {2}, {1}, kF32), Error);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Addresses are reserved for more than that, and untouched pages take nothing: it must be an error all the same.
+TEST_F(Allocator, ABlockLargerThanTheMemory) {
+  const int64_t before = allocator::stats().bytes_reserved;
+  const int64_t memory = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+  for (const int64_t bytes : {memory + (1 << 20), 2 * memory, 8 * memory})
+    EXPECT_THROW(Tensor::empty({bytes}, {kU8}), OutOfMemoryError) << bytes;
+  EXPECT_LE(allocator::stats().bytes_reserved, before);
+}
+#endif
 
 }  // namespace
 }  // namespace rondo
