@@ -39,7 +39,8 @@ struct AllocatorStats {
 // freed neighbours are joined, and serve blocks of any size. What is kept of them is bounded by the cache limit: the
 // pages that were freed first go back to the system first.
 namespace allocator {
-void* allocate(size_t bytes);  // throws Error when memory is exhausted
+// Throws OutOfMemoryError when memory is exhausted, or if one block exceeds the memory that this process may use.
+void* allocate(size_t bytes);
 void deallocate(void* data, size_t bytes) noexcept;
 AllocatorStats stats();
 void reset_peak();

@@ -127,7 +127,7 @@ TEST(PageHeap, NoAddressesLeft) {
   EXPECT_NE(take(huge, kMiB), nullptr);
 }
 
-// Blocks never overlap, keep their bytes, and all bytes are accounted for, whatever the order.
+// After any order of calls no two blocks overlap, each has the bytes that were written to it, and the counts are right.
 TEST(PageHeap, KeepsBlocksApart) {
   constexpr uint64_t kSeed = 11;
   PageHeap heap(256 * kMiB);
