@@ -136,6 +136,9 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
       "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
       "<b>%s</b>, %.1f ms to compile.</p>\n",
       program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes), program.compile_ms);
+  if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
+    absl::StrAppendFormat(&out, "<p>%d images change their layout, %d of them inside of convolutions.</p>\n",
+                          conversions, program.layouts_in_convolutions);
   append_launches(out, program, id);
   out += "<details><summary>graph</summary><pre>";
   for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", escape(input), "\n");

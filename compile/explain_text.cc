@@ -32,6 +32,9 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
   absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
                         program.name, program.kernels, program.compiled, program.library_calls,
                         format_bytes(program.arena_bytes), program.compile_ms);
+  if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
+    absl::StrAppendFormat(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
+                          program.layouts_in_convolutions);
   for (const LaunchExplanation& launch : program.launches) {
     absl::StrAppendFormat(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
                           format_bytes(launch.bytes_written));

@@ -25,10 +25,59 @@ Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
   return channels_to_front(channels_to_back(x).contiguous());
 }
 
+namespace {
+
+// Numbers of a generator, and places of a table, belong to the elements in their usual order.
+bool elements_have_an_order(const OpDef& op) { return op.traits.picks || op.traits.random_state >= 0; }
+
+// The sums of (B, H, W, C), as those of (B, C, H, W) lie.
+bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                          std::span<Tensor> outputs) {
+  constexpr int kRank = 4;
+  const int64_t mask = attrs.ints[0];
+  const bool keepdim = attrs.ints[1] != 0;
+  Attrs moved = attrs;
+  moved.ints[0] = 0;
+  for (int d = 0; d < kRank; ++d)
+    if (mask >> d & 1) moved.ints[0] |= int64_t{1} << dim_at_back(d);
+  call(op, {{channels_to_back(inputs[0]), inputs[0].where}}, moved, outputs);
+  for (Tensor& output : outputs) {
+    if (!is_floating(output.dtype())) return false;  // the place of an element
+    if (keepdim) {
+      output = channels_to_front(output).contiguous();
+      continue;
+    }
+    // The dimensions that are left, in their order.
+    Dims order;
+    for (int d = 0; d < kRank; ++d) {
+      if (mask >> d & 1) continue;
+      int64_t at = 0;
+      for (int e = 0; e < kRank; ++e) at += (mask >> e & 1) == 0 && dim_at_back(e) < dim_at_back(d);
+      order.push_back(at);
+    }
+    if (order.rank() > 1) output = ops::permute(output, order).contiguous();
+  }
+  return true;
+}
+
+}  // namespace
+
+void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs) {
+  call(op, inputs, attrs, outputs);
+}
+
+bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs) {
+  if (op.channels_last != nullptr) return op.channels_last(op, inputs, attrs, outputs), true;
+  if (op.kind == OpKind::kElementwise && !elements_have_an_order(op))
+    return call_channels_last(op, inputs, attrs, outputs), true;
+  return op.kind == OpKind::kReduction && inputs[0].tensor.rank() == 4 &&
+         reduce_channels_last(op, inputs, attrs, outputs);
+}
+
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
-  // A clone is dense in the usual layout (Tensor::to keeps the layout itself). Numbers of a generator, and places of a
-  // table, belong to the elements in their usual order.
-  if (op.traits.converts || op.traits.picks || op.traits.random_state >= 0) return false;
+  // A clone is dense in the usual layout (Tensor::to keeps the layout itself).
+  if (op.traits.converts || elements_have_an_order(op)) return false;
   const Tensor* first = nullptr;
   Dims sizes;
   for (const TensorArg& input : inputs) {

@@ -20,6 +20,8 @@ Tensor channels_to_back(const TensorArg& x);
 Tensor channels_to_front(const TensorArg& x);
 // What an op made of such a view, as a result of the call that the user made: to him it is no view.
 Tensor result_to_front(const Tensor& result, std::source_location where);
+// Where dimension `dim` of (B, C, H, W) is in (B, H, W, C).
+constexpr int dim_at_back(int dim) { return dim == 0 ? 0 : dim == 1 ? 3 : dim - 1; }
 // x, or a copy of it with these strides: those of a dense tensor, or of a dense one that is channels last.
 Tensor with_dense_strides(const Tensor& x, const Dims& strides);
 
@@ -27,6 +29,12 @@ Tensor with_dense_strides(const Tensor& x, const Dims& strides);
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs);
 void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs);
+// For a compiler that chooses layouts: makes the call, some of whose images are channels last, so that results that are
+// images are, too. False, and no call, if the op does not keep the layout.
+bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs);
+// An OpDef::channels_last of ops whose own call does it.
+void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
 // False: it is not, which is seen without looking at the operands for long.
 inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
   if (op.kind != OpKind::kElementwise) return false;

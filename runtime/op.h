@@ -313,6 +313,10 @@ using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
 // The op in simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and tests
 // compare the kernel with it.
 using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
+// Makes the call so that results that are images are channels last, as the operands are that are images: with their
+// channels last, or in strange layouts.
+using ChannelsLastFn = void (*)(const OpDef& op, std::span<const TensorArg> inputs, const Attrs&,
+                                std::span<Tensor> outputs);
 using GradFn = void (*)(const GradContext&);
 using LowerFn = void (*)(LoopBuilder&);
 
@@ -352,6 +356,11 @@ struct Traits {
   // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
   // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
   bool sums_segments = false;
+  // Of convolutions: the int that says how output 0, an image, lies in memory (ops::ResultLayout).
+  int32_t layout_int = -1;
+  // Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
+  // results: those that are not channels last are converted on the way.
+  bool converts_images = false;
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
   // Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
   // calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
@@ -373,6 +382,8 @@ struct OpDef {
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
   Traits traits = {};
+  // Null: elementwise ops and reductions keep the layout (runtime/channels_last.h), others do not.
+  ChannelsLastFn channels_last = nullptr;
   // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
   // the result of another call equals, bit for bit, one call of the other's operands and then its own (a compiler makes
   // one of them), if the ints before those of the operands are equal.

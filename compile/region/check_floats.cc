@@ -30,8 +30,8 @@ void compare(const char* which, Graph derived, const Program& program, Device de
     }
 }
 
-Partition partition_of(const Entry& entry, const Graph& symbolic) {
-  Partition partition(symbolic, entry.saved, {}, &*entry.partition);
+Partition partition_of(const Entry& entry, const Layouts& layouts) {
+  Partition partition(layouts.graph(), layouts.needed(), {}, &*entry.partition);
   if (!partition.keeps_the_same_as(*entry.partition))
     throw_internal("floats: this call keeps other values for its backward, though all guards hold");
   return partition;
@@ -43,7 +43,8 @@ void check_forward_floats(const Binding& binding) {
   const Entry& entry = *binding.entry();
   const DumpsOff quiet;
   const FloatTrace trace(binding.graph(), entry.floats);
-  Graph forward = entry.partition ? partition_of(entry, trace.graph()).forward() : trace.graph();
+  const Layouts layouts = entry.layouts_of(trace.graph());
+  Graph forward = entry.partition ? partition_of(entry, layouts).forward() : layouts.graph();
   compare("forward", std::move(forward), *entry.forward, entry.device, *binding.forward());
 }
 
@@ -52,7 +53,9 @@ void check_backward_floats(const Binding& binding, const Binding::Backward& boun
   const DumpsOff quiet;
   const FloatTrace trace(binding.graph(), entry.is_usual(arriving) ? entry.floats : bound.compiled->floats);
   BackwardGraph derived = derive_backward(trace.graph(), arriving, entry.device);
-  partition_of(entry, trace.graph()).apply(derived);
+  const Layouts layouts = entry.layouts_of(trace.graph());
+  layouts.apply(derived);
+  partition_of(entry, layouts).apply(derived);
   if (derived.contributions != bound.compiled->contributions || derived.grad_inputs != bound.compiled->grad_inputs)
     throw_internal("floats: this call has gradients of other inputs, though all guards hold");
   compare("backward", std::move(derived.graph), *bound.compiled->program, entry.device, *bound.floats);

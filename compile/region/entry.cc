@@ -51,8 +51,9 @@ bool any_hidden(const Graph& recorded) {
                      [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
-CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, ProgramOptions options,
-                                  const std::vector<bool>& owned = {}) {
+CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
+                                  ProgramOptions options, const std::vector<bool>& owned = {}) {
+  layouts.apply(derived);
   partition.apply(derived);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
@@ -140,10 +141,15 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
+  const auto choose_layouts = [&] {
+    entry->lays_out = !exact && entry->others == nullptr && enabled(CompilerStage::kLayouts) &&
+                      target_of(request.device).capabilities.prefers_channels_last;
+  };
   if (!differentiable) {
     exact = exact || !may_relax(symbolic, nullptr);
     entry->program_options = program;
-    entry->forward = compile_forward(symbolic);
+    choose_layouts();
+    entry->forward = compile_forward(entry->layouts_of(symbolic).graph());
     return finished();
   }
   const Arriving usual{usual_gradients(recorded), {}};
@@ -155,15 +161,17 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
-  entry->partition.emplace(symbolic, entry->saved, options, request.like);
+  choose_layouts();
+  const Layouts layouts = entry->layouts_of(symbolic);
+  entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);
   if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), *entry->partition, program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program);
   } else {
     SizeMarks marks = backward_marks(*entry, usual);
     marks.ranges_met = met;
     ProgramOptions marked_program = program;
     marked_program.marks = &marks;
-    entry->backward = compile_backward(std::move(derived), *entry->partition, marked_program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program);
   }
   entry->forward = compile_forward(entry->partition->forward());
   return finished();
@@ -262,9 +270,10 @@ std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arr
   if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
   const auto compile = [&] {
     const FloatTrace trace(with_recorded_floats(forward_graph, recorded));
-    const Partition kept(trace.graph(), saved, {}, &*partition);
+    const Layouts layouts = layouts_of(trace.graph());
+    const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition);
     invariant(kept.keeps_the_same_as(*partition), "a backward with other floats wants other values of the forward");
-    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), kept, program,
+    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), layouts, kept, program,
                                              arriving.owned);
     made.guards = trace.guards();
     made.floats.assign(recorded.begin(), recorded.end());

@@ -18,6 +18,7 @@
 #include "rondo/compile/region/ledger.h"
 #include "rondo/compile/region/marks.h"
 #include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/lay_out.h"
 #include "rondo/compile/transform/partition.h"
 
 namespace rondo::compile {
@@ -50,7 +51,8 @@ struct Entry {
   CompileOptions options;
   std::shared_ptr<Ledger> ledger;                 // of the region; null: there is none
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
-  std::vector<ValueId> saved;                     // values that the usual backward reads
+  std::vector<ValueId> saved;                     // values of the recording that the usual backward reads
+  bool lays_out = false;                          // Note [Chosen layouts] in transform/lay_out.h
   mutable std::atomic<int64_t> last_use = 0;      // counted by the region
   mutable std::atomic<bool> forgotten = false;    // by the region
   uint64_t number = 0;                            // no other entry of the process has it
@@ -58,6 +60,8 @@ struct Entry {
 
   // The dimensions of the outputs that are these dimensions of the inputs.
   const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
+  // How `recorded`, the recording or the same with other floats, is compiled.
+  Layouts layouts_of(const Graph& recorded) const { return {recorded, saved, lays_out}; }
   // Its recording, for later ones to be compared with; without a graph if that must not be.
   static KnownRecording known(const std::shared_ptr<const Entry>& entry);
   // True if `backward` is for this.

@@ -139,6 +139,9 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
   e.kernels = program.stats().kernels;
   e.compiled = program.stats().compiled;
   e.library_calls = program.stats().library_calls;
+  const Conversions conversions = count_conversions(graph);
+  e.layout_copies = conversions.copies;
+  e.layouts_in_convolutions = conversions.in_products;
   e.arena_bytes = program.stats().arena_bytes;
   e.compile_ms = program.stats().compile_ms;
   return e;

@@ -44,6 +44,9 @@ struct ProgramExplanation {
   int kernels = 0;
   int compiled = 0;  // of these, kernels for which code had to be generated
   int library_calls = 0;
+  // Images that change between the usual layout and channels last: in copies (which kernels may do on the way), and
+  // inside of convolutions. Note [Chosen layouts] in transform/lay_out.h.
+  int layout_copies = 0, layouts_in_convolutions = 0;
   int64_t arena_bytes = 0;  // leased for a run
   double compile_ms = 0;
 };

@@ -16,8 +16,8 @@
 namespace rondo::compile {
 namespace {
 
-constexpr const char* kNames[] = {"decompose", "segments",  "cse",   "dce",       "join",  "assemble",
-                                  "fuse",      "epilogues", "relax", "recompute", "reuse", "cache"};
+constexpr const char* kNames[] = {"decompose", "segments", "cse",   "dce",       "join",  "assemble", "fuse",
+                                  "epilogues", "layouts",  "relax", "recompute", "reuse", "cache"};
 static_assert(std::size(kNames) == kStages);
 
 uint32_t parse(std::string_view list) {

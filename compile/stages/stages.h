@@ -9,6 +9,7 @@
 //   assemble    values that are laid side by side are copied there
 //   fuse        a kernel for each op
 //   epilogues   products leave what follows them to kernels (and do not widen their results)
+//   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
 //   relax       default mode computes as exact mode does
 //   recompute   the forward saves all that the backward reads
 //   reuse       no result is written over an operand
@@ -32,6 +33,7 @@ enum class CompilerStage : uint8_t {
   kAssemble,
   kFuse,
   kEpilogues,
+  kLayouts,
   kRelax,
   kRecompute,
   kReuse,

@@ -21,6 +21,8 @@ struct Capabilities {
   // A launch costs more than what it adds up: the partial sums of several kernels wait for each other, and one launch
   // adds up all of them.
   bool gathers_sums = false;
+  // Convolutions convert images that are not channels last: Note [Chosen layouts] in transform/lay_out.h.
+  bool prefers_channels_last = false;
   // Products add to, or activate, their own result for less than a kernel behind them costs. One that writes f32 takes
   // an f32 bias, whatever its operands are.
   bool epilogues_pay = false;

@@ -1,12 +1,18 @@
 #include "rondo/compile/transform/retrace.h"
 
+#include <vector>
+
 #include "rondo/compile/capture/trace.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::compile {
 
-Graph retrace(const Graph& graph,
-              absl::FunctionRef<bool(size_t node, const Symbols& symbols, std::span<Tensor> outputs)> replace) {
+Graph retrace(const Graph& graph, Replace replace) {
+  return retrace(graph, replace, [](ValueId output, const Symbols& symbols) { return symbols[output]; });
+}
+
+Graph retrace(const Graph& graph, Replace replace,
+              absl::FunctionRef<Tensor(ValueId output, const Symbols& symbols)> result) {
   NoGrad off;
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   Trace trace;
@@ -31,7 +37,9 @@ Graph retrace(const Graph& graph,
     }
     for (size_t i = 0; i < outputs.size(); ++i) symbols[node.outputs[i]] = outputs[i];
   }
-  for (ValueId id : graph.outputs) trace.graph.outputs.push_back(trace.value_of(symbols[id]));
+  std::vector<Tensor> results;  // of which each is alive when it is asked for
+  for (ValueId id : graph.outputs) results.push_back(result(id, symbols));
+  for (const Tensor& tensor : results) trace.graph.outputs.push_back(trace.value_of(tensor));
   invariant(trace.graph.inputs.size() == graph.inputs.size(), "a pass brought in a tensor of its own");
   // What users asked of gradients stays with the inputs.
   return std::move(trace.graph);

@@ -11,7 +11,10 @@ using Symbols = ValueMap<Tensor>;  // of the new recording, by value of the old 
 
 // `replace` records what stands for a node, sets its outputs and returns true; false: the node is recorded as it is.
 // The result has the original's inputs and outputs in number and order.
-Graph retrace(const Graph& graph,
-              absl::FunctionRef<bool(size_t node, const Symbols& symbols, std::span<Tensor> outputs)> replace);
+using Replace = absl::FunctionRef<bool(size_t node, const Symbols& symbols, std::span<Tensor> outputs)>;
+Graph retrace(const Graph& graph, Replace replace);
+// `result` records what stands for each of the graph's outputs, in order.
+Graph retrace(const Graph& graph, Replace replace,
+              absl::FunctionRef<Tensor(ValueId output, const Symbols& symbols)> result);
 
 }  // namespace rondo::compile

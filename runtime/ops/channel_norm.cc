@@ -2,7 +2,9 @@
 // pixels, group_norm those of each example over a group of channels and all pixels. Both compute in the compute dtype,
 // from differences from the mean, so a large mean costs no digits. Weight and bias (C) have x's dtype or its compute
 // dtype, as x is of 16 bits under autocast and parameters stay f32.
+#include <array>
 #include <optional>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
@@ -100,6 +102,23 @@ bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor
 }
 
 // ---- batch_norm
+
+// Of batch_norm and its gradient, whose images come first.
+template <int kImages>
+void normalise_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                             std::span<Tensor> outputs) {
+  Tensor images[kImages];  // operands refer to them
+  std::vector<TensorArg> operands;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const TensorArg& input = inputs[i];
+    if (i < kImages) images[i] = channels_to_back(input);
+    operands.emplace_back(i < kImages ? images[i] : input.tensor, input.where);
+  }
+  Attrs moved = attrs;
+  moved.ints = {dim_at_back(channel_dim(attrs))};
+  call(op, operands, moved, outputs);
+  outputs[0] = result_to_front(outputs[0], inputs[0].where);
+}
 
 double values_per_channel(const Dims& x, int channels) {
   return static_cast<double>(x.numel()) / static_cast<double>(x[channels]);
@@ -241,6 +260,7 @@ constexpr OpDef kBatchNorm = {
           channel_norm_grad(g, kBatchNormGrad, values_per_channel(x, channels),
                             [&](const Tensor& t) { return beside(t, channels, x.rank()); });
         },
+    .channels_last = &normalise_channels_last<1>,
 };
 // Inputs grad, x, weight, mean, var; floats: {eps}; outputs dx, dweight, dbias.
 constexpr OpDef kBatchNormGrad = {
@@ -250,6 +270,7 @@ constexpr OpDef kBatchNormGrad = {
     .infer = [](InferContext& c) { channel_norm_grad_infer(c, channel_dim(c.attrs())); },
     .on = {{&cpu::batch_norm_grad_kernel}},
     .decompose = &decompose_batch_norm_grad,
+    .channels_last = &normalise_channels_last<2>,
 };
 
 // Wu and He, "Group normalization" (2018). ints: {groups}; floats: {eps}. Inputs as batch_norm; outputs y, and mean and
@@ -330,12 +351,11 @@ constexpr OpDef kScaleShift = {
 BatchNormed batch_norm(TensorArg x, TensorArg weight, TensorArg bias, double eps) {
   require_defined("batch_norm", x);
   Tensor out[3];
-  if (!lies_channels_last(x.tensor)) {
-    call(kBatchNorm, {x, weight, bias}, {.floats = {eps}}, out);
-    return {out[0], out[1], out[2]};
-  }
-  call(kBatchNorm, {{channels_to_back(x), x.where}, weight, bias}, {.ints = {3}, .floats = {eps}}, out);
-  return {result_to_front(out[0], x.where), out[1], out[2]};
+  const Attrs attrs{.floats = {eps}};
+  if (lies_channels_last(x.tensor))
+    kBatchNorm.channels_last(kBatchNorm, std::array{x, weight, bias}, attrs, std::span<Tensor>(out));
+  else call(kBatchNorm, {x, weight, bias}, attrs, out);
+  return {out[0], out[1], out[2]};
 }
 
 Tensor batch_norm_with(const Statistics& of, TensorArg x, TensorArg weight, TensorArg bias, double eps) {

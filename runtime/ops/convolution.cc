@@ -25,7 +25,8 @@ Convolution Convolution::of(const Attrs& attrs) {
       .stride = {i[0], i[1]}, .dilation = {i[2], i[3]}, .before = {i[4], i[5]}, .after = {i[6], i[7]}, .groups = i[8]};
 }
 Attrs Convolution::attrs() const {
-  return {.ints = {stride[0], stride[1], dilation[0], dilation[1], before[0], before[1], after[0], after[1], groups}};
+  return {.ints = {stride[0], stride[1], dilation[0], dilation[1], before[0], before[1], after[0], after[1], groups,
+                   static_cast<int64_t>(ResultLayout::kOfOperands)}};
 }
 Attrs Convolution::attrs(Extent size) const {
   Attrs all = attrs();
@@ -119,8 +120,10 @@ void check_shapes(InferContext& c, const Convolution& conv, const Dims& x, const
   if (grad != nullptr && !(*grad == y)) c.fail(absl::StrCat("the gradient must be ", to_string(y)));
 }
 void result(InferContext& c, const Dims& sizes) {
-  bool last = false;
-  for (int i = 0; i < 2; ++i) last = last || is_channels_last(c.sizes(i), c.strides(i));
+  const auto layout = static_cast<ResultLayout>(c.integer(Convolution::kLayoutInt));
+  bool last = layout == ResultLayout::kChannelsLast;
+  for (int i = 0; i < 2 && layout == ResultLayout::kOfOperands; ++i)
+    last = last || is_channels_last(c.sizes(i), c.strides(i));
   if (last) c.strided_output(0, c.dtype(0), sizes, channels_last_strides(sizes));
   else c.output(0, c.dtype(0), sizes);
 }
@@ -229,6 +232,7 @@ constexpr OpDef kConv2d = {
           }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
         },
+    .traits = {.layout_int = Convolution::kLayoutInt, .converts_images = true},
     .fuse_parts = false,
 };
 
@@ -269,6 +273,7 @@ constexpr OpDef kConv2dGradInput = {
           if (g.needs(0)) g.set(0, call(kConv2d, {g.grad_out(), g.input(1)}, conv.attrs()));
           if (g.needs(1)) g.set(1, call(kConv2dGradWeight, {g.input(0), g.grad_out()}, conv.attrs({w[2], w[3]})));
         },
+    .traits = {.layout_int = Convolution::kLayoutInt, .converts_images = true},
     .fuse_parts = false,
 };
 
@@ -312,6 +317,8 @@ constexpr OpDef kConv2dGradWeight = {
           if (g.needs(0)) g.set(0, call(kConv2d, {g.input(1), g.grad_out()}, conv.attrs()));
           if (g.needs(1)) g.set(1, call(kConv2dGradInput, {g.input(0), g.grad_out()}, conv.attrs({x[2], x[3]})));
         },
+    .traits = {.converts_images = true},
+    .channels_last = &call_as_usual,
     .fuse_parts = false,
 };
 

@@ -12,14 +12,18 @@ namespace rondo::ops {
 // Height and width.
 using Extent = std::array<int64_t, 2>;
 
+// How an image lies that a convolution makes. Compilers choose; in eager calls the operands do.
+enum class ResultLayout : uint8_t { kOfOperands, kUsual, kChannelsLast };
+
 struct Convolution {
   Extent stride = {1, 1}, dilation = {1, 1};
   Extent before = {0, 0}, after = {0, 0};  // zeros around the input
   int64_t groups = 1;
 
-  // The first kInts integers of a call. The gradients' calls have two more: the size of their result, which the
-  // operands do not fix.
-  static constexpr size_t kInts = 9;
+  // The first kInts integers of a call; the last of these is a ResultLayout. The gradients' calls have two more: the
+  // size of their result, which the operands do not fix.
+  static constexpr size_t kInts = 10;
+  static constexpr int32_t kLayoutInt = 9;
   static Convolution of(const Attrs& attrs);
   Attrs attrs() const;
   Attrs attrs(Extent size) const;

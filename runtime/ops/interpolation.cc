@@ -103,6 +103,7 @@ constexpr OpDef kInterpolate = {
           const Dims& x = g.input_sizes(0);
           g.set(0, call(kInterpolateGrad, {g.grad_out()}, Interpolation::of(g.attrs()).attrs({x[2], x[3]})));
         },
+    .channels_last = &call_as_usual,
     .fuse_parts = false,
 };
 
@@ -118,6 +119,7 @@ constexpr OpDef kInterpolateGrad = {
           const Dims& y = g.input_sizes(0);
           g.set(0, call(kInterpolate, {g.grad_out()}, Interpolation::of(g.attrs()).attrs({y[2], y[3]})));
         },
+    .channels_last = &call_as_usual,
     .fuse_parts = false,
 };
 

@@ -142,6 +142,7 @@ constexpr OpDef kMaxPool2d = {
           const Tensor zeros = Tensor::zeros({x[0], x[1], x[2] * x[3]}, {g.input_dtype(0), g.grad_out().device()});
           g.set(0, reshape(scatter_add(zeros, 2, flatten(place, 2), flatten(g.grad_out(), 2)), x));
         },
+    .channels_last = &call_as_usual,
     .fuse_parts = false,
 };
 

@@ -211,6 +211,7 @@ constexpr OpDef kSlice = {
         [](const GradContext& g) {
           add_slices(g, {&g.grad_out(), 1}, std::array{g.integer(0), g.integer(1), g.integer(3)});
         },
+    .channels_last = &call_as_usual,
     .grad_adds = true,
 };
 
@@ -272,6 +273,16 @@ void split_grad(const GradContext& g) {
   add_slices(g, grads, ints);
 }
 
+void cat_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                       std::span<Tensor> outputs) {
+  std::vector<Tensor> parts;  // operands refer to them
+  for (const TensorArg& part : inputs) parts.push_back(channels_to_back(part));
+  std::vector<TensorArg> operands;
+  for (size_t i = 0; i < parts.size(); ++i) operands.emplace_back(parts[i], inputs[i].where);
+  const Tensor joined = call(op, operands, {.ints = {dim_at_back(static_cast<int>(attrs.ints[0]))}});
+  outputs[0] = result_to_front(joined, inputs[0].where);
+}
+
 }  // namespace
 
 // ints: {dim, size of a part; 0: each index, without the dimension}. One op for all parts.
@@ -315,6 +326,7 @@ constexpr OpDef kCat = {
           }
         },
     .traits = {.assembles = true, .strided_outputs = true},
+    .channels_last = &cat_channels_last,
     .chains = 0,
 };
 
@@ -459,15 +471,14 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   const DType dtype = result_dtype(all);
   const bool last = std::all_of(parts.begin(), parts.end(), &lies_channels_last);
   std::vector<Tensor> converted;  // operands refer to them
-  for (const Tensor& part : parts) {
-    const Tensor same = part.to(dtype, where);
-    converted.push_back(last ? channels_to_back({same, where}) : same);
-  }
+  for (const Tensor& part : parts) converted.push_back(part.to(dtype, where));
   std::vector<TensorArg> operands;
   for (const Tensor& part : converted) operands.emplace_back(part, where);
-  constexpr int kLast[] = {0, 3, 1, 2};  // where the dimensions of images are then
-  const Tensor joined = call(kCat, operands, {.ints = {last ? kLast[d] : d}});
-  return last ? result_to_front(joined, where) : joined;
+  const Attrs attrs{.ints = {d}};
+  if (!last) return call(kCat, operands, attrs);
+  Tensor joined;
+  kCat.channels_last(kCat, operands, attrs, {&joined, 1});
+  return joined;
 }
 
 Tensor cat(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {

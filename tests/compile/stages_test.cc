@@ -46,7 +46,7 @@ TEST_F(Stages, UnknownNamesAreListed) {
   disable_stages("cse");
   EXPECT_EQ(test::error_of([] { disable_stages("fuse,fusion"); }),
             "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, segments, cse, dce, join, assemble, fuse, "
-            "epilogues, relax, "
+            "epilogues, layouts, relax, "
             "recompute, reuse, cache");
   EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
 }

@@ -32,7 +32,7 @@ constexpr Target kTarget = {
     .compile = &compile_object,
     .place = &place,
     .check = &check,
-    .capabilities = {},  // the CPU's
+    .capabilities = {.prefers_channels_last = true},
     .runs_on = nullptr,
     .stand_in = nullptr,
     .launch = {.kernel = &launch_kernel,

@@ -1,0 +1,228 @@
+#include "rondo/compile/transform/lay_out.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/transform/retrace.h"
+#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/convolution.h"
+
+namespace rondo::compile {
+namespace {
+
+// True if the two layouts of the value differ, and it lies in the usual one.
+bool is_usual_image(const Value& v) {
+  return v.sizes.rank() == 4 && v.sizes.numel() > 0 && v.sizes[1] > 1 && v.sizes[2] * v.sizes[3] > 1 &&
+         is_contiguous(v.sizes, v.strides);
+}
+int64_t image_bytes(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
+bool names_layout(const OpDef& op) { return op.traits.layout_int >= 0; }
+bool keeps_layout(const OpDef& op) {
+  return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
+}
+
+class LayoutChooser {
+ public:
+  LayoutChooser(const Graph& graph, const std::vector<bool>& channels_last)
+      : graph_(graph), last_(graph), usual_(graph), is_output_(graph, false), goes_on_(graph, false) {
+    for (const ValueId id : graph.outputs) is_output_[id] = true;
+    for (size_t i = 0; i < channels_last.size(); ++i)
+      if (channels_last[i]) given_.push_back(graph.inputs[i]);
+    for (size_t n = graph.nodes.size(); n-- > 0;) find_readers(graph.nodes[n]);
+  }
+
+  bool changes_anything() const {
+    if (!given_.empty()) return true;
+    return std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
+                       [&](const GraphNode& node) { return makes_channels_last(node); });
+  }
+
+  LaidOut run(std::span<const ValueId> needed) {
+    Graph extended = graph_;
+    extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
+    for (const ValueId id : given_) extended.value(id).strides = ops::channels_last_strides(extended.value(id).sizes);
+    size_t output = 0;
+    LaidOut made;
+    made.graph = retrace(
+        extended,
+        [&](size_t n, const Symbols& symbols, std::span<Tensor> outputs) {
+          symbols_ = &symbols;
+          visit(graph_.nodes[n], outputs);
+          return true;
+        },
+        [&](ValueId id, const Symbols& symbols) {
+          symbols_ = &symbols;
+          // Those of the caller come first.
+          return output++ < graph_.outputs.size() ? usual(id) : as_it_lies(id);
+        });
+    Graph& graph = made.graph;
+    made.needed.assign(graph.outputs.begin() + static_cast<std::ptrdiff_t>(graph_.outputs.size()), graph.outputs.end());
+    graph.outputs.resize(graph_.outputs.size());
+    return made;
+  }
+
+ private:
+  // An image goes on if something reads it that is not an elementwise op on the way to a result.
+  void find_readers(const GraphNode& node) {
+    bool goes_on = names_layout(*node.op) || node.op->kind == OpKind::kReduction;
+    if (node.op->channels_last != nullptr || node.op->kind == OpKind::kElementwise) {
+      goes_on = goes_on || (node.op->channels_last != nullptr && node.op->kind != OpKind::kView);
+      for (const ValueId id : node.outputs) goes_on = goes_on || (goes_on_[id] && !is_output_[id]);
+    }
+    if (!goes_on) return;
+    for (const ValueId id : node.inputs)
+      if (id != kNoValue) goes_on_[id] = true;
+  }
+  bool makes_channels_last(const GraphNode& node) const {
+    const ValueId id = node.outputs[0];
+    return names_layout(*node.op) && goes_on_[id] && !is_output_[id] && is_usual_image(graph_.value(id));
+  }
+
+  // ---- While the graph is run again
+  void visit(const GraphNode& node, std::span<Tensor> outputs) {
+    const bool some_last = std::any_of(node.inputs.begin(), node.inputs.end(),
+                                       [&](ValueId id) { return id != kNoValue && is_last(id); });
+    if (names_layout(*node.op)) return convolve(node, some_last, outputs);
+    const bool ends = node.op->kind == OpKind::kElementwise && is_output_[node.outputs[0]];
+    if (some_last && !ends && keeps_layout(*node.op)) {
+      // Sums and norms read each element more than once.
+      const bool moves = node.op->kind != OpKind::kElementwise && node.op->kind != OpKind::kView &&
+                         !node.op->traits.converts_images;
+      std::vector<TensorArg> args = arguments(node, [&](ValueId id) { return moves ? last(id) : as_it_lies(id); });
+      if (keep_channels_last(*node.op, args, node.attrs, outputs)) {
+        for (size_t i = 0; i < outputs.size(); ++i)
+          if (const ValueId id = node.outputs[i]; !(outputs[i].strides() == graph_.value(id).strides))
+            last_[id] = outputs[i];
+        return;
+      }
+    }
+    call(*node.op, arguments(node, [&](ValueId id) { return usual(id); }), node.attrs, outputs);
+  }
+
+  void convolve(const GraphNode& node, bool some_last, std::span<Tensor> outputs) {
+    Attrs attrs = node.attrs;
+    int64_t& layout = attrs.ints[static_cast<size_t>(node.op->traits.layout_int)];
+    const ValueId result = node.outputs[0];
+    const bool makes_last = makes_channels_last(node);
+    if (makes_last) layout = static_cast<int64_t>(ops::ResultLayout::kChannelsLast);
+    else if (some_last && graph_.value(result).strides == contiguous_strides(graph_.value(result).sizes))
+      layout = static_cast<int64_t>(ops::ResultLayout::kUsual);
+    call(*node.op, arguments(node, [&](ValueId id) { return as_it_lies(id); }), attrs, outputs);
+    if (makes_last) last_[result] = outputs[0];
+  }
+
+  std::vector<TensorArg> arguments(const GraphNode& node, auto of) {
+    held_.clear();
+    held_.reserve(node.inputs.size());
+    std::vector<TensorArg> args;
+    for (const ValueId id : node.inputs) {
+      held_.push_back(id == kNoValue ? Tensor() : of(id));
+      args.emplace_back(held_.back(), node.where);
+    }
+    return args;
+  }
+
+  bool is_last(ValueId id) const {
+    return last_[id].defined() || std::find(given_.begin(), given_.end(), id) != given_.end();
+  }
+  const Tensor& as_it_lies(ValueId id) { return last_[id].defined() ? last_[id] : (*symbols_)[id]; }
+  // As the graph has it.
+  const Tensor& usual(ValueId id) {
+    if (!is_last(id)) return (*symbols_)[id];
+    if (!usual_[id].defined()) usual_[id] = converted(id);
+    return usual_[id];
+  }
+  Tensor converted(ValueId id) {
+    const Value& v = graph_.value(id);
+    if (v.producer < 0 || graph_.node(v.producer).op->kind != OpKind::kView)
+      return with_dense_strides(as_it_lies(id), v.strides);
+    // A part of a larger image, whose strides no copy would have.
+    const GraphNode& node = graph_.node(v.producer);
+    return call(*node.op, {{usual(node.inputs[0]), node.where}}, node.attrs);
+  }
+  const Tensor& last(ValueId id) {
+    if (is_last(id) || !is_usual_image(graph_.value(id))) return as_it_lies(id);
+    return last_[id] = with_dense_strides((*symbols_)[id], ops::channels_last_strides(graph_.value(id).sizes));
+  }
+
+  const Graph& graph_;
+  ValueMap<Tensor> last_, usual_;  // what stands for a value in each layout, where it has been made
+  ValueMap<bool> is_output_, goes_on_;
+  std::vector<ValueId> given_;  // inputs that are channels last
+  const Symbols* symbols_ = nullptr;
+  std::vector<Tensor> held_;  // operands of the current call refer to them
+};
+
+}  // namespace
+
+std::optional<LaidOut> lay_out(const Graph& graph, std::span<const ValueId> needed,
+                               const std::vector<bool>& channels_last) {
+  LayoutChooser chooser(graph, channels_last);
+  if (!chooser.changes_anything()) return std::nullopt;
+  return chooser.run(needed);
+}
+
+// True if `chosen` converts much less than `recorded` does.
+static bool pays(const Graph& recorded, const Graph& chosen) {
+  constexpr double kCopied = 1.5;  // a byte, beside one that is converted inside of a convolution: measured
+  constexpr double kMost = 0.75;
+  const auto cost = [](const Graph& graph) {
+    const Conversions c = count_conversions(graph);
+    return static_cast<double>(c.bytes_in_products) + kCopied * static_cast<double>(c.copied_bytes);
+  };
+  return cost(chosen) < kMost * cost(recorded);
+}
+
+Layouts::Layouts(const Graph& recorded, std::span<const ValueId> needed, bool choose)
+    : recorded_(needed.begin(), needed.end()), needed_(recorded_) {
+  std::optional<LaidOut> made = choose ? lay_out(recorded, needed) : std::nullopt;
+  chosen_ = made.has_value() && pays(recorded, made->graph);
+  if (chosen_) graph_ = std::move(made->graph), needed_ = std::move(made->needed);
+  else graph_ = recorded;
+}
+
+void Layouts::apply(BackwardGraph& backward) const {
+  if (!chosen_) return;
+  std::vector<bool> channels_last(backward.inputs.size(), false);
+  for (size_t i = 0; i < backward.inputs.size(); ++i) {
+    BackwardInput& input = backward.inputs[i];
+    if (input.kind != BackwardInput::kSaved) continue;
+    const auto at = std::find(recorded_.begin(), recorded_.end(), input.index) - recorded_.begin();
+    input.index = at < std::ssize(recorded_) ? needed_[static_cast<size_t>(at)] : kNoValue;
+    if (input.index == kNoValue) continue;
+    channels_last[i] = is_usual_image(backward.graph.value(backward.graph.inputs[i])) &&
+                       lies_channels_last(graph_.value(input.index));
+  }
+  if (std::optional<LaidOut> made = lay_out(backward.graph, {}, channels_last)) backward.graph = std::move(made->graph);
+}
+
+Conversions count_conversions(const Graph& graph) {
+  Conversions found;
+  // Through the views between a copy and what it copies.
+  const auto source = [&](ValueId id) {
+    while (graph.value(id).producer >= 0 && graph.node(graph.value(id).producer).op->kind == OpKind::kView)
+      id = graph.node(graph.value(id).producer).inputs[0];
+    return id;
+  };
+  for (const GraphNode& node : graph.nodes) {
+    if (node.op->traits.converts_images) {
+      const auto count = [&](ValueId id) {
+        if (!is_usual_image(graph.value(id))) return;
+        ++found.in_products;
+        found.bytes_in_products += image_bytes(graph.value(id));
+      };
+      count(node.inputs[0]);
+      count(names_layout(*node.op) ? node.outputs[0] : node.inputs[1]);
+    } else if (node.op->traits.converts && graph.value(node.inputs[0]).dtype == graph.value(node.outputs[0]).dtype) {
+      const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
+      const Value& image = graph.value(source(node.inputs[0]));
+      if (image.sizes.rank() != 4 || to.sizes.rank() != 4 || is_contiguous(from.sizes, from.strides)) continue;
+      ++found.copies;
+      found.copied_bytes += image_bytes(to);
+    }
+  }
+  return found;
+}
+
+}  // namespace rondo::compile
