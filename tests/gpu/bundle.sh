@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=build/gpu
 file=${1:-$build/rondo-gpu.tar.xz}
-programs="test_gpu test_cuda test_runtime test_modules test_optim train_gpt bench_gpt bench_device"
+programs="test_gpu test_cuda test_runtime test_modules test_optim train_gpt bench_gpt bench_cnn bench_device"
 
 # Abseil, GoogleTest, PCRE2 and the C++ library are linked from their archives. oneDNN has none in Debian; it comes as a
 # library, with those that it needs but the C and C++ libraries and libgcc_s, which must not be older than a machine's own.
@@ -50,7 +50,7 @@ for program in $programs; do ldd "$root/bin/$program"; done | sed -nE 's/^.* => 
 done
 cp -r tests/reference "$root/tests/"
 cp tests/gpu/run.sh tests/gpu/README.md "$root/"
-cp tests/bench/peers/{gpt_step,paired_gpt,sdpa}.py "$root/peers/"
+cp tests/bench/peers/{gpt_step,paired_gpt,sdpa,cnn,cnn_models,cnn_study}.py "$root/peers/"
 git rev-parse HEAD >"$root/VERSION"
 [ -z "$(git status --porcelain)" ] || echo 'with changes that are not committed' >>"$root/VERSION"
 needs() { objdump -T "$root"/bin/* "$root"/lib/* | grep -oE "$1_[0-9.]+" | sed "s/$1_//" | sort -V | tail -n1; }
@@ -76,6 +76,7 @@ if unshare -rm mount --rbind /proc "$check/proc" 2>/dev/null; then
     case $program in
       test_*) arguments=--gtest_list_tests ;;
       bench_gpt) arguments='--steps=1 --warmup=0 --n_layer=1' ;;
+      bench_cnn) arguments=--sizes ;;
       bench_device) continue ;; # it needs a device
       *) arguments=--help ;;
     esac

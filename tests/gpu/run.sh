@@ -11,7 +11,7 @@
 set -u
 started=$SECONDS
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-out=rondo-gpu-report budget=540 bin='' only=machine,conformance,steps,figures,train,suite,sanitizer short=0 fake=''
+out=rondo-gpu-report budget=540 bin='' only=machine,conformance,steps,figures,train,networks,suite,sanitizer short=0 fake=''
 test_limit=${RONDO_GPU_TEST_LIMIT:-60} # seconds of one test
 while [ $# -gt 0 ]; do
   case $1 in
@@ -24,7 +24,7 @@ while [ $# -gt 0 ]; do
 done
 case $budget in '' | *[!0-9]*) echo "run.sh: --budget is a number of seconds, not $budget" >&2; exit 2 ;; esac
 case $fake in *[!0-9]*) echo "run.sh: --fake is the number of an order of work, not $fake" >&2; exit 2 ;; esac
-declare -A share=([machine]=2 [conformance]=8 [suite]=32 [train]=6 [sanitizer]=12 [steps]=32 [figures]=8)
+declare -A share=([machine]=2 [conformance]=8 [suite]=32 [train]=6 [networks]=10 [sanitizer]=12 [steps]=32 [figures]=8)
 for name in ${only//,/ }; do
   if [ -z "${share[$name]:-}" ]; then echo "run.sh: no section $name; there are: ${!share[*]}" >&2; exit 2; fi
 done
@@ -511,6 +511,46 @@ section_figures() {
   say "$(grep -h -m1 '^launches a step' "$out/logs/figures.step.log")"
 }
 
+# Training steps of six networks for images at the sizes of their recipes, in bf16 and channels last; on the fake, a small one.
+section_networks() {
+  local end=$((SECONDS + $1)) model log limit models=(resnet50 segformer stdc pp_liteseg regseg ddrnet) rest
+  if [ ! -x "$bin/bench_cnn" ]; then say 'bench_cnn is not here' && worse skipped && return; fi
+  [ $is_fake = 0 ] || models=(regseg)
+  rest=${#models[@]}
+  for model in "${models[@]}"; do
+    log=$out/logs/networks.$model.log
+    limit=$(((end - SECONDS) / rest))
+    rest=$((rest - 1))
+    : >"$log"
+    if [ $is_fake = 0 ] && [ $short = 0 ] && [ -f "$peers/cnn_study.py" ] && torch_is_here; then
+      limited $limit "$log" python3 "$peers/cnn_study.py" --rondo-bin "$bin/bench_cnn" --python "$(command -v python3)" --device cuda --full \
+        --models $model --dtypes bf16 --layouts last --rounds 3 --steps 10 --json "$out/logs/networks.$model.json"
+    else
+      network_alone "$model" $limit "$log"
+    fi
+    case $? in
+      0) worse passed ;;
+      124 | 137) say "$model: out of time" && worse incomplete ;;
+      *) say "$model: $(short_of "$log" 160)" && failed_tests+=("networks: $model, logs/networks.$model.log") && worse failed ;;
+    esac
+  done
+  say "${#models[@]} networks, bf16, channels last$([ $is_fake = 0 ] || echo ' (small images: the fake)')"
+  torch_is_here || say "beside PyTorch: not run: $torch"
+}
+network_alone() { # network_alone MODEL SECONDS LOG
+  local mode modes=(none regions) size=(--full --warmup=5 --steps=20) part
+  [ $is_fake = 0 ] || { modes=(regions) && size=(--batch=2 --height=32 --width=32 --warmup=0 --steps=1); }
+  for mode in "${modes[@]}"; do
+    part=$3.$mode
+    : >"$part"
+    limited $(($2 / ${#modes[@]})) "$part" "$bin/bench_cnn" --device=cuda --model="$1" --dtype=bf16 --layout=last --compile="$mode" "${size[@]}"
+    local rc=$?
+    [ $rc = 0 ] || { cat "$part" >>"$3" && return $rc; }
+    sed -nE 's/.*"model":"([a-z0-9_]+)","mode":"([a-z]+)","step_ms_median":([0-9.]+).*"host_ms":([0-9.]+),"peak_device_mib":([0-9.]+).*/\1 rondo \2: \3 ms a step, host \4 ms, \5 MiB/p' "$part" >>"$3"
+  done
+  [ -s "$3" ]
+}
+
 # ---- What is written, after each section
 version=$(cat "$here/VERSION" 2>/dev/null || git -C "$here" rev-parse HEAD 2>/dev/null || echo unknown)
 # Google Test's words about a failed test: the first lines behind its name; and the launch that lost the device.
@@ -598,6 +638,11 @@ write_markdown() { # write_markdown SECTIONS-TO-COME...
     if ls "$out"/logs/steps.*.table >/dev/null 2>&1; then
       printf '\n## Steps\n\n```\n'
       for row in bf16 tf32 f32; do figures_of <(cat "$out/logs/steps.$row.log.table" 2>/dev/null); done
+      printf '```\n'
+    fi
+    if ls "$out"/logs/networks.*.log >/dev/null 2>&1; then
+      printf '\n## Networks\n\n```\n'
+      figures_of <(cut -c1-118 "$out"/logs/networks.*.log 2>/dev/null)
       printf '```\n'
     fi
     if ls "$out"/logs/figures.*.log >/dev/null 2>&1; then

@@ -95,6 +95,7 @@ if [ -x "$bin/train_gpt" ]; then
   has "$report" ' of f64 over '
 fi
 if [ -x "$bin/bench_device" ]; then has "$report" '| figures | passed |' && has "$report" '## Figures' && has "$report" 'rondo_adam'; fi
+if [ -x "$bin/bench_cnn" ]; then has "$report" '| networks | passed |' && has "$report" 'regseg rondo regions: # ms a step'; fi
 has "$report" 'MIG 1g.10gb'
 has "$report" 'CUDA_VISIBLE_DEVICES=1,0'
 has "$report" '| sanitizer | failed |'
@@ -110,7 +111,7 @@ if [ -n "$real_python" ] && [ -x "$bin/bench_gpt" ]; then
 fi
 # What says most comes first.
 [ "$(sed -nE 's/^\| ([a-z]+) \| (passed|failed|incomplete|skipped) .*/\1/p' "$report" | paste -sd,)" = \
-  machine,conformance,steps,figures,train,suite,sanitizer ] || fail 'the order of sections'
+  machine,conformance,steps,figures,train,networks,suite,sanitizer ] || fail 'the order of sections'
 hasnt "$report" '[0-9] (tokens/s|ms a step|GB/s|ms )'
 hasnt "$folder/short/report.json" 'tokens_per_s|gb_per_s'
 has "$folder/short/report.json" '"fake": true'

@@ -5,7 +5,8 @@ dtype the medians, ratios within a round, memory, and what compiling takes from 
 
     cnn_study.py --rondo-bin build/release/bin/bench_cnn --json study.json
 
---full takes the sizes of the recipes; --device cuda measures both there (the floor is for the CPU).
+Rondo is compiled block by block (regions) and as one region (whole). --full takes the sizes of the recipes; --device
+cuda measures both there (the floor is for the CPU).
 """
 import argparse
 import itertools
@@ -19,7 +20,7 @@ import cnn
 import paired_gpt
 
 PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "cnn.py")
-KINDS = ("rondo eager", "rondo regions", "pytorch eager", "pytorch compiled")
+KINDS = ("rondo eager", "rondo regions", "rondo whole", "pytorch eager", "pytorch compiled")
 
 
 def parse_args():
@@ -141,6 +142,7 @@ def measure(a, model, dtype, sizes):
         row["contenders"][c.name] = {
             "layout": c.layout, "ms": statistics.median(t["step_ms_median"] for t in c.turns),
             "per_round": [t["step_ms_median"] for t in c.turns],
+            **({"per_round_with_rest": [t["with_rest_ms"] for t in c.turns]} if "with_rest_ms" in last else {}),
             "others_share": statistics.median(t["others_share"] for t in c.turns),
             **{key: last[key] for key in ("peak_rss_mib", "base_rss_mib", "peak_device_mib", "first_ms", "forward_ms",
                                           "backward_ms", "optimizer_ms", "rest_mb", "stream_gb_per_s",
@@ -161,14 +163,18 @@ def ratios_of(contenders):
 
     ratios = {}
     peers = [r for name, r in rounds.items() if name.startswith("pytorch")]
-    if "rondo regions" in rounds:
-        ours = rounds["rondo regions"]
+    for mode in ("regions", "whole"):
+        ours = rounds.get(f"rondo {mode}")
+        if ours is None:
+            continue
         if "rondo eager" in rounds:
-            ratios["eager over regions"] = median_ratio(rounds["rondo eager"], ours)
+            ratios[f"eager over {mode}"] = median_ratio(rounds["rondo eager"], ours)
         if peers:
-            ratios["PyTorch's best over regions"] = median_ratio([min(p) for p in zip(*peers)], ours)
+            ratios[f"PyTorch's best over {mode}"] = median_ratio([min(p) for p in zip(*peers)], ours)
         if "rondo floor" in rounds:
-            ratios["floor over regions"] = median_ratio(rounds["rondo floor"], ours)
+            ratios[f"floor over {mode}"] = median_ratio(rounds["rondo floor"], ours)
+            ratios[f"floor with the rest over {mode}"] = median_ratio(contenders["rondo floor"]["per_round_with_rest"],
+                                                                      ours)
     return ratios
 
 
