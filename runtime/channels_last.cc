@@ -1,5 +1,6 @@
 #include "rondo/runtime/channels_last.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
@@ -69,8 +70,14 @@ void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Att
 bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                         std::span<Tensor> outputs) {
   if (op.channels_last != nullptr) return op.channels_last(op, inputs, attrs, outputs), true;
-  if (op.kind == OpKind::kElementwise && !elements_have_an_order(op))
-    return call_channels_last(op, inputs, attrs, outputs), true;
+  if (op.kind == OpKind::kElementwise && !elements_have_an_order(op)) {
+    // With another operand a result may have more dimensions than an image has.
+    const bool images = std::all_of(inputs.begin(), inputs.end(), [](const TensorArg& input) {
+      return input.tensor.defined() && input.tensor.rank() <= 4;
+    });
+    if (images) call_channels_last(op, inputs, attrs, outputs);
+    return images;
+  }
   return op.kind == OpKind::kReduction && inputs[0].tensor.rank() == 4 &&
          reduce_channels_last(op, inputs, attrs, outputs);
 }

@@ -221,12 +221,11 @@ struct RandomNet : nn::Module<RandomNet> {
     const auto recent = [&]() -> const Tensor& {
       return images[images.size() - 1 - below(std::min<size_t>(3, images.size()))];
     };
-    Tensor extra;  // leaves the net besides its result
     for (int i = 0; i < 6; ++i) {
       images.push_back(convs[i](recent()));
       for (uint64_t k = below(4); k > 0; --k) {
         const Tensor& y = recent();
-        switch (below(17)) {
+        switch (below(18)) {
           case 0: images.push_back(norms[i](y)); break;
           case 1: images.push_back(ops::relu(y)); break;
           case 2: images.push_back(y + any()); break;
@@ -252,6 +251,9 @@ struct RandomNet : nn::Module<RandomNet> {
                 ops::reshape(ops::permute(ops::tanh(ops::permute(y, {0, 2, 3, 1})), {0, 3, 1, 2}), y.sizes()));
             break;
           case 14: images.push_back(y + ops::reshape(ops::sum(any(), {0, 2, 3}), {kChannels, 1, 1})); break;
+          case 16:  // more dimensions than an image has
+            images.push_back(ops::mean(y * Tensor::full({2, 1, 1, 1, 1}, 1.5, {y.dtype()}), {0}));
+            break;
           case 15: images.push_back(ops::where(any() > 0.0, y, any())); break;
           default:
             images.push_back(ops::pad(ops::slice(y, 3, {1, kWidth}), {1, 0}, ops::PadMode::kConstant, 0.5));
