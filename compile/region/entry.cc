@@ -141,8 +141,9 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   };
   bool differentiable = false;
   for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
+  // What must be exact so that each value has one formula (may_relax) may lie as it will.
   const auto choose_layouts = [&] {
-    entry->lays_out = !exact && entry->others == nullptr && enabled(CompilerStage::kLayouts) &&
+    entry->lays_out = !options.exact && entry->others == nullptr && enabled(CompilerStage::kLayouts) &&
                       target_of(request.device).capabilities.prefers_channels_last;
   };
   if (!differentiable) {

@@ -197,6 +197,26 @@ TEST_F(ChosenLayouts, OtherRunsOfTheSameRegion) {
   expect_like(results(net, x), eager, 1e-10, "runs");
 }
 
+// A softmax keeps default mode from other formulas (may_relax() of codegen/relax.h), not from other layouts.
+TEST_F(ChosenLayouts, BesideAMaximum) {
+  struct Net : nn::Module<Net> {
+    Blocks blocks = child("blocks");
+    Tensor forward(const Tensor& x) {
+      const Tensor y = blocks(x);
+      return ops::softmax(y, 1) * ops::max(y, {1}, true);
+    }
+  };
+  Net net, twin;
+  net.to(kF64);
+  twin.to(kF64);
+  twin.load_state_dict(net.state_dict());
+  const Tensor x = Tensor::randn({2, 8, 9, 7}).to(kF64);
+  const Results eager = step(twin, x);
+  auto compiled = compile_module(net);
+  expect_like(step(net, x), eager, 1e-11, "maximum");
+  EXPECT_LE(program(explain(compiled), 0).layouts_in_convolutions, 2);
+}
+
 TEST_F(ChosenLayouts, UnderAutocast) {
   Blocks net, twin;
   twin.load_state_dict(net.state_dict());
