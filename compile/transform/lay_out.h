@@ -8,7 +8,7 @@
 // region, and where it leaves it. Such a conversion is dearer than one inside of a convolution, which works in the
 // caches: layouts are chosen where they save a good part of the bytes that are converted. Measured (Zen 4, 2 cores,
 // f32, images in the usual layout; bench_cnn --model=resnet50): steps of a residual network of 53 convolutions as one
-// region take 0.89 of the time; regions of one block of three convolutions would take 1.05 of it, and stay as they are.
+// region take 0.84 of the time; regions of one block of three convolutions would take 1.05 of it, and stay as they are.
 //
 // The forward and the backward of a recording are derived from it first, each is laid out by itself, and what the
 // backward reads of the forward lies as the forward made it. Exact mode chooses nothing: sums over images would be made
