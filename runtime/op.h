@@ -313,8 +313,8 @@ using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
 // The op in simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and tests
 // compare the kernel with it.
 using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
-// Makes the call so that results that are images are channels last, as the operands are that are images: with their
-// channels last, or in strange layouts.
+// Makes a call whose operands may lie channels last. Results that are images lie so, too. The op is a parameter, as one
+// function serves several.
 using ChannelsLastFn = void (*)(const OpDef& op, std::span<const TensorArg> inputs, const Attrs&,
                                 std::span<Tensor> outputs);
 using GradFn = void (*)(const GradContext&);
@@ -356,7 +356,7 @@ struct Traits {
   // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
   // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
   bool sums_segments = false;
-  // Of convolutions: the int that says how output 0, an image, lies in memory (ops::ResultLayout).
+  // A convolution has an int (at least 0) that says how output 0, an image, lies in memory (ops::ResultLayout).
   int32_t layout_int = -1;
   // Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
   // results: those that are not channels last are converted on the way.

@@ -103,7 +103,7 @@ bool has_no_values(std::span<const Tensor> in, int channel_dim, std::span<Tensor
 
 // ---- batch_norm
 
-// Of batch_norm and its gradient, whose images come first.
+// For batch_norm and its gradient. The first kImages inputs are images.
 template <int kImages>
 void normalise_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
                              std::span<Tensor> outputs) {

@@ -1,5 +1,5 @@
-// Layouts that default mode chooses for images inside of a region (compile/transform/lay_out.h): what callers see lies
-// as in eager execution and has its values, whatever stands between the convolutions.
+// Layouts that default mode chooses for images inside of a region (compile/transform/lay_out.h). Results and gradients
+// have the values and the strides of eager execution, whatever ops stand between the convolutions.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -51,6 +51,13 @@ struct Blocks : nn::Module<Blocks> {
 struct Results {
   std::vector<Tensor> tensors;  // the output, the input's gradient, those of the parameters, buffers
 };
+
+// Gives both networks one dtype, and the second the numbers of the first.
+template <class Net> void make_twins(Net& net, Net& twin, DType dtype) {
+  net.to(dtype);
+  twin.to(dtype);
+  twin.load_state_dict(net.state_dict());
+}
 
 template <class Net> Results step(Net& net, const Tensor& x) {
   const Tensor input = x.detach().requires_grad_();
@@ -187,9 +194,7 @@ TEST_F(ChosenLayouts, OtherRunsOfTheSameRegion) {
     return all;
   };
   Blocks net, twin;
-  net.to(kF64);
-  twin.to(kF64);
-  twin.load_state_dict(net.state_dict());
+  make_twins(net, twin, kF64);
   const Tensor x = Tensor::randn({2, 8, 6, 5}).to(kF64);
   const Results eager = results(twin, x);
   compile_module(net);
@@ -207,9 +212,7 @@ TEST_F(ChosenLayouts, BesideAMaximum) {
     }
   };
   Net net, twin;
-  net.to(kF64);
-  twin.to(kF64);
-  twin.load_state_dict(net.state_dict());
+  make_twins(net, twin, kF64);
   const Tensor x = Tensor::randn({2, 8, 9, 7}).to(kF64);
   const Results eager = step(twin, x);
   auto compiled = compile_module(net);
@@ -295,9 +298,7 @@ TEST_F(ChosenLayouts, RandomProgramsInF64) {
   for (uint64_t number = 0; number < kPrograms; ++number) {
     manual_seed(number);
     RandomNet net(number), twin(number);
-    net.to(kF64);
-    twin.to(kF64);
-    twin.load_state_dict(net.state_dict());
+    make_twins(net, twin, kF64);
     const Tensor x = Tensor::randn({2, RandomNet::kChannels, RandomNet::kHeight, RandomNet::kWidth}).to(kF64);
     manual_seed(number + 1000);
     const Results eager = step(twin, x);
