@@ -19,12 +19,15 @@ case $what in
   short) build --target short_tests && tests -L '^short$' ;;
   edit) build --target "short_$label" && tests -L '^short$' -L "^$label\$" ;;
   all)
-    # Both run to the end, and CTest says of each what failed.
     build --target short_tests
     failed=0
-    tests -L '^short$' || failed=1
+    tests -L '^short$' -O build/short.log || failed=1
     build
-    tests -LE '^short$' || failed=1
+    tests -LE '^short$' -O build/rest.log || failed=1
+    for tier in short rest; do
+      printf '\n== %s\n' $tier
+      sed -n '/ tests passed, /,$p' build/$tier.log
+    done
     exit $failed
     ;;
   *)
