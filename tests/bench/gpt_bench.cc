@@ -59,27 +59,9 @@ double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
   const Tensor x = Tensor::randn({rows, in}).to(dtype), w = Tensor::randn({out, in}).to(dtype);
   const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}),
                dw = Tensor::zeros({out, in}, {dtype});
-  const cpu::MatmulCall calls[] = {{.dtype = dtype,
-                                    .m = rows,
-                                    .n = out,
-                                    .k = in,
-                                    .a_strides = {0, in, 1},
-                                    .b_strides = {0, 1, in},
-                                    .c_strides = {0, out, 1}},
-                                   {.dtype = dtype,
-                                    .m = rows,
-                                    .n = in,
-                                    .k = out,
-                                    .a_strides = {0, out, 1},
-                                    .b_strides = {0, in, 1},
-                                    .c_strides = {0, in, 1}},
-                                   {.dtype = dtype,
-                                    .m = out,
-                                    .n = in,
-                                    .k = rows,
-                                    .a_strides = {0, 1, out},
-                                    .b_strides = {0, in, 1},
-                                    .c_strides = {0, in, 1}}};
+  const cpu::MatmulCall calls[] = {{dtype, rows, out, in, {in, 1}, {1, in}, {out, 1}},
+                                   {dtype, rows, in, out, {out, 1}, {in, 1}, {in, 1}},
+                                   {dtype, out, in, rows, {1, out}, {in, 1}, {in, 1}}};
   const void* operands[3][3] = {{x.raw_data(), w.raw_data(), y.raw_data()},
                                 {y.raw_data(), w.raw_data(), dx.raw_data()},
                                 {y.raw_data(), x.raw_data(), dw.raw_data()}};
