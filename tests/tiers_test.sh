@@ -20,7 +20,8 @@ cat >TIERS.md <<'TABLE'
 |---|---|---|---|
 | kernels | `long_test.cc` | all | of another file |
 | kernels | `Later.*` | nightly | takes hours |
-| kernels | `Sum.B?d:Cases/*/1` | all | takes minutes |
+| kernels | `Sum.Rows` | short | quick |
+| kernels | `Sum.*:Cases/*/1` | all | takes minutes |
 | other | `Sum.*` | all | of another folder |
 TABLE
 discover() {
