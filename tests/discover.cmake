@@ -1,10 +1,11 @@
 # Lists the tests of a program for CTest, each time that the program is linked (rondo_test in CMakeLists.txt).
 #   cmake -D FOLDER=runtime -D PROGRAM=... [-D OTHER=...] -D WRITE=short|rest|both -D FILE=... -D CUDA=filter
-#         -D ENVIRONMENT=... -D TIMEOUT=900 -P discover.cmake
+#         [-D APART=ON] -D ENVIRONMENT=... -D TIMEOUT=900 -P discover.cmake
 # WRITE short: PROGRAM has the files of the folder that the short tier compiles; its tests that are in the short tier.
 # WRITE rest: PROGRAM has all files, and OTHER those of the short tier, if there are any; what the list of OTHER leaves out.
 # WRITE both: the short tier compiles all files of the folder, so there is one program.
-# In the short tier a suite is one CTest test: to start a process for each of its tests costs more than most of them do.
+# In the short tier a suite is one CTest test: to start a process for each of its tests costs more than most of them do. With
+# APART each has its own process, too: under sanitizers a whole suite would come near the time limit.
 cmake_policy(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/tiers.cmake)
 rondo_read_tiers(${CMAKE_CURRENT_LIST_DIR}/TIERS.md ${FOLDER})
@@ -69,7 +70,9 @@ foreach(test IN LISTS tests)
   endif()
   string(REGEX REPLACE "\\..*" "" suite "${test}")
   string(MAKE_C_IDENTIFIER "${suite}" id)
-  if(tier STREQUAL short)
+  if(tier STREQUAL short AND APART AND NOT WRITE STREQUAL rest)
+    add_case(${test} ${test} short)
+  elseif(tier STREQUAL short)
     list(APPEND suites ${suite})
     list(APPEND short_${id} ${test})
   else()
@@ -80,7 +83,7 @@ foreach(test IN LISTS tests)
     endif()
   endif()
 endforeach()
-if(NOT WRITE STREQUAL rest)
+if(NOT WRITE STREQUAL rest AND suites)
   list(REMOVE_DUPLICATES suites)
   foreach(suite IN LISTS suites)
     string(MAKE_C_IDENTIFIER "${suite}" id)

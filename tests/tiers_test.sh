@@ -45,6 +45,8 @@ grep -qE 'Skips\.\* \.+\*\*\*Skipped' log && grep -qE 'Sum.Bad \.+\*\*\*Failed' 
 discover short both || fail "no list"
 echo "include(\"$work/short_tests.cmake\")" >CTestTestfile.cmake
 expect "Cases/Sort.* Cases/Sort.Lines/1 Skips.* Sum.* Sum.Bad"
+discover short short -D APART=1 || fail "no list"
+expect "Cases/Sort.Lines/0 Skips.Always Sum.Rows" -L '^short$'
 # A row that matches nothing, and one that cannot be read.
 sed -i 's/`Later/`Sooner.*:Later/' TIERS.md
 ! discover all rest -D OTHER="$work/short" && grep -q 'nothing that matches `Sooner' log || fail "a row that matches nothing passes"
