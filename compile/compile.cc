@@ -34,9 +34,14 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  // `random`: shared by all ops of the call. `known_loops`: runs the region's loops in pieces from their first step on.
-  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool known_loops)
-      : region_(region), call_(call), random_(random), loops_(known_loops ? region.loops() : nullptr) {}
+  // `random`: shared by all ops of the call. `in_pieces`: loops over time run in pieces, those that the region knows
+  // from their first step on.
+  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool in_pieces)
+      : region_(region),
+        call_(call),
+        random_(random),
+        finds_loops_(in_pieces),
+        loops_(in_pieces ? region.loops() : nullptr) {}
 
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
@@ -52,6 +57,7 @@ class RegionTrace final : public Trace {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
+    const absl::Cleanup recorded = [&] { random_.op_recorded(inputs); };
     stop_following();
     if (has_writes())
       for (const Tensor* input : inputs)
@@ -77,7 +83,7 @@ class RegionTrace final : public Trace {
               graph_break("a view is read again whose base was written to", where);
             look_again(*input);
           }
-      const bool may_loop = !has_writes();
+      const bool may_loop = finds_loops_ && !has_writes();
       if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
           runs_at_once_in_loop(op, inputs, attrs, outputs, where))
         return;
@@ -102,6 +108,12 @@ class RegionTrace final : public Trace {
     for (const Tensor* input : inputs) args.emplace_back(*input, where);
     call_in_place(op, args, attrs);
   }
+  bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                    std::span<Tensor> outputs, std::source_location where) override {
+    if (!Trace::append_known(op, inputs, attrs, outputs, where)) return false;
+    random_.op_recorded(inputs);
+    return true;
+  }
 
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
 
@@ -122,6 +134,12 @@ class RegionTrace final : public Trace {
     const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
                                         [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
+  }
+
+  void before_history_change(const Tensor& tensor, std::source_location where) override {
+    if (running_) return;  // the program's results get their histories
+    changed_history_ = true;
+    if (has_read(tensor)) graph_break("a tensor that a recorded op reads gets another history", where);
   }
 
   void before_read(const Storage& storage, std::source_location where) override {
@@ -160,9 +178,13 @@ class RegionTrace final : public Trace {
     else why_not = "it ran eagerly";
     const auto is_random_state = [&](const Storage& storage) {
       return std::any_of(external().begin(), external().end(), [&](const Tensor& input) {
-        return input.storage() == storage && Replay::is_random_state(input, drawn);
+        return input.storage() == storage && SharedRandomState::is_state(input);
       });
     };
+    if (replay != nullptr && changed_history_) {
+      why_not = "forward changes the history of a tensor";
+      replay = nullptr;
+    }
     if (replay != nullptr && !std::all_of(written_by_pointer_.begin(), written_by_pointer_.end(), is_random_state)) {
       why_not = "forward writes to memory by a pointer";
       replay = nullptr;
@@ -172,6 +194,10 @@ class RegionTrace final : public Trace {
   }
 
  private:
+  bool has_read(const Tensor& tensor) const {
+    return dense_parts_.contains(tensor.impl()) ||
+           std::any_of(external().begin(), external().end(), [&](const Tensor& t) { return t.is_same(tensor); });
+  }
   bool is_stale_view(const Tensor& tensor) const {
     if (!tensor.defined() || tensor.impl()->recorder != nullptr) return false;
     const AutogradMeta* meta = tensor.impl()->autograd.get();
@@ -188,21 +214,25 @@ class RegionTrace final : public Trace {
     finish();
   }
   std::shared_ptr<const Binding> run_piece(int number) {
-    RecorderScope eager(nullptr);
-    running_ = true;
-    const absl::Cleanup done = [this] { running_ = false; };
-    return region_.run(*this, call_, number);
+    return run_now([&] { return region_.run(*this, call_, number); });
   }
 
   // False: it must be recorded after all.
   bool run_known() {
-    RecorderScope eager(nullptr);
-    running_ = true;
-    const absl::Cleanup done = [this] { running_ = false; };
-    std::shared_ptr<const Binding> ran = region_.run_known(*this, latest_);
+    std::shared_ptr<const Binding> ran = run_now([&] { return region_.run_known(*this, latest_); });
     if (ran == nullptr) return false;
     latest_ = broken_ ? nullptr : std::move(ran);
     return ++piece_, true;
+  }
+
+  template <class Run> std::shared_ptr<const Binding> run_now(const Run& run) {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    absl::Cleanup draw_has_not_happened = [this] { random_.take_back_waiting(); };
+    std::shared_ptr<const Binding> ran = run();
+    std::move(draw_has_not_happened).Cancel();
+    return ran;
   }
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
@@ -315,8 +345,10 @@ class RegionTrace final : public Trace {
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
   std::vector<Storage> written_by_pointer_;  // a replay would leave that out
+  bool changed_history_ = false;             // a replay would leave that out, too
   bool overwrote_ = false;                   // by an op of this call, so that views may be read again
   bool broken_ = false;                      // also by what happened before the first op, which makes no piece
+  const bool finds_loops_;
   const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that run in pieces at once; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
@@ -375,8 +407,9 @@ class RegionHook final : public nn::CallHook {
     std::vector<GeneratorState> drawn;  // from
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known.
-    RegionTrace trace(*region_, call, random, /*known_loops=*/known == nullptr);
+    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known, or
+    // before several recordings made a short loop enough (LoopSteps::is_time_to_search()).
+    RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);

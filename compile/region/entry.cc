@@ -11,6 +11,7 @@
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -164,6 +165,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
+  for (ValueId id : collectives_read(recorded))
+    if (std::find(entry->saved.begin(), entry->saved.end(), id) == entry->saved.end()) entry->saved.push_back(id);
   choose_layouts();
   const Layouts layouts = entry->layouts_of(symbolic);
   entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);

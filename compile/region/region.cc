@@ -76,6 +76,7 @@ class Missing final : public Recorder {
     throw_internal("a value that was never computed records", where);
   }
   void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
+  void interrupt(const char*, std::source_location where) override { throw_op_error("data", reason_, where); }
 
  private:
   const std::string reason_;
@@ -300,7 +301,7 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
     const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
     if (trace.has_writes() || waits) {
       // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
-      if (!has_written(graph, trace.external(), finished)) {
+      if (!must_not_repeat(graph, trace.external(), finished)) {
         run_op_by_op(trace, binding->graph());
         return nullptr;
       }

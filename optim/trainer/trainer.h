@@ -17,7 +17,8 @@
 //
 // Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
 // with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,
-// loss, data and number of threads as before. The optimizer's options come from the checkpoint, its learning rate too.
+// loss, data and number of threads as before; another seed, max_grad_norm or autocast is said once. The optimizer's
+// options come from the checkpoint, its learning rate too.
 // Random numbers of a step are a function of (seed, step): train() sets default_generator() for each step, and puts it
 // back when it returns.
 //

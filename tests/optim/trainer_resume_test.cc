@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/run_lock.h"
@@ -46,6 +47,8 @@ const ResumeCase kCases[] = {
     {{.name = "compiled", .dropout = 0.2, .compiled = true}},
     {{.name = "compiled_bf16", .dropout = 0.2, .compiled = true}, kBF16},
     {{.name = "average", .average = true}},
+    {{.name = "bf16_weights", .dropout = 0.2, .average = true, .weights = kBF16}},
+    {{.name = "compiled_f16_weights", .compiled = true, .weights = kF16}},
     {{.name = "frozen", .dropout = 0.2, .only_norm = true}},
     {{.name = "lora", .dropout = 0.2, .lora = true}},
     {{.name = "lora_compiled_bf16", .dropout = 0.2, .compiled = true, .lora = true}, kBF16},
@@ -241,6 +244,22 @@ TEST(TrainerCheckpoints, MoreStepsAfterTheLast) {
 }
 
 // A folder with the checkpoints of another run: neither mixed with the new ones nor deleted unasked.
+// Settings that a resumed run takes from its own options: others are said, equal ones are not.
+TEST(TrainerCheckpoints, OtherSettingsAreSaid) {
+  const TempFolder folder;
+  SmallRun({}, {.max_steps = 1, .output_dir = folder.path(), .seed = 5}).trainer->train();
+  std::string heard;
+  const compile::log::Sink before = compile::log::set_log_sink([&](std::string_view text) { heard += text; });
+  SmallRun({}, {.max_steps = 2, .seed = 5}).trainer->resume_from_checkpoint(folder.path());
+  EXPECT_EQ(heard, "");
+  SmallRun other({}, {.max_steps = 2, .max_grad_norm = 2, .autocast = kBF16, .seed = 6});
+  other.trainer->resume_from_checkpoint(folder.path());
+  compile::log::set_log_sink(before);
+  for (const char* text : {"seed = 5 and is resumed with 6", "max_grad_norm = 1 and is resumed with 2",
+                           "autocast = off and is resumed with bf16"})
+    EXPECT_NE(heard.find(text), std::string::npos) << heard;
+}
+
 TEST(TrainerCheckpoints, ANewRunDoesNotMixWithAnOldOne) {
   const TempFolder folder;
   { SmallRun({}, {.max_steps = 6, .output_dir = folder.path(), .save_steps = 3}).trainer->train(); }

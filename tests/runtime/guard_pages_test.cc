@@ -203,7 +203,7 @@ struct ConvolutionCase {
 };
 
 TEST(GuardPages, Convolutions) {
-  for_each_seed(1, 250, [](Random r, auto place) {
+  for_each_seed(1, 800, [](Random r, auto place) {
     const ConvolutionCase c(r);
     const std::string what = c.describe();
     GuardedMemory& memory = place(what);
@@ -263,7 +263,7 @@ struct MatrixCase {
 };
 
 TEST(GuardPages, Products) {
-  for_each_seed(1, 250, [](Random r, auto place) {
+  for_each_seed(1, 1500, [](Random r, auto place) {
     const DType dtype = r.one_in(2) ? r.any<DType>({kBF16, kF64, kF16}) : kF32;
     const bool tall = r.one_in(6);
     const int64_t m = tall ? r.of(190, 420) : r.one_in(3) ? r.of(1, 5) : r.size(100), n = r.size(100), k = r.size(100);
@@ -318,7 +318,7 @@ TEST(GuardPages, Products) {
 
 // A result whose rows have gaps, as kernels ask for it.
 TEST(GuardPages, ProductsIntoGaps) {
-  for_each_seed(1, 100, [](Random r, auto place) {
+  for_each_seed(1, 600, [](Random r, auto place) {
     const DType dtype = r.any<DType>({kF32, kF64, kBF16, kF16});
     const int64_t m = r.size(64), n = r.size(64), k = r.size(64), batch = r.one_in(3) ? r.of(2, 4) : 1;
     const MatrixCase a(r, {batch}, m, k), b(r, {batch}, k, n);
@@ -369,7 +369,7 @@ double unit_of(DType dtype) {
 }
 
 TEST(GuardPages, Poolings) {
-  for_each_seed(1, 150, [](Random r, auto place) {
+  for_each_seed(1, 300, [](Random r, auto place) {
     const DType dtype = r.any<DType>({kF32, kF32, kBF16, kF64, kF16});
     const bool last = r.one_in(2), grad_last = r.one_in(2), ceil = r.one_in(2), counts = r.one_in(2);
     const int64_t kind = r.of(0, 2);
@@ -429,7 +429,7 @@ TEST(GuardPages, Poolings) {
 }
 
 TEST(GuardPages, Norms) {
-  for_each_seed(1, 150, [](Random r, auto place) {
+  for_each_seed(1, 600, [](Random r, auto place) {
     const DType dtype = r.any<DType>({kF32, kF32, kBF16, kF64, kF16});
     const int64_t kind = r.of(0, 3), groups = r.of(1, 4);
     const bool image = kind >= 2, last = image && r.one_in(2), grad_last = image && r.one_in(2), affine = !r.one_in(3);
