@@ -63,6 +63,10 @@ add_custom_target(cuda_tests)
 # rondo_discover(program folder short|rest|both cuda): CTest's list of its tests (discover.cmake).
 function(rondo_discover program folder write cuda)
   set(list ${CMAKE_CURRENT_BINARY_DIR}/${program}_tests.cmake)
+  set(apart OFF)
+  if(RONDO_SANITIZE)
+    set(apart ON)
+  endif()
   set(others "")
   if(TARGET ${program}_short)
     set(others -D OTHER=$<TARGET_FILE:${program}_short>)
@@ -72,7 +76,7 @@ function(rondo_discover program folder write cuda)
                ${CMAKE_CURRENT_SOURCE_DIR}/tiers.cmake ${CMAKE_CURRENT_SOURCE_DIR}/discover.cmake)
   add_custom_command(TARGET ${program} POST_BUILD BYPRODUCTS ${list} VERBATIM
     COMMAND ${CMAKE_COMMAND} -D FOLDER=${folder} -D PROGRAM=$<TARGET_FILE:${program}> ${others} -D WRITE=${write} -D FILE=${list}
-            -D APART=$<BOOL:${RONDO_SANITIZE}> "-DCUDA=${cuda}" "-DENVIRONMENT=${RONDO_TEST_ENVIRONMENT}" -D TIMEOUT=${RONDO_TEST_TIMEOUT}
+            -D APART=${apart} "-DCUDA=${cuda}" "-DENVIRONMENT=${RONDO_TEST_ENVIRONMENT}" -D TIMEOUT=${RONDO_TEST_TIMEOUT}
             -P ${CMAKE_CURRENT_SOURCE_DIR}/discover.cmake)
   set(label "")
   if(NOT write STREQUAL rest)
