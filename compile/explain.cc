@@ -6,6 +6,7 @@
 #include "rondo/compile/region/region.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -42,7 +43,7 @@ Regions compile_temporarily(nn::ModuleBase& model, const CompileOptions& options
 
 }  // namespace
 
-Explanation explain(const Regions& regions) {
+Explanation explain(const Regions& regions) try {
   Explanation explanation;
   for (const std::shared_ptr<Region>& region : regions.regions()) {
     RegionExplanation& e = explanation.regions.emplace_back();
@@ -58,6 +59,8 @@ Explanation explain(const Regions& regions) {
   explanation.products = products_without_algorithm();
   for (std::string& text : calls_without_plan()) explanation.products.push_back(std::move(text));
   return explanation;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
 }
 
 TemporaryRegions::Hooks::Hooks(nn::ModuleBase& model) {
@@ -68,7 +71,10 @@ TemporaryRegions::Hooks::~Hooks() {
   for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
 }
 
-TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options)
-    : hooks_(model), regions_(compile_temporarily(model, options)) {}
+TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options) try
+    : hooks_(model), regions_(compile_temporarily(model, options)) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
+}
 
 }  // namespace rondo::compile

@@ -13,6 +13,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -90,7 +91,7 @@ void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
   }
 }
 
-void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateInit init) {
+void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateInit init) try {
   const int group = n_groups();
   const size_t before = state_->slots.size();
   absl::Cleanup forget = [&] { state_->slots.resize(before); };
@@ -131,6 +132,8 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
                             static_cast<int>(init.format), " "));
   state_->group_hashes.push_back(sum.digest());
   state_->fact_names = nullptr;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer");
 }
 
 void Optimizer::check_has_parameters() const {
@@ -140,9 +143,11 @@ void Optimizer::check_has_parameters() const {
                              "child() has registered"));
 }
 
-void Optimizer::zero_grad(bool set_to_none) {
+void Optimizer::zero_grad(bool set_to_none) try {
   if (state_->shards != nullptr) state_->shards->zero_grad(set_to_none);
   for (ParamSlot& slot : state_->slots) slot.param.zero_grad(set_to_none);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("zero_grad");
 }
 
 namespace {
@@ -225,7 +230,7 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
 
 }  // namespace
 
-void Optimizer::track_average(AverageOptions options) {
+void Optimizer::track_average(AverageOptions options) try {
   check_between_steps(*this, *state_, "track_average");
   check_not_swapped(*this, *state_, "track_average");
   check_buffers(*this, *state_, options.buffers);
@@ -238,6 +243,8 @@ void Optimizer::track_average(AverageOptions options) {
   for (ParamSlot& slot : state_->slots)
     if (slot.param.requires_grad() || slot.state.exists()) slot.make_average();
   state_->signatures.clear();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("track_average");
 }
 
 void Optimizer::set_average_decay(double decay) {
@@ -247,7 +254,7 @@ void Optimizer::set_average_decay(double decay) {
   state_->average_decay = decay;
 }
 
-std::vector<Tensor> Optimizer::averages() const {
+std::vector<Tensor> Optimizer::averages() const try {
   check_not_sharded(*this, *state_, "averages", "use ShardedOptimizer::averages()");
   check_not_swapped(*this, *state_, "averages");
   refresh(state_->slots);
@@ -255,14 +262,18 @@ std::vector<Tensor> Optimizer::averages() const {
   for (const ParamSlot& slot : state_->slots)
     list.push_back(state_->averaging && !slot.average.defined() ? slot.param.detach() : slot.average);
   return list;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("averages");
 }
 
-std::vector<Tensor> Optimizer::buffer_averages() const {
+std::vector<Tensor> Optimizer::buffer_averages() const try {
   check_not_swapped(*this, *state_, "buffer_averages");
   return state_->buffers == nullptr ? std::vector<Tensor>() : state_->buffers->averages();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("buffer_averages");
 }
 
-void Optimizer::keep_copies(DType dtype) {
+void Optimizer::keep_copies(DType dtype) try {
   check_between_steps(*this, *state_, "keep_copies");
   check_not_sharded(*this, *state_, "keep_copies", "keep copies before the ShardedOptimizer is made");
   if (!is_low_precision(dtype))
@@ -273,14 +284,18 @@ void Optimizer::keep_copies(DType dtype) {
     slot.copy_of = Contents::of(slot.param);
   }
   state_->signatures.clear();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("keep_copies");
 }
 
-std::vector<Tensor> Optimizer::copies() const {
+std::vector<Tensor> Optimizer::copies() const try {
   check_not_sharded(*this, *state_, "copies", "use ShardedOptimizer::copies()");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots) list.push_back(slot.copy);
   return list;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("copies");
 }
 
 namespace {
@@ -306,7 +321,7 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 
 }  // namespace
 
-nn::StateDict Optimizer::state_dict() const {
+nn::StateDict Optimizer::state_dict() const try {
   check_between_steps(*this, *state_, "state_dict");
   check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
   check_not_swapped(*this, *state_, "state_dict");
@@ -327,6 +342,8 @@ nn::StateDict Optimizer::state_dict() const {
     });
   }
   return state;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::state_dict");
 }
 
 namespace {
@@ -344,7 +361,7 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 }
 }  // namespace
 
-void Optimizer::load_state_dict(const nn::StateDict& given_state) {
+void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
   check_between_steps(*this, *state_, "load_state_dict");
   check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
   check_not_swapped(*this, *state_, "load_state_dict");
@@ -425,6 +442,8 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) {
   state_->signatures.clear();
   state_->states_loaded = true;
   refresh(state_->slots);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::load_state_dict");
 }
 
 }  // namespace rondo::optim
