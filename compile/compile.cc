@@ -26,7 +26,9 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/random_state.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -355,7 +357,7 @@ class RegionTrace final : public Trace {
   struct DensePart {
     Tensor of, dense;
   };
-  absl::flat_hash_map<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
+  HashMap<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
 };
 
 // Why calls run op by op now; null: they do not. Under DetectAnomaly each op is checked by itself.
@@ -502,13 +504,15 @@ void set_hooks(nn::ModuleBase& module, const std::shared_ptr<Region>& region) {
 
 }  // namespace
 
-std::vector<RegionReport> Regions::report() const {
+std::vector<RegionReport> Regions::report() const try {
   std::vector<RegionReport> reports;
   for (const auto& region : regions_) reports.push_back(region->report());
   return reports;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Regions::report");
 }
 
-std::string Regions::summary() const {
+std::string Regions::summary() const try {
   std::string text;
   for (const RegionReport& r : report()) {
     if (!text.empty()) text += "\n";
@@ -527,6 +531,8 @@ std::string Regions::summary() const {
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Regions::summary");
 }
 
 namespace {
@@ -548,7 +554,7 @@ void prepare(const CompileOptions& options) {
 }
 }  // namespace
 
-Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
+Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
@@ -564,14 +570,18 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
                         "model with compile_module(model)",
                         model.type_name()));
   return Regions(std::move(regions));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("compile_regions");
 }
 
-Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
+Regions compile_module(nn::ModuleBase& module, CompileOptions options) try {
   prepare(options);
   auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
   set_hooks(module, region);
   return Regions({region});
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("compile_module");
 }
 
 void disable(nn::ModuleBase& module) {

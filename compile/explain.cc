@@ -7,6 +7,7 @@
 #include "rondo/compile/region/region.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -38,7 +39,7 @@ std::vector<std::string> calls_without_plan() {
 
 }  // namespace
 
-Explanation explain(const Regions& regions) {
+Explanation explain(const Regions& regions) try {
   Explanation explanation;
   for (const std::shared_ptr<Region>& region : regions.regions()) {
     RegionExplanation& e = explanation.regions.emplace_back();
@@ -54,11 +55,16 @@ Explanation explain(const Regions& regions) {
   explanation.products = products_without_algorithm();
   for (std::string& text : calls_without_plan()) explanation.products.push_back(std::move(text));
   return explanation;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
 }
 
-TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options)
+TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options) try
     : hooks_(std::make_unique<HooksAside>(model)),
-      regions_(model.repeated_blocks().empty() ? compile_module(model, options) : compile_regions(model, options)) {}
+      regions_(model.repeated_blocks().empty() ? compile_module(model, options) : compile_regions(model, options)) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
+}
 TemporaryRegions::~TemporaryRegions() = default;
 
 }  // namespace rondo::compile

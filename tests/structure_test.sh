@@ -65,6 +65,8 @@ report "files of compile/ include each other in a circle, where NAME.h and NAME.
        awk '$1 != $2' | tsort 2>&1 >/dev/null)"
 report "headers include each other in a circle" \
   "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
+report "absl's hash tables break when memory runs short as they grow: use HashMap and HashSet (runtime/hash_map.h)" \
+  "$(sources $order examples | grep -v '^runtime/hash_map\.h$' | xargs -r grep -nE '(flat|node)_hash_(map|set)')"
 
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \

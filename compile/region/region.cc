@@ -233,9 +233,9 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   latest_ = slot.entry;
   if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
   if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
-  ++n_entries_;
   slot.entry->last_use = ++uses_;
   entries_[key].push_back(std::move(slot));
+  ++n_entries_;
   constexpr size_t kSeveral = 4;
   varies_.store(entries_.size() >= kSeveral, std::memory_order_relaxed);
 }
@@ -248,7 +248,7 @@ void Region::forget_oldest_entry() {
       if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
   oldest->forgotten = true;
   std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
-  absl::erase_if(entries_, [](const auto& slots) { return slots.second.empty(); });
+  entries_.erase_if([](const auto& slots) { return slots.second.empty(); });
   --n_entries_;
 }
 

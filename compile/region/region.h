@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
@@ -17,6 +16,7 @@
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::compile {
 
@@ -111,7 +111,7 @@ class [[gnu::visibility("hidden")]] Region {
   const RecompilePolicy policy_;
   mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
   // By key without floats. Entries of one key differ in the floats that they are for.
-  absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;
+  HashMap<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
   std::vector<std::string> breaks_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_

@@ -16,6 +16,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -126,23 +127,39 @@ int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) 
 }
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                 TrainerOptions options)
-    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, nullptr, std::move(options))) {}
+                 TrainerOptions options) try
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, nullptr, std::move(options))) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Trainer");
+}
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                 data::BatchSource& eval_data, TrainerOptions options)
-    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options))) {}
+                 data::BatchSource& eval_data, TrainerOptions options) try
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options))) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Trainer");
+}
 Trainer::~Trainer() = default;
 
-void Trainer::add_callback(Callback& callback) { run_->add_callback(callback); }
-TrainResult Trainer::train() { return run_->train(); }
+void Trainer::add_callback(Callback& callback) {
+  return within_memory("Trainer::add_callback", [&] { run_->add_callback(callback); });
+}
+TrainResult Trainer::train() {
+  return within_memory("Trainer::train", [&] { return run_->train(); });
+}
 void Trainer::cancel() noexcept { run_->cancel(); }
 Progress Trainer::progress() const { return run_->progress(); }
-double Trainer::evaluate() { return run_->evaluate(); }
-std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
-  return run_->resume_from_checkpoint(folder);
+double Trainer::evaluate() {
+  return within_memory("Trainer::evaluate", [&] { return run_->evaluate(); });
 }
-void Trainer::resume_from_file(const std::string& path) { run_->resume_from_file(path); }
-std::string Trainer::save_checkpoint() { return run_->save_checkpoint(); }
+std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
+  return within_memory("Trainer::resume_from_checkpoint", [&] { return run_->resume_from_checkpoint(folder); });
+}
+void Trainer::resume_from_file(const std::string& path) {
+  return within_memory("Trainer::resume_from_file", [&] { run_->resume_from_file(path); });
+}
+std::string Trainer::save_checkpoint() {
+  return within_memory("Trainer::save_checkpoint", [&] { return run_->save_checkpoint(); });
+}
 
 Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
                   data::BatchSource* eval_data, TrainerOptions options)
