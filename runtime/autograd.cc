@@ -18,7 +18,7 @@ std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
 thread_local const Node* in_gradient_rule = nullptr;  // the node whose rule runs
 
-AutogradMeta& meta_of(Tensor& tensor) {
+AutogradMeta& meta_of(const Tensor& tensor) {
   auto& meta = tensor.impl()->autograd;
   if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
   return *meta;

@@ -1,6 +1,6 @@
 // Trainer: START HERE. The plain training loop with what a long run needs around it: evaluation, callbacks, cancelling,
 // accumulation, precision, checkpoints, early stop, and resuming bit for bit. It is optional: Trainer::train_step() in
-// trainer.cc is the loop that you would write yourself, and fits one screen.
+// trainer_run.cc is the loop that you would write yourself, and fits one screen.
 //
 //   optim::Trainer trainer(model, optimizer, [&](const data::Batch& b) { return model.loss(b[0], b[1]); }, train_data,
 //                          eval_data, {.num_train_epochs = 3, .count_targets = optim::unmasked_targets,

@@ -1,5 +1,5 @@
-// Trainer::Run: the functions and the state behind a Trainer. trainer.cc has the loop, trainer_checkpoint.cc the
-// checkpoints.
+// Trainer::Run: the functions and the state behind a Trainer. trainer_run.cc has the loop,
+// trainer_checkpoint.cc the checkpoints.
 //
 // Thread safety: as Trainer's.
 #pragma once
@@ -18,6 +18,9 @@
 #include "rondo/runtime/data/device_batches.h"
 
 namespace rondo::optim {
+
+// Optimizer steps that `batches` give, all processes together. The last step of an epoch has the batches that are left.
+int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
 
 class Trainer::Run {
  public:
@@ -68,7 +71,7 @@ class Trainer::Run {
   void check_options() const;
   data::BatchSource& share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const;
 
-  // ---- The loop (trainer.cc)
+  // ---- The loop (trainer_run.cc)
   bool train_step();
   bool fetch(Micro& step);
   std::optional<std::vector<std::pair<double, Tensor>>> run_backwards(const Micro& step);
