@@ -495,7 +495,7 @@ write_report() {
     for list in missing failures claims; do $list >"$work/$list"; done
     write_json | iconv -c -f UTF-8 -t UTF-8 >"$work/report.json" # words that were cut within a letter
     write_markdown >"$work/report.md"
-    [ "$(wc -l <"$work/report.md")" -le 200 ] || { sed -i '199,$d' "$work/report.md"; printf '\n(more than 200 lines; the rest is in logs.tar.gz)\n' >>"$work/report.md"; }
+    [ "$(wc -l <"$work/report.md")" -le 250 ] || { sed -i '249,$d' "$work/report.md"; printf '\n(more than 250 lines; the rest is in logs.tar.gz)\n' >>"$work/report.md"; }
     tar -czf "$work/logs.tar.gz" -C "$work" logs 2>/dev/null
     for file in logs.tar.gz report.json report.md; do cp "$work/$file" "$out/.$file" && mv "$out/.$file" "$out/$file"; done
   } &
@@ -587,10 +587,10 @@ write_markdown() {
   sanitizer_words | block compute-sanitizer
   [ ! -f "$logs/steps.section" ] || figures_of <(steps_table) | block 'Steps of GPT-2 124M (dtype, B, attention)'
   figures_of <(cat "$logs"/pytorch.*.log 2>/dev/null | grep -vE '^warning|^left out|^\{' | cut -c1-118) | block 'Beside PyTorch'
-  figures_of <(for each in step.B4 step.B16 memory.B4 products.B4 attention.B4 attention.B16 compile.B4; do head -n "$([ "${each%.*}" = step ] && echo 18 || echo 40)" "$logs/figures.$each.log" 2>/dev/null; done | cut -c1-118) |
-    block Figures
   figures_of <(ncu_table) | block 'ncu: kernels of a step'
   figures_of <(networks_table) | block Networks
+  figures_of <(for each in step.B4 step.B16 memory.B4 products.B4 attention.B4 attention.B16 compile.B4; do head -n "$([ "${each%.*}" = step ] && echo 18 || echo 40)" "$logs/figures.$each.log" 2>/dev/null; done | cut -c1-118) |
+    block Figures
 }
 string() { # a JSON string
   local text=${1//\\/\\\\}
