@@ -32,9 +32,9 @@ class Runner {
     options.exact = mode == Mode::kExact;
     using enum Program::Compiled;
     if (compiled_ && (program.compiled == kBlocks || program.compiled == kBoth))
-      keep(compile::compile_regions(model_, options));
+      regions_.push_back(compile::compile_regions(model_, options));
     if (compiled_ && (program.compiled == kModel || program.compiled == kBoth))
-      keep(compile::compile_module(model_, options));
+      regions_.push_back(compile::compile_module(model_, options));
     options.capture = compile::Capture::kRecord;  // parts have other effects than their result
     for (size_t i = 0; i < program.parts.size(); ++i) add_part(static_cast<int>(i) + 1, options);
   }
@@ -57,8 +57,10 @@ class Runner {
       return std::ranges::any_of(program_.steps,
                                  [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
     };
-    // A checkpoint keeps the inputs of its function, also those that the gradient does not need.
-    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || any_named("checkpoint"));
+    // Eager execution keeps all inputs of a checkpoint, and of a norm whose statistics, constants, are all that is
+    // used.
+    trail_.keeps_less = compiled_ &&
+                        (program_.options.recompute != kNone || any_named("checkpoint") || any_named("batch_norm"));
     // By default only parameters are read again, which a program may write to by a pointer.
     const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
@@ -71,8 +73,6 @@ class Runner {
   }
 
  private:
-  void keep(const compile::Regions& regions) { regions_.push_back(regions); }
-
   void add_part(int part, const compile::CompileOptions& options) {
     std::function<Tensor(const Tensor&)> body = [this, part](const Tensor&) {
       const auto [begin, end] = scene_.range;
@@ -86,7 +86,7 @@ class Runner {
     }
     auto function = std::make_shared<compile::Compiled<std::function<Tensor(const Tensor&)>>>(
         compile::compile(std::move(body), options));
-    keep(function->regions());
+    regions_.push_back(function->regions());
     scene_.parts.push_back([function](const Tensor& first) { (*function)(first); });
   }
 
