@@ -2,6 +2,7 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/marks.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/compile/region/replay.h"
@@ -24,7 +26,9 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/random_state.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -353,14 +357,42 @@ class RegionTrace final : public Trace {
   struct DensePart {
     Tensor of, dense;
   };
-  absl::flat_hash_map<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
+  HashMap<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
 };
 
+// Why calls run op by op now; null: they do not. Under DetectAnomaly each op is checked by itself.
+const char* why_bypassed() {
+  if (stance() == Stance::kForceEager) return "Stance::kForceEager";
+  if (nn::EagerScope::active()) return "EagerScope";
+  if (autograd::detecting_anomaly()) return "DetectAnomaly";
+  return nullptr;
+}
+
+// Note [Used, but never called]. Only a call of a compiled module runs compiled: `model(x)`. A program may use its
+// parts instead, in a function of the model's own or by `model.forward(x)`, and would run eagerly without knowing. So a
+// module that was compiled and not called yet watches two things: that a parameter of it gets a gradient (RegionHook),
+// and the first call of each module below it (PartHook). The module's first call ends the watch, so that steps do not
+// pay.
 class RegionHook final : public nn::CallHook {
  public:
-  explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  RegionHook(std::shared_ptr<Region> region, nn::ModuleBase& module) : region_(std::move(region)) {
+    for (const nn::NamedTensor& p : module.named_parameters()) {
+      if (!p.tensor.requires_grad() || !p.tensor.is_leaf()) continue;
+      const auto note = [this, name = p.name] { note_use(absl::StrCat("its parameter ", name, " got a gradient")); };
+      watched_.emplace_back(p.tensor, autograd::on_accumulated(p.tensor, note));
+    }
+  }
+  ~RegionHook() override { end_watch(); }
+
+  // What of the module was used.
+  void note_use(const std::string& what) {
+    if (HooksAside::active() || why_bypassed() != nullptr) return;
+    if (active_recorder() != nullptr) called_ = true;  // it is part of another recording
+    if (!called_) region_->note_use_without_call(what);
+  }
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
+    if (!called_.exchange(true)) end_watch();
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr) return forward();
     if (const char* why = why_bypassed(); why != nullptr) {
@@ -406,12 +438,8 @@ class RegionHook final : public nn::CallHook {
  private:
   static constexpr size_t kMaxReplays = 16;  // per module: sizes, modes
 
-  // Why this call runs op by op; null: it does not. Under DetectAnomaly each op is checked by itself.
-  static const char* why_bypassed() {
-    if (stance() == Stance::kForceEager) return "Stance::kForceEager";
-    if (nn::EagerScope::active()) return "EagerScope";
-    if (autograd::detecting_anomaly()) return "DetectAnomaly";
-    return nullptr;
+  void end_watch() {
+    for (const auto& [parameter, id] : std::exchange(watched_, {})) autograd::remove_on_accumulated(parameter, id);
   }
 
   std::shared_ptr<const Binding> latest() {
@@ -430,25 +458,67 @@ class RegionHook final : public nn::CallHook {
   }
 
   std::shared_ptr<Region> region_;
+  std::atomic<bool> called_ = false;
+  std::vector<std::pair<Tensor, int64_t>> watched_;  // until the first call: on_accumulated()
   std::mutex mutex_;
   std::shared_ptr<const Binding> latest_;  // what the latest call ran, as one recording; null: something else
   std::vector<std::shared_ptr<const Replay>> replays_;
 };
 
+// Of a module below a compiled one, until its first call.
+class PartHook final : public nn::CallHook {
+ public:
+  explicit PartHook(std::weak_ptr<RegionHook> compiled) : compiled_(std::move(compiled)) {}
+
+  void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
+    if (why_bypassed() == nullptr) {
+      if (call.module.call_hook.get() == this) call.module.call_hook = nullptr;
+      if (const std::shared_ptr<RegionHook> compiled = compiled_.lock()) note_call(call.module, *compiled);
+    }
+    forward();
+  }
+  bool is_over() const { return compiled_.expired(); }
+
+ private:
+  static void note_call(const nn::ModuleBase& part, RegionHook& compiled) {
+    std::string name;
+    const nn::ModuleBase* module = &part;
+    for (; module != nullptr && module->call_hook.get() != &compiled; module = module->parent())
+      name = name.empty() ? module->name() : absl::StrCat(module->name(), ".", name);
+    if (module != nullptr) compiled.note_use(absl::StrCat("its part ", name, " was called"));
+  }
+
+  const std::weak_ptr<RegionHook> compiled_;
+};
+
+void set_hooks(nn::ModuleBase& module, const std::shared_ptr<Region>& region) {
+  const auto hook = std::make_shared<RegionHook>(region, module);
+  module.call_hook = hook;
+  const auto part = std::make_shared<PartHook>(hook);
+  for (const nn::NamedModule& inner : module.named_modules()) {
+    std::shared_ptr<nn::CallHook>& now = inner.module.call_hook;
+    const auto* const older = dynamic_cast<const PartHook*>(now.get());
+    if (now == nullptr || (older != nullptr && older->is_over())) now = part;
+  }
+}
+
 }  // namespace
 
-std::vector<RegionReport> Regions::report() const {
+std::vector<RegionReport> Regions::report() const try {
   std::vector<RegionReport> reports;
   for (const auto& region : regions_) reports.push_back(region->report());
   return reports;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Regions::report");
 }
 
-std::string Regions::summary() const {
+std::string Regions::summary() const try {
   std::string text;
   for (const RegionReport& r : report()) {
     if (!text.empty()) text += "\n";
     if (r.entries == 0) {
       text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
       continue;
     }
     const std::string how = r.compilations == 0   ? "found compiled"
@@ -461,6 +531,8 @@ std::string Regions::summary() const {
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Regions::summary");
 }
 
 namespace {
@@ -482,15 +554,15 @@ void prepare(const CompileOptions& options) {
 }
 }  // namespace
 
-Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
+Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
-  for (nn::ModuleBase* block : repeated_blocks(model)) {
+  for (nn::ModuleBase* block : model.repeated_blocks()) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
     if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
     region->add_layer();
-    block->call_hook = std::make_shared<RegionHook>(region);
+    set_hooks(*block, region);
   }
   if (regions.empty())
     throw Error(
@@ -498,14 +570,18 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) {
                         "model with compile_module(model)",
                         model.type_name()));
   return Regions(std::move(regions));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("compile_regions");
 }
 
-Regions compile_module(nn::ModuleBase& module, CompileOptions options) {
+Regions compile_module(nn::ModuleBase& module, CompileOptions options) try {
   prepare(options);
   auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
-  module.call_hook = std::make_shared<RegionHook>(region);
+  set_hooks(module, region);
   return Regions({region});
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("compile_module");
 }
 
 void disable(nn::ModuleBase& module) {

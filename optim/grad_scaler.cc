@@ -10,6 +10,7 @@
 #include "rondo/optim/step.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::amp {
 
@@ -84,18 +85,25 @@ GradScaler::~GradScaler() = default;
 double GradScaler::get_scale() const { return options_.enabled ? state_->scale.item() : 1; }
 int64_t GradScaler::skipped() const { return static_cast<int64_t>(state_->skipped.item()); }
 
-GradScaler::GradScaler(GradScalerOptions options)
-    : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
+namespace {
+void check(const GradScalerOptions& options) {
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale)))
     throw Error(absl::StrCat("GradScaler: init_scale must be positive and finite, got ", options.init_scale));
-  if (!(options.growth_factor > 1) || !(options.backoff_factor > 0 && options.backoff_factor < 1))
+  if (!(options.growth_factor > 1 && std::isfinite(options.growth_factor)) ||
+      !(options.backoff_factor > 0 && options.backoff_factor < 1))
     throw Error(absl::StrCat("GradScaler: growth_factor must be above 1 and backoff_factor between 0 and 1, got ",
                              options.growth_factor, " and ", options.backoff_factor));
   if (options.growth_interval < 1)
     throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
 }
+}  // namespace
 
-Tensor GradScaler::scale(TensorArg loss) {
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
+  check(options);
+}
+
+Tensor GradScaler::scale(TensorArg loss) try {
   if (!options_.enabled || !loss.tensor.defined()) return loss.tensor;
   state_->go_to(loss.tensor.device(loss.where));
   // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
@@ -103,10 +111,12 @@ Tensor GradScaler::scale(TensorArg loss) {
   // A copy, because update() writes the scale and the tape reads this one.
   const Tensor factor = compute == kF64 ? state_->scale.clone() : state_->scale.to(compute);
   return (loss.tensor.to(compute, loss.where) * TensorArg(factor, loss.where)).to(dtype, loss.where);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::scale");
 }
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options,
-                                   std::source_location where) {
+                                   std::source_location where) try {
   if (options_.enabled) {
     state_->go_to(optimizer.device());
     options.device_scale = state_->scale;
@@ -124,6 +134,8 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
   if (options_.enabled) static_cast<void>(written(state_->overflowed));
   state_->stepped = true;
   return report;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::step");
 }
 
 void GradScaler::update() {
@@ -146,13 +158,19 @@ void GradScaler::update() {
   state_->stepped = false;
 }
 
-nn::StateDict GradScaler::state_dict() const {
+nn::StateDict GradScaler::state_dict() const try {
   const State copies = state_->cloned();
-  return {
-      {"scale", copies.scale}, {"growth_tracker", copies.good_steps.to(kI64)}, {"skipped", copies.skipped.to(kI64)}};
+  return {{"scale", copies.scale},
+          {"growth_factor", Tensor::full({}, options_.growth_factor, {kF64, kCPU})},
+          {"backoff_factor", Tensor::full({}, options_.backoff_factor, {kF64, kCPU})},
+          {"growth_interval", Tensor::full({}, options_.growth_interval, {kI64, kCPU})},
+          {"growth_tracker", copies.good_steps.to(kI64)},
+          {"skipped", copies.skipped.to(kI64)}};
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::state_dict");
 }
 
-void GradScaler::load_state_dict(const nn::StateDict& state) {
+void GradScaler::load_state_dict(const nn::StateDict& state) try {
   nn::StateDictReport report;
   const auto number = [&](const char* name, DType dtype, double least) -> double {
     const auto found = state.find(name);
@@ -161,19 +179,41 @@ void GradScaler::load_state_dict(const nn::StateDict& state) {
       return 0;
     }
     const Tensor& value = found->second;
-    if (value.dtype() == dtype && value.numel() == 1 && value.item() >= least && std::isfinite(value.item()))
+    if (value.defined() && value.dtype() == dtype && value.numel() == 1 && value.item() >= least &&
+        std::isfinite(value.item()))
       return value.item();
     report.mismatched.push_back(
-        absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes())));
+        value.defined() ? absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes()))
+                        : absl::StrCat(name, ": undefined"));
     return 0;
   };
   const double scale = number("scale", kF64, std::numeric_limits<double>::min());
   const double good = number("growth_tracker", kI64, 0), skipped = number("skipped", kI64, 0);
-  if (!report.missing.empty() || !report.mismatched.empty()) throw nn::StateDictError("GradScaler", report);
+  GradScalerOptions options = options_;
+  const auto option = [&](const char* name, DType dtype, auto& value) {
+    const size_t before = report.mismatched.size();
+    if (!state.contains(name)) return;
+    number(name, dtype, 0);
+    if (report.mismatched.size() == before) value = state.at(name).item<std::remove_reference_t<decltype(value)>>();
+  };
+  option("growth_factor", kF64, options.growth_factor);
+  option("backoff_factor", kF64, options.backoff_factor);
+  option("growth_interval", kI64, options.growth_interval);
+  if (report.empty()) {
+    try {
+      check(options);
+    } catch (const Error& error) {
+      report.mismatched.push_back(error.what());
+    }
+  }
+  if (!report.empty()) throw nn::StateDictError("GradScaler", report);
+  options_ = options;
   State loaded = State::of(scale, static_cast<int64_t>(good), static_cast<int64_t>(skipped), state_->scale.device());
   loaded.placed = state_->placed;
   loaded.stepped = state_->stepped;
   *state_ = std::move(loaded);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::load_state_dict");
 }
 
 }  // namespace rondo::amp

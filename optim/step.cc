@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/log.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step_launches.h"
@@ -15,6 +16,7 @@
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -23,6 +25,7 @@ namespace {
 void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   const Tensor& param = slot.param;
   const bool wide = compute_dtype(param.dtype()) == kF64;
+  if (!slot.wants_master()) slot.drop_master();
   for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
     if (held->defined() && wide != (held->dtype() == kF64))
       throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
@@ -30,6 +33,11 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
                                "; convert the model before its first step"));
   if (param.dtype() == kF64 && slot.init.format != StateFormat::kFull)
     throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now f64; f64 state has no shorter format"));
+  if (is_low_precision(param.dtype()) && !slot.init.masters)
+    compile::log::warn_once(absl::StrCat(
+        optimizer.name(), " updates ", std::string(name_of(param.dtype())),
+        " parameters without f32 weights (masters = false): an update that is below half a unit in the last place of a "
+        "parameter is lost, and so may be all of them"));
   slot.fits = param.dtype();
 }
 
@@ -57,7 +65,7 @@ void open_for_writing(StepUpdate& u, bool zero_grad) {
   static_cast<void>(slot.param.mutable_address());
   for (const Tensor* written : {&slot.average, &u.copy})
     if (written->defined()) written->storage().bump_version();
-  slot.copy_of = {u.param, slot.param.impl()->storage.version()};
+  slot.copy_of = slot.master_of = {u.param, slot.param.impl()->storage.version()};
   slot.average_moved = true;
   if (zero_grad && !u.dense_grad.defined()) {
     Tensor grad = slot.param.grad();
@@ -87,14 +95,22 @@ void Step::throw_no_gradients(const Optimizer& optimizer) {
                            "them; a step that may find no gradients needs {.allow_no_gradients = true}"));
 }
 
+void Step::say_no_masters(const Optimizer& optimizer) {
+  compile::log::warn_once(absl::StrCat(optimizer.name(),
+                                       ": the loaded state has no f32 weights of 16-bit parameters (an earlier version "
+                                       "or masters = false has saved it); they are made from the parameters"));
+}
+
 Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimizer)) {
   if (state_.averages_swapped)
     throw Error(absl::StrCat(optimizer.name(),
                              "::step: an AverageScope has put the averages into the parameters; end it first"));
 }
 
-StepReport Optimizer::step(const StepOptions& options, std::source_location where) {
+StepReport Optimizer::step(const StepOptions& options, std::source_location where) try {
   return Step::run(*this, options, where);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::step");
 }
 
 StepReport Step::run(Optimizer& optimizer, const StepOptions& options, std::source_location where, JoinedWork joined) {

@@ -33,7 +33,7 @@ void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
 }
 
 // Freeing a deep tape must not recurse: nodes queue up here and are freed one by one.
-thread_local std::vector<std::shared_ptr<Node>>* dying = nullptr;
+thread_local absl::InlinedVector<std::shared_ptr<Node>, 8>* dying = nullptr;
 
 }  // namespace
 
@@ -55,17 +55,19 @@ uint64_t sequence_of_new_node(std::source_location where) {
 Node::Node(std::source_location where) : sequence(sequence_of_new_node(where)) {}
 
 Node::~Node() {
-  std::vector<std::shared_ptr<Node>> queue;
+  std::remove_pointer_t<decltype(dying)> queue;
   const bool outermost = dying == nullptr;
   if (outermost) dying = &queue;
-  for (Edge& edge : edges)
-    if (edge.node && edge.node.use_count() == 1) dying->push_back(std::move(edge.node));
-  if (!outermost) return;
-  while (!queue.empty()) {
+  try {
+    for (Edge& edge : edges)
+      if (edge.node && edge.node.use_count() == 1) dying->push_back(std::move(edge.node));
+  } catch (const std::bad_alloc&) {  // the rest recurses
+  }
+  while (outermost && !queue.empty()) {
     std::shared_ptr<Node> node = std::move(queue.back());
     queue.pop_back();
   }
-  dying = nullptr;
+  if (outermost) dying = nullptr;
 }
 
 Tensor LeafGrad::grad() const { return leaf == nullptr ? Tensor() : leaf->leaf_grad(); }
@@ -73,8 +75,7 @@ Tensor LeafGrad::grad() const { return leaf == nullptr ? Tensor() : leaf->leaf_g
 Node::OutputExtras& Node::extras_of(int output) {
   for (OutputExtras& e : extras)
     if (e.output == output) return e;
-  extras.push_back({output, {}, {}});
-  return extras.back();
+  return extras.emplace_back(OutputExtras{output, {}, {}});
 }
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
@@ -473,8 +474,7 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
     if (meta->grad_fn) return {meta->grad_fn, meta->output};
     if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return {std::move(accumulator), 0};
   }
-  Tensor leaf = tensor;
-  AutogradMeta& leaf_meta = meta_of(leaf);
+  AutogradMeta& leaf_meta = meta_of(tensor);
   if (!leaf_meta.slot) leaf_meta.slot = std::make_shared<GradSlot>();
   std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
   leaf_meta.accumulator = accumulator;

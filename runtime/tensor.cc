@@ -17,6 +17,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 
@@ -153,7 +154,7 @@ Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, 
 }
 
 Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype) {
-  auto* impl = new TensorImpl;
+  auto* impl = within_memory("a tensor", [] { return new TensorImpl; });
   impl->dtype = dtype;
   impl->device = storage.device();
   impl->sizes = sizes;
@@ -361,7 +362,7 @@ double Tensor::item(std::source_location where) const {
 
 namespace {
 AutogradMeta& meta_of(TensorImpl* impl) {
-  if (impl->autograd == nullptr) impl->autograd = std::make_unique<AutogradMeta>();
+  if (!impl->autograd) impl->autograd.reset(within_memory("autograd", [] { return new AutogradMeta; }));
   return *impl->autograd;
 }
 GradSlot& slot_of(TensorImpl* impl) {
@@ -400,10 +401,10 @@ const Tensor& Tensor::grad(std::source_location where) const {
 void Tensor::set_grad(Tensor grad, std::source_location where) {
   checked("set_grad", where);
   if (grad.defined() && !(grad.sizes() == sizes()))
-    throw_op_error(
-        "set_grad",
-        "the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " + rondo::to_string(sizes()),
-        where);
+    throw_op_error("set_grad",
+                   absl::StrCat("the gradient has shape ", rondo::to_string(grad.sizes()), ", the tensor ",
+                                rondo::to_string(sizes())),
+                   where);
   if (grad.defined() && grad.dtype() != dtype())
     throw_op_error("set_grad",
                    absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
@@ -438,11 +439,10 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
   settle_gradient(*this, where);
   static std::atomic<int64_t> next_id{0};
-  const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);
   auto& hooks = meta.grad_fn ? meta.grad_fn->extras_of(meta.output).hooks : slot_of(impl_).hooks;
-  hooks.push_back({id, std::move(hook)});
-  return id;
+  hooks.push_back({next_id.fetch_add(1), std::move(hook)});
+  return hooks.back().id;
 }
 void Tensor::remove_hook(int64_t id, std::source_location where) {
   checked("remove_hook", where);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/relax.h"
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/stages/dump.h"
@@ -118,7 +119,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   const CompileOptions& options = request.options;
   ProgramOptions program{.plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues},
                          .sizes = request.sizes,
-                         .device = request.device};
+                         .device = request.device,
+                         .keeps_source = checks_units()};
   entry->device = request.device;
   bool& exact = program.plan.exact;
   std::vector<Update> written;
