@@ -28,7 +28,9 @@ struct LionFormula {
     const auto& [sign, keep, weight1, weight2, lr] = scalars;
     T& exp_avg = states[0];
     const T g = grad * sign;
-    const T direction = scalar::sign(scalar::fma(weight1, g - exp_avg, exp_avg));
+    const T ahead = scalar::fma(weight1, g - exp_avg, exp_avg);
+    // A NaN reaches the parameter: sign() would hide it.
+    const T direction = scalar::select(scalar::eq(ahead, ahead), scalar::sign(ahead), ahead);
     exp_avg = scalar::fma(weight2, g - exp_avg, exp_avg);
     param = scalar::fma(-lr, direction, param * keep);
   }

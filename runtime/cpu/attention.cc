@@ -160,6 +160,7 @@ template <class T> struct BackwardTask {
   const A* logsumexp;
   const HeadsView<const T>& grad_out;
   const HeadsView<T>& grad_q;
+  A* all_grad_scores;  // [B, H, Tq, Tk], or null
 
   // Adds share `share` of `shares` to grad_k / scale and grad_v, dense [Tk, D padded]; writes the share's rows of
   // grad_q.
@@ -289,9 +290,18 @@ template <class T> struct BackwardTask {
     if (!shape.dropout) weights_and_slopes(panel, i);
     else if (vectors == 2) dropped_weights_and_slopes<2>(batch, head, panel, i);
     else dropped_weights_and_slopes<1>(batch, head, panel, i);
+    if (all_grad_scores != nullptr) store_grad_scores(batch, head, panel, i);
     O::by_queries(probabilities + i, kQueryTile, keys, vectors, weight_rows + i / O::kDepth);
     O::by_queries(grad_scores + i, kQueryTile, keys, vectors, slope_rows + i / O::kDepth);
     O::by_keys(grad_scores + i, kQueryTile, keys, vectors, slope_columns + i);
+  }
+
+  void store_grad_scores(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i) {
+    const int64_t row = (batch * shape.heads + head) * shape.queries + panel.query;
+    A ones[kColumns];
+    std::fill_n(ones, kColumns, A(1));
+    unpack_transposed<A>(grad_scores + i, kQueryTile, panel.keys, panel.valid_queries, ones,
+                         all_grad_scores + row * shape.keys + panel.key, shape.keys);
   }
 
   // Scores become weights, their gradients those of the scores.
@@ -378,10 +388,13 @@ void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsV
 template <class T>
 void attention_backward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                         const AttentionMask<T>& mask, HeadsView<const T> out, const AttentionAccumulator<T>* logsumexp,
-                        HeadsView<const T> grad_out, HeadsView<T> grad_q, HeadsView<T> grad_k, HeadsView<T> grad_v) {
+                        HeadsView<const T> grad_out, HeadsView<T> grad_q, HeadsView<T> grad_k, HeadsView<T> grad_v,
+                        AttentionAccumulator<T>* grad_scores) {
   using A = Compute<T>;
   const int64_t pairs = shape.batch * shape.kv_heads;
   if (pairs == 0) return;
+  if (grad_scores != nullptr && (shape.causal || mask.first_key != nullptr))  // tiles are left out
+    std::fill_n(grad_scores, shape.batch * shape.heads * shape.queries * shape.keys, A(0));
   const int64_t items = shape.heads / shape.kv_heads * ((shape.queries + kQueryTile - 1) / kQueryTile);
   // Few heads: several tasks share one, each with sums of its own that are added in order. By shape only, never by the
   // number of threads.
@@ -401,7 +414,7 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   parallel_for(pairs * shares, grain_of(flops), [&](int64_t begin, int64_t end) {
     const Storage memory = shares == 1 ? Storage::allocate(static_cast<size_t>(2 * size) * sizeof(A)) : Storage();
     A* const own = shares == 1 ? reinterpret_cast<A*>(memory.data()) : nullptr;
-    BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q};
+    BackwardTask<T> task{shape, q, k, v, mask, out, logsumexp, grad_out, grad_q, grad_scores};
     for (int64_t n = begin; n < end; ++n) {
       const int64_t pair = n / shares;
       if (shares == 1) std::fill_n(own, 2 * size, A(0));
@@ -428,7 +441,7 @@ void attention_backward(const AttentionShape& shape, HeadsView<const T> q, Heads
   template void attention_backward<T>(const AttentionShape&, HeadsView<const T>, HeadsView<const T>,                  \
                                       HeadsView<const T>, const AttentionMask<T>&, HeadsView<const T>,                \
                                       const AttentionAccumulator<T>*, HeadsView<const T>, HeadsView<T>, HeadsView<T>, \
-                                      HeadsView<T>);
+                                      HeadsView<T>, AttentionAccumulator<T>*);
 RONDO_ATTENTION(float)
 RONDO_ATTENTION(double)
 RONDO_ATTENTION(BFloat16)

@@ -68,10 +68,11 @@ void attention_forward(const AttentionShape& shape, HeadsView<const T> q, HeadsV
                        const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp);
 
 // Overwrites grad_q [B, H, Tq, D], grad_k and grad_v [B, kv_heads, Tk, D], given what the forward returned and grad_out
-// [B, H, Tq, D]. The mask gets no gradient.
+// [B, H, Tq, D]. Also grad_scores [B, H, Tq, Tk] (dense; the gradient of the masked scores), unless it is null.
 template <class T>
 void attention_backward(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                         const AttentionMask<T>& mask, HeadsView<const T> out, const AttentionAccumulator<T>* logsumexp,
-                        HeadsView<const T> grad_out, HeadsView<T> grad_q, HeadsView<T> grad_k, HeadsView<T> grad_v);
+                        HeadsView<const T> grad_out, HeadsView<T> grad_q, HeadsView<T> grad_k, HeadsView<T> grad_v,
+                        AttentionAccumulator<T>* grad_scores = nullptr);
 
 }  // namespace rondo::cpu

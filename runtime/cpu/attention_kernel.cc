@@ -72,7 +72,9 @@ void attention_grad_kernel(const KernelContext& context) {
     attention_backward<T>(
         o.shape, heads_of<const T>(o.q), heads_of<const T>(o.k), heads_of<const T>(o.v), o.mask_view<T>(),
         heads_of<const T>(out), reinterpret_cast<const AttentionAccumulator<T>*>(context.in(2).impl()->data()),
-        heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)), heads_of<T>(context.out(2)));
+        heads_of<const T>(grad), heads_of<T>(context.out(0)), heads_of<T>(context.out(1)), heads_of<T>(context.out(2)),
+        context.outputs.size() > 3 ? reinterpret_cast<AttentionAccumulator<T>*>(context.out(3).impl()->data())
+                                   : nullptr);
   });
 }
 

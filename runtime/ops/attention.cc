@@ -117,16 +117,24 @@ struct PlainAttention {
   }
 };
 
+// Of attention_grad, and of attention_scores_grad, which has one result more.
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
   const Tensor d_weights = matmul(grad, transpose(repeat_heads(a.v, a.q.sizes()[1]), -1, -2));
   const Tensor delta = sum(grad * PlainAttention::wide(in[1]), {-1}, true);
+  const Tensor d_scores = weights * (a.dropped(d_weights) - delta);
   Tensor dq, dk;
-  a.scores_grad(weights * (a.dropped(d_weights) - delta), dq, dk);
+  a.scores_grad(d_scores, dq, dk);
+  if (out.size() > 3) out[3] = d_scores;
   out[0] = dq.to(in[3].dtype());
   out[1] = dk.to(in[4].dtype());
   out[2] = sum_heads(matmul(transpose(a.dropped(weights), -1, -2), grad), a.v.sizes()[1]).to(in[5].dtype());
+}
+
+void infer_attention_grad(InferContext& c) {
+  c.require_floating(3);
+  for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
 }
 
 }  // namespace
@@ -136,12 +144,25 @@ constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .kind = OpKind::kOpaque,
     .n_outputs = 3,
+    .infer = &infer_attention_grad,
+    .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
+    .decompose = &decompose_attention_grad,
+    .traits = {.strided_outputs = true},
+    .fuse_parts = false,
+};
+// The same, and the gradient of the masked scores (B, H, Tq, Tk) in the compute dtype: that of a mask that is added,
+// before its broadcast dimensions are summed. Every element of it is stored, so it is for such masks only.
+constexpr OpDef kAttentionScoresGrad = {
+    .name = "attention_scores_grad",
+    .kind = OpKind::kOpaque,
+    .n_outputs = 4,
     .infer =
         [](InferContext& c) {
-          c.require_floating(3);
-          for (int i = 0; i < 3; ++i) c.strided_output(i, c.dtype(3 + i), c.sizes(3 + i), heads_inside(c.sizes(3 + i)));
+          infer_attention_grad(c);
+          const Dims &q = c.sizes(3), &k = c.sizes(4);
+          c.output(3, compute_dtype(c.dtype(3)), {q[0], q[1], q[2], k[2]});
         },
-    .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
+    .on = {{&cpu::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
     .traits = {.strided_outputs = true},
     .fuse_parts = false,
@@ -180,25 +201,29 @@ constexpr OpDef kAttention = {
     .decompose = &decompose_attention,
     .grad =
         [](const GradContext& g) {
-          if (g.n_inputs() > 3 && g.needs(3)) throw Error("attention: the mask has no gradient; detach() it");
-          Tensor grads[3];
+          Tensor grads[4];
+          const bool of_mask = g.needs(3);
           const Tensor state = g.n_inputs() > 4 ? g.input(4) : Tensor();
           if (g.grad_out(0).defined()) {
             const TensorArg operands[] = {g.grad_out(0), g.output(0), g.output(1), g.input(0),
                                           g.input(1),    g.input(2),  g.input(3),  state};
-            call(kAttentionGrad, {operands, state.defined() ? size_t{8} : size_t{7}}, g.attrs(), grads);
+            call(of_mask ? kAttentionScoresGrad : kAttentionGrad, {operands, state.defined() ? size_t{8} : size_t{7}},
+                 g.attrs(), {grads, of_mask ? size_t{4} : size_t{3}});
           }
           if (g.grad_out(1).defined()) {  // of a second derivative: logsumexp's is the softmax
             const PlainAttention a(g.input(0), g.input(1), g.input(2), g.input(3), g.output(1), state, g.attrs());
+            const Tensor d_scores = a.weights() * unsqueeze(g.grad_out(1), -1);
             Tensor more[2];
-            a.scores_grad(a.weights() * unsqueeze(g.grad_out(1), -1), more[0], more[1]);
+            a.scores_grad(d_scores, more[0], more[1]);
             for (int i = 0; i < 2; ++i) {
               const Tensor part = more[i].to(g.input_dtype(i));
               grads[i] = grads[i].defined() ? grads[i] + part : part;
             }
+            if (of_mask) grads[3] = grads[3].defined() ? grads[3] + d_scores : d_scores;
           }
           for (int i = 0; i < 3; ++i)
             if (g.needs(i)) g.set(i, grads[i]);
+          if (of_mask) g.set_reduced(3, grads[3]);
         },
     .fuse_parts = false,
 };
@@ -249,6 +274,6 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& give
   return matmul(weights, repeat_heads(v.tensor, q.tensor.sizes()[1]));
 }
 
-constexpr OpList kAttentionOps = {&kAttention, &kAttentionGrad};
+constexpr OpList kAttentionOps = {&kAttention, &kAttentionGrad, &kAttentionScoresGrad};
 
 }  // namespace rondo::ops

@@ -74,8 +74,9 @@ void interpolate_kernel(const KernelContext& context);       // x -> y
 void interpolate_grad_kernel(const KernelContext& context);  // grad -> dx
 
 // attention_kernel.cc
-void attention_kernel(const KernelContext& context);       // q, k, v, mask -> out, logsumexp
-void attention_grad_kernel(const KernelContext& context);  // grad, out, logsumexp, q, k, v, mask -> dq, dk, dv
+void attention_kernel(const KernelContext& context);  // q, k, v, mask -> out, logsumexp
+// grad, out, logsumexp, q, k, v, mask -> dq, dk, dv; on the CPU also the gradient of the scores, if there is an output
+void attention_grad_kernel(const KernelContext& context);
 
 // rotary.cc: x (..., T, D), cos and sin (T, D/2) in x's compute dtype; ints {inverse}
 void rotary_kernel(const KernelContext& context);

@@ -49,7 +49,7 @@ Tensor minimum(TensorArg a, TensorArg b);
 Tensor maximum(TensorArg a, Scalar b);
 Tensor minimum(TensorArg a, Scalar b);
 Tensor abs(TensorArg x);
-Tensor sign(TensorArg x);  // -1, 0 or 1
+Tensor sign(TensorArg x);  // -1, 0 or 1; 0 for NaN
 Tensor square(TensorArg x);
 Tensor pow(TensorArg x, Scalar exponent);  // with the special values of C
 Tensor sin(TensorArg x);                   // accurate for |x| < 1e5 in f32, 1e9 in f64
@@ -315,7 +315,8 @@ struct AttentionOptions {
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32, the first key of
 // each query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
 // first_keys() in modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would
-// drop. The v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere.
+// drop. The v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask
+// that requires a gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

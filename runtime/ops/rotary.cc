@@ -10,6 +10,18 @@
 
 namespace rondo::ops {
 
+namespace {
+// By slices: (a, b) -> (a cos - b sin, b cos + a sin).
+Tensor turn(const Tensor& given, const Tensor& cos, const Tensor& sin, bool inverse) {
+  const Tensor x = given.to(compute_dtype(given.dtype()));
+  const int64_t half = x.sizes().back() / 2;
+  const Tensor a = slice(x, -1, {0, half}), b = slice(x, -1, {half, 2 * half});
+  const Tensor s = inverse ? neg(sin) : sin;
+  const Tensor parts[] = {a * cos - b * s, b * cos + a * s};
+  return cat(parts, -1).to(given.dtype());
+}
+}  // namespace
+
 // Inputs x (..., T, D), cos and sin (T, D/2) in x's compute dtype. ints: {inverse}. Linear in x, and orthogonal: the
 // gradient turns back.
 constexpr OpDef kRotary = {
@@ -28,18 +40,11 @@ constexpr OpDef kRotary = {
           c.output(0, c.dtype(0), x);
         },
     .on = {{&cpu::rotary_kernel}, {&cuda::rotary_kernel}},
-    .decompose =
-        [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
-          const Tensor x = in[0].to(compute_dtype(in[0].dtype()));
-          const int64_t half = x.sizes().back() / 2;
-          const Tensor a = slice(x, -1, {0, half}), b = slice(x, -1, {half, 2 * half});
-          const Tensor s = attrs.ints[0] ? neg(in[2]) : in[2];
-          const Tensor parts[] = {a * in[1] - b * s, b * in[1] + a * s};
-          out[0] = cat(parts, -1).to(in[0].dtype());
-        },
+    .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
+                    std::span<Tensor> out) { out[0] = turn(in[0], in[1], in[2], attrs.ints[0] != 0); },
     .grad =
         [](const GradContext& g) {
-          if (g.needs(1) || g.needs(2)) throw Error("rotary: the tables of angles have no gradient; detach() them");
+          invariant(!g.needs(1) && !g.needs(2), "rotary's tables need a gradient: rotary_embedding() goes by slices");
           g.set(0, call(kRotary, {g.grad_out(), g.input(1), g.input(2)}, {.ints = {!g.integer(0)}}));
         },
     .fuse_parts = false,
@@ -60,6 +65,15 @@ RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, Ten
 }
 
 Tensor rotary_embedding(TensorArg x, const RotaryTables& tables) {
+  // The op keeps no x for its backward, and the gradient of learnt angles reads it.
+  if (grad_enabled() && x.tensor.defined() && tables.cos.defined() && tables.sin.defined() &&
+      (tables.cos.requires_grad() || tables.sin.requires_grad())) {
+    const Tensor* const operands[] = {&x.tensor, &tables.cos, &tables.sin};
+    const Attrs attrs{.ints = {0}};
+    InferContext shapes(kRotary, operands, attrs, x.where);
+    kRotary.infer(shapes);
+    return turn(x.tensor, tables.cos, tables.sin, false);
+  }
   return call(kRotary, {x, {tables.cos, x.where}, {tables.sin, x.where}}, {.ints = {0}});
 }
 

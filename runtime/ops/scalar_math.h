@@ -505,9 +505,10 @@ template <class T> [[gnu::always_inline]] inline T hardswish_grad(T x, T g) {
   return select(lt(x, constant(x, -3.0)), constant(x, 0.0), select(le(x, constant(x, 3.0)), inner, g));
 }
 
-// -1, 0 or 1; keeps -0 and NaN.
+// -1, 0 or 1; 0 for -0 and NaN, as PyTorch's.
 template <class T> [[gnu::always_inline]] inline T sign(T x) {
-  return select(lt(constant(x, 0.0), x), constant(x, 1.0), select(lt(x, constant(x, 0.0)), constant(x, -1.0), x));
+  const T zero = constant(x, 0.0);
+  return select(lt(zero, x), constant(x, 1.0), select(lt(x, zero), constant(x, -1.0), zero));
 }
 template <class T> [[gnu::always_inline]] inline T ceil(T x) { return -floor(-x); }
 

@@ -61,6 +61,7 @@ constexpr LibraryOp kLibraryOps[] = {
     {"linear", kProduct},
     {"attention", kWholeRows},
     {"attention_grad", kWholeRows},
+    {"attention_scores_grad", kWholeRows},
     {"cross_entropy", kWholeRows},
     {"cross_entropy_grad", kWholeRows},
     {"pixel_cross_entropy", kWholeRows},

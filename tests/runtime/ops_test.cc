@@ -3,11 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"
@@ -71,6 +73,48 @@ TEST(Elementwise, KinksShareTheGradient) {
   EXPECT_EQ(x.grad().to_vector<double>(), (Values{-1, 0, 1}));
   EXPECT_EQ(ops::clamp(Tensor::from<int64_t>({-5, 0, 9}, {3}), -1, 3).to_vector<int64_t>(), (Indices{-1, 0, 3}));
   EXPECT_EQ(ops::clamp(Tensor::from<int64_t>({-5, 9}, {2}), 0, kInf).to_vector<int64_t>(), (Indices{0, 9}));
+}
+
+// -1, 0 or 1; so the gradients of |x| and |x - y| have no NaN of their own, as PyTorch's.
+TEST(Elementwise, TheSignOfNaNIsZero) {
+  for (const DType dtype : {kF64, kF32, kBF16, kF16}) {
+    Tensor x = Tensor::from<double>({kNaN, -kNaN, -0.0, -3, 4, -kInf, kInf}, {7}).to(dtype).detach().requires_grad_();
+    const Values signs = {0, 0, 0, -1, 1, -1, 1};
+    EXPECT_EQ(ops::sign(x).to_vector<double>(), signs);
+    ops::sum(ops::abs(x)).backward();
+    EXPECT_EQ(x.grad().to_vector<double>(), signs);
+    x.zero_grad();
+    ops::l1_loss(x, Tensor::zeros({7}, {dtype}), ops::Reduction::kSum).backward();
+    EXPECT_EQ(x.grad().to_vector<double>(), signs);
+  }
+}
+
+// Learnt angles: the gradient of the tables is that of the formula.
+TEST(Rotary, TablesMayHaveAGradient) {
+  for (const DType dtype : {kF64, kF32, kBF16}) {
+    const ops::RotaryTables fixed = ops::rotary_tables(5, 6, 10000.0, 0, {dtype});
+    const auto gradients = [&](bool by_hand) {
+      manual_seed(2);
+      Tensor x = Tensor::randn({2, 5, 6}, {dtype}).requires_grad_();
+      ops::RotaryTables tables{fixed.cos.clone().requires_grad_(), fixed.sin.clone().requires_grad_()};
+      const DType wide = tables.cos.dtype();
+      const Tensor a = x.slice(-1, {0, 3}).to(wide), b = x.slice(-1, {3, 6}).to(wide);
+      const Tensor y = by_hand
+                           ? ops::cat({a * tables.cos - b * tables.sin, b * tables.cos + a * tables.sin}, -1).to(dtype)
+                           : ops::rotary_embedding(x, tables);
+      ops::sum(y * Tensor::randn(y.sizes(), {dtype})).backward();
+      return std::array{y.detach(), x.grad(), tables.cos.grad(), tables.sin.grad()};
+    };
+    const auto got = gradients(false), expected = gradients(true);
+    for (size_t i = 0; i < got.size(); ++i) EXPECT_EQ(got[i].to_vector<double>(), expected[i].to_vector<double>()) << i;
+    EXPECT_EQ(got[0].to_vector<double>(), [&] {
+      manual_seed(2);
+      return ops::rotary_embedding(Tensor::randn({2, 5, 6}, {dtype}), fixed).to_vector<double>();
+    }());
+  }
+  EXPECT_THROW(
+      ops::rotary_embedding(Tensor::zeros({4, 6}), {Tensor::zeros({5, 3}).requires_grad_(), Tensor::zeros({5, 3})}),
+      Error);
 }
 
 TEST(Elementwise, PowersAtZero) {

@@ -78,6 +78,7 @@ Samples linear_samples(bool large);
 std::vector<ConvSample> conv_samples(bool large);
 Samples attention_samples(bool large);
 Samples attention_grad_samples(bool large);
+Samples attention_scores_grad_samples(bool large);
 Samples cross_entropy_samples(bool large);
 Samples cross_entropy_grad_samples(bool large);
 Samples pixel_cross_entropy_samples(bool large);

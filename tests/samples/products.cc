@@ -155,6 +155,11 @@ Samples attention_grad_samples(bool large) {
   }
   return samples;
 }
+Samples attention_scores_grad_samples(bool large) {
+  Samples samples = attention_grad_samples(large);
+  for (OpSample& s : samples) s.n_outputs = 4;
+  return samples;
+}
 Samples cross_entropy_samples(bool large) {
   auto attrs = [](int64_t ignore, int64_t reduction, double smoothing) {
     return Attrs{.ints = {ignore, reduction}, .floats = {smoothing}};
