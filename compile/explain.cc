@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -35,14 +37,9 @@ std::vector<std::string> calls_without_plan() {
   return texts;
 }
 
-Regions compile_temporarily(nn::ModuleBase& model, const CompileOptions& options) {
-  disable(model);
-  return repeated_blocks(model).empty() ? compile_module(model, options) : compile_regions(model, options);
-}
-
 }  // namespace
 
-Explanation explain(const Regions& regions) {
+Explanation explain(const Regions& regions) try {
   Explanation explanation;
   for (const std::shared_ptr<Region>& region : regions.regions()) {
     RegionExplanation& e = explanation.regions.emplace_back();
@@ -58,17 +55,16 @@ Explanation explain(const Regions& regions) {
   explanation.products = products_without_algorithm();
   for (std::string& text : calls_without_plan()) explanation.products.push_back(std::move(text));
   return explanation;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
 }
 
-TemporaryRegions::Hooks::Hooks(nn::ModuleBase& model) {
-  model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, module.call_hook); });
+TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options) try
+    : hooks_(std::make_unique<HooksAside>(model)),
+      regions_(model.repeated_blocks().empty() ? compile_module(model, options) : compile_regions(model, options)) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain");
 }
-
-TemporaryRegions::Hooks::~Hooks() {
-  for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
-}
-
-TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options)
-    : hooks_(model), regions_(compile_temporarily(model, options)) {}
+TemporaryRegions::~TemporaryRegions() = default;
 
 }  // namespace rondo::compile

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/explain.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -155,7 +156,7 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
 
 }  // namespace
 
-std::string to_html(const Explanation& explanation) {
+std::string to_html(const Explanation& explanation) try {
   std::string out = absl::StrCat(
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Compiled regions</title>\n<style>",
@@ -189,6 +190,8 @@ std::string to_html(const Explanation& explanation) {
     }
   }
   return out + "</body>\n</html>\n";
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain: to_html");
 }
 
 }  // namespace rondo::compile

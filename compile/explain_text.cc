@@ -1,8 +1,9 @@
 // An explanation as text, for terminals.
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "rondo/compile/explain.h"
+#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -17,7 +18,7 @@ void append_indented(std::string& out, std::string_view text, std::string_view i
 }
 
 // Where the code of each kernel of a region is printed: the loops over time of an LSTM run few kernels many times.
-using PrintedCode = absl::flat_hash_map<std::string_view, std::string>;
+using PrintedCode = HashMap<std::string_view, std::string>;
 
 void append_code(std::string& out, const LaunchExplanation& launch, const std::string& place, PrintedCode& printed) {
   if (launch.code.empty()) return;
@@ -65,7 +66,7 @@ void append_memory(std::string& out, const EntryExplanation& entry) {
 
 }  // namespace
 
-std::string to_text(const Explanation& explanation) {
+std::string to_text(const Explanation& explanation) try {
   std::string out;
   for (size_t i = 0; i < explanation.products.size(); ++i)
     absl::StrAppend(&out, i > 0 ? "  " : "", explanation.products[i], "\n");
@@ -90,6 +91,8 @@ std::string to_text(const Explanation& explanation) {
     }
   }
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("explain: to_text");
 }
 
 }  // namespace rondo::compile

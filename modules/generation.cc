@@ -7,6 +7,7 @@
 #include "rondo/modules/stop_strings.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -173,7 +174,7 @@ class Decoding {
 }  // namespace
 
 std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
-                                 const GenerationOptions& options) {
+                                 const GenerationOptions& options) try {
   check(prompts, options, model.cache_options().max_length);
   Sampler sampler({.repetition_penalty = options.repetition_penalty,
                    .temperature = options.temperature,
@@ -184,14 +185,20 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
   const NoGrad off;
   const EvalScope eval(model.module());
   return Decoding(model, std::move(sampler), prompts, options).run();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("generate");
 }
 
-Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) {
+Generation generate(CausalLM& model, const std::vector<int64_t>& prompt, const GenerationOptions& options) try {
   return std::move(generate(model, std::span(&prompt, 1), options)[0]);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("generate");
 }
 
-Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options) {
+Generation generate(CausalLM& model, std::span<const int32_t> prompt, const GenerationOptions& options) try {
   return generate(model, std::vector<int64_t>(prompt.begin(), prompt.end()), options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("generate");
 }
 
 }  // namespace rondo::nn

@@ -14,6 +14,7 @@
 #include "rondo/modules/vit.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -419,7 +420,7 @@ LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
   return report;
 }
 
-LoraReport add_lora(ModuleBase& model, const LoraOptions& options) {
+LoraReport add_lora(ModuleBase& model, const LoraOptions& options) try {
   check_new_adapter("add_lora", model, options);
   const LoraMatch match = match_lora_targets("add_lora", model, options);
   if (options.mergeable) {
@@ -428,34 +429,44 @@ LoraReport add_lora(ModuleBase& model, const LoraOptions& options) {
     require_mergeable("add_lora", unmergeable(model, targets), "leave this target out, or do without `mergeable`");
   }
   return install_adapter(model, make_adapter(match, options, /*trainable=*/true));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("add_lora");
 }
 
 // ---- Several adapters
 
-std::vector<std::string> adapter_names(ModuleBase& model) {
+std::vector<std::string> adapter_names(ModuleBase& model) try {
   std::vector<std::string> names;
   for (const auto& [name, info] : infos_of(adapter_parts(model))) names.push_back(name);
   return names;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("adapter_names");
 }
 
-std::string active_adapter(ModuleBase& model) {
+std::string active_adapter(ModuleBase& model) try {
   for (const LoraLayer* layer : adapter_parts(model).layers)
     if (layer->active != nullptr) return layer->active->info->options.adapter;
   return "";
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("active_adapter");
 }
 
-LoraOptions adapter_options(ModuleBase& model, const std::string& adapter) {
+LoraOptions adapter_options(ModuleBase& model, const std::string& adapter) try {
   return require_adapter("adapter_options", model, adapter)->options;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("adapter_options");
 }
 
-void set_adapter(ModuleBase& model, const std::string& adapter) {
+void set_adapter(ModuleBase& model, const std::string& adapter) try {
   require_adapter("set_adapter", model, adapter);
   const AdapterParts parts = adapter_parts(model);
   require_unmerged("set_adapter", parts);
   activate(parts, adapter);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("set_adapter");
 }
 
-void remove_adapter(ModuleBase& model, const std::string& adapter) {
+void remove_adapter(ModuleBase& model, const std::string& adapter) try {
   require_adapter("remove_adapter", model, adapter);
   const AdapterParts parts = adapter_parts(model);
   require_unmerged("remove_adapter", parts);
@@ -470,6 +481,8 @@ void remove_adapter(ModuleBase& model, const std::string& adapter) {
     copies->parent()->detach("original_module");
     copies->parent()->detach("modules_to_save");
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("remove_adapter");
 }
 
 UseAdapter::UseAdapter(ModuleBase& model, const std::string& adapter) : model_(model), before_(active_adapter(model)) {
@@ -503,11 +516,13 @@ std::vector<LoraLayer*> layers_to_merge(const char* function, ModuleBase& model)
 
 }  // namespace
 
-void merge_adapter(ModuleBase& model, const MergeOptions& options) {
+void merge_adapter(ModuleBase& model, const MergeOptions& options) try {
   for (LoraLayer* layer : layers_to_merge("merge_adapter", model)) layer->merge(options.keep_base);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("merge_adapter");
 }
 
-void unmerge_adapter(ModuleBase& model) {
+void unmerge_adapter(ModuleBase& model) try {
   std::vector<LoraLayer*> merged;
   for (LoraLayer* layer : adapter_parts(model).layers)
     if (layer->merged != nullptr) merged.push_back(layer);
@@ -524,9 +539,11 @@ void unmerge_adapter(ModuleBase& model) {
                              "; merge_and_unload() keeps it as it is"));
   }
   for (LoraLayer* layer : merged) layer->unmerge();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("unmerge_adapter");
 }
 
-void merge_and_unload(ModuleBase& model) {
+void merge_and_unload(ModuleBase& model) try {
   const AdapterParts parts = adapter_parts(model);
   const bool merged = std::any_of(parts.layers.begin(), parts.layers.end(),
                                   [](const LoraLayer* layer) { return layer->merged != nullptr; });
@@ -539,6 +556,8 @@ void merge_and_unload(ModuleBase& model) {
     module.detach("modules_to_save");
   }
   model.requires_grad_(false);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("merge_and_unload");
 }
 
 }  // namespace rondo::nn

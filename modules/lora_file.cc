@@ -14,6 +14,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -171,7 +172,7 @@ void rename_file(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter) {
+StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter) try {
   const std::string name = adapter.empty() ? active_adapter(model) : adapter;
   if (name.empty()) throw Error("adapter_state_dict: no adapter is active; name one");
   require_adapter("adapter_state_dict", model, name);
@@ -179,9 +180,11 @@ StateDict adapter_state_dict(ModuleBase& model, const std::string& adapter) {
   for (NamedTensor& t : FileNames(model, published_layout(model), true).tensors(tensors_of(model, name)))
     state[t.name] = t.tensor.detach();
   return state;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("adapter_state_dict");
 }
 
-void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapterOptions& options) {
+void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapterOptions& options) try {
   const std::string name = options.adapter.empty() ? active_adapter(model) : options.adapter;
   if (name.empty()) throw Error("save_adapter: no adapter is active; name one");
   const AdapterInfoPtr info = require_adapter("save_adapter", model, name);
@@ -216,9 +219,11 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   }
   rename_file(temporary, weights_path);
   config.commit();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("save_adapter");
 }
 
-LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options) {
+LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options) try {
   if (folder.empty()) throw Error("load_adapter: the folder's name is empty");
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const LoraOptions given = named_as(read_adapter_config(config_path), options.adapter);
@@ -271,6 +276,8 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
     if (p.requires_grad()) loaded.trainable += p.numel();
   }
   return loaded;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_adapter");
 }
 
 }  // namespace rondo::nn

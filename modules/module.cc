@@ -12,6 +12,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -119,7 +120,7 @@ void ModuleBase::check_initialised(const Place& place) const {
                                " that is declared after this child, so it has no value yet; declare it before"));
 }
 
-ModuleBase::ModuleBase(const std::type_info& type, size_t size) : size_(size) {
+ModuleBase::ModuleBase(const std::type_info& type, size_t size) try : size_(size) {
   Place* const given = std::exchange(next_place(), nullptr);
   Place place = given != nullptr ? std::move(*given) : Place{};
   ModuleBase* outer = enclosing(this);
@@ -132,7 +133,15 @@ ModuleBase::ModuleBase(const std::type_info& type, size_t size) : size_(size) {
                              ", is not made by child(), so its parameters would not be trained or saved. Write: ", made,
                              " fc = child(\"fc\", ...) with the arguments of its constructor"));
   }
-  if (place.parent != nullptr) check_initialised(place);
+  // What can throw comes first: no destructor takes back what a constructor has begun.
+  if (place.parent != nullptr) {
+    check_initialised(place);
+    name_ = std::move(place.name);
+    path_ = joined(place.parent->path_, name_);
+    training_ = place.parent->training_;
+    std::vector<ModuleBase*>& siblings = place.parent->children_;
+    if (siblings.size() == siblings.capacity()) siblings.reserve(2 * siblings.size() + 4);
+  }
   if (outer == nullptr) {
     const std::lock_guard lock(registry().mutex);
     registry().modules[this] = this;
@@ -140,10 +149,9 @@ ModuleBase::ModuleBase(const std::type_info& type, size_t size) : size_(size) {
   }
   if (place.parent == nullptr) return;
   parent_ = place.parent;
-  name_ = std::move(place.name);
-  path_ = joined(parent_->path_, name_);
-  training_ = parent_->training_;
   parent_->children_.push_back(this);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("a module");
 }
 
 ModuleBase::~ModuleBase() {
@@ -172,14 +180,18 @@ Tensor& ModuleBase::add_entry(Entry entry) {
   return entries_.back()->tensor;
 }
 
-Tensor& ModuleBase::parameter(std::string name, Tensor value) {
+Tensor& ModuleBase::parameter(std::string name, Tensor value) try {
   if (value.defined()) value.requires_grad_();
   return add_entry({std::move(name), std::move(value), true, true});
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("parameter");
 }
 
-Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) {
+Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) try {
   if (value.defined()) value.storage().set_purpose(Purpose::kParameters);
   return add_entry({std::move(name), std::move(value), false, persistent});
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("buffer");
 }
 
 void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
@@ -188,34 +200,55 @@ void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const s
   for (const ModuleBase* module : children_) module->visit(joined(prefix, module->name_), fn);
 }
 
-std::vector<NamedTensor> ModuleBase::named_parameters() const {
+std::vector<NamedTensor> ModuleBase::named_parameters() const try {
   std::vector<NamedTensor> result;
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string& name, const Entry& entry) {
     if (entry.is_parameter && seen.insert(entry.tensor.impl()).second) result.push_back({name, entry.tensor});
   });
   return result;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("named_parameters");
 }
 
-std::vector<Tensor> ModuleBase::parameters() const {
+std::vector<Tensor> ModuleBase::parameters() const try {
   std::vector<Tensor> result;
   for (NamedTensor& named : named_parameters()) result.push_back(std::move(named.tensor));
   return result;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("parameters");
 }
 
-std::vector<NamedTensor> ModuleBase::named_buffers() const {
+std::vector<NamedTensor> ModuleBase::named_buffers() const try {
   std::vector<NamedTensor> result;
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string& name, const Entry& entry) {
     if (!entry.is_parameter && seen.insert(entry.tensor.impl()).second) result.push_back({name, entry.tensor});
   });
   return result;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("named_buffers");
 }
 
-std::vector<NamedModule> ModuleBase::named_modules() {
+std::vector<NamedModule> ModuleBase::named_modules() try {
   std::vector<NamedModule> result;
   collect_modules("", result);
   return result;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("named_modules");
+}
+
+std::vector<ModuleBase*> ModuleBase::repeated_blocks() const {
+  std::vector<ModuleBase*> blocks;
+  for (ModuleBase* module : children_) {
+    if (is_block_list() && !module->is_block_list()) {
+      blocks.push_back(module);
+    } else {
+      const std::vector<ModuleBase*> inner = module->repeated_blocks();
+      blocks.insert(blocks.end(), inner.begin(), inner.end());
+    }
+  }
+  return blocks;
 }
 
 void ModuleBase::collect_modules(const std::string& prefix, std::vector<NamedModule>& out) {
@@ -223,7 +256,9 @@ void ModuleBase::collect_modules(const std::string& prefix, std::vector<NamedMod
   for (ModuleBase* module : children_) module->collect_modules(joined(prefix, module->name_), out);
 }
 
-std::string ModuleBase::type_name() const { return demangled(typeid(*this)); }
+std::string ModuleBase::type_name() const try { return demangled(typeid(*this)); } catch (const std::bad_alloc&) {
+  throw_out_of_memory("type_name");
+}
 
 int64_t ModuleBase::num_parameters() const {
   int64_t total = 0;
@@ -231,16 +266,18 @@ int64_t ModuleBase::num_parameters() const {
   return total;
 }
 
-StateDict ModuleBase::state_dict() const {
+StateDict ModuleBase::state_dict() const try {
   StateDict state;
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string& name, const Entry& entry) {
     if (entry.persistent && seen.insert(entry.tensor.impl()).second) state[name] = entry.tensor.detach();
   });
   return state;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("state_dict");
 }
 
-StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict, bool assign) {
+StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict, bool assign) try {
   std::vector<NamedTensor> targets;
   visit("", [&](const std::string& name, const Entry& entry) {
     if (entry.persistent) targets.push_back({name, entry.tensor});
@@ -253,6 +290,8 @@ StateDictReport ModuleBase::load_state_dict(const StateDict& state, bool strict,
   return load_tensors(targets, wanted, strict, type_name(), [](Tensor& target, const Tensor& value) {
     if (!target.is_same(value)) replace_contents(target, value.detach());
   });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_state_dict");
 }
 
 void ModuleBase::collect_ignored(const std::string& prefix, std::set<std::string>& out) const {
@@ -264,7 +303,7 @@ void ModuleBase::train(bool on) {
   apply([on](ModuleBase& module) { module.training_ = on; });
 }
 
-void ModuleBase::to(DType dtype) {
+void ModuleBase::to(DType dtype) try {
   if (!is_floating(dtype))
     throw Error(absl::StrCat(type_name(), ".to: ", std::string(name_of(dtype)), " is not floating"));
   const NoGrad off;
@@ -276,9 +315,11 @@ void ModuleBase::to(DType dtype) {
     replace_contents(tensor, tensor.detach().to(dtype));
     if (grad.defined()) tensor.set_grad(grad.to(dtype));
   });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Module::to");
 }
 
-void ModuleBase::to(Device device) {
+void ModuleBase::to(Device device) try {
   const NoGrad off;
   struct Move {
     Tensor tensor, value, grad;
@@ -296,6 +337,8 @@ void ModuleBase::to(Device device) {
     replace_contents(move.tensor, move.value);
     if (move.grad.defined()) move.tensor.set_grad(move.grad);
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Module::to");
 }
 
 void ModuleBase::requires_grad_(bool on) {
@@ -306,19 +349,23 @@ void ModuleBase::zero_grad(bool set_to_none) {
   for (Tensor& p : parameters()) p.zero_grad(set_to_none);
 }
 
-std::vector<const Tensor*> ModuleBase::tensor_slots() const {
+std::vector<const Tensor*> ModuleBase::tensor_slots() const try {
   std::vector<const Tensor*> slots;
   for (const auto& entry : entries_) slots.push_back(&entry->tensor);
   for (const ModuleBase* module : children_)
     for (const Tensor* slot : module->tensor_slots()) slots.push_back(slot);
   return slots;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("tensor_slots");
 }
 
-std::vector<ModuleBase::Slot> ModuleBase::own_slots() {
+std::vector<ModuleBase::Slot> ModuleBase::own_slots() try {
   std::vector<Slot> slots;
   for (const auto& entry : entries_)
     if (entry->persistent) slots.push_back({entry->name, &entry->tensor, entry->is_parameter});
   return slots;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("own_slots");
 }
 
 // ---- Changing the tree
@@ -356,16 +403,25 @@ ModuleBase& ModuleBase::child_named(std::string_view name) const {
                            "'; there is ", names.empty() ? "none at all" : names));
 }
 
-void ModuleBase::attach_child(std::string name, std::unique_ptr<ModuleBase> module) {
+namespace {
+// Each list can take one more element without throwing.
+template <class... List> void make_room(List&... lists) { (lists.reserve(lists.size() + 1), ...); }
+}  // namespace
+
+void ModuleBase::attach_child(std::string name, std::unique_ptr<ModuleBase> module) try {
   check_name(name);
+  make_room(children_, attached_, attached_hooks_, replaced_);
+  module->settle(this, std::move(name));
+  // Nothing below throws.
   children_.push_back(module.get());
   if (auto* hook = dynamic_cast<CallHook*>(module.get())) attached_hooks_.push_back(hook);
   attached_.push_back(std::move(module));
-  attached_.back()->settle(this, std::move(name));
   note_change();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("attach");
 }
 
-std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) {
+std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) try {
   ModuleBase& module = child_named(name);
   const auto at = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &module; });
   const bool replaces = std::any_of(replaced_.begin(), replaced_.end(),
@@ -380,6 +436,8 @@ std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) {
   note_change();
   taken->settle(nullptr, "");
   return taken;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("detach");
 }
 
 void ModuleBase::redirect_to(ModuleBase& module, TensorCall call) {
@@ -395,7 +453,7 @@ void ModuleBase::redirect_to(ModuleBase& module, TensorCall call) {
       if (other->name_ == inner->name_) inner->redirect_to(*other, nullptr);
 }
 
-void ModuleBase::replace_child(std::string_view name, Replacement replacement) {
+void ModuleBase::replace_child(std::string_view name, Replacement replacement) try {
   ModuleBase& old = child_named(name);
   ModuleBase& placed = *replacement.module;
   const auto owned = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &old; });
@@ -404,20 +462,22 @@ void ModuleBase::replace_child(std::string_view name, Replacement replacement) {
   for (ModuleBase* member : replaced_)
     if (member->stand_in_.module == &old) members.push_back(member);
   const bool was_attached = owned != attached_.end();
-  if (!was_attached) {
-    members.push_back(&old);
-    replaced_.push_back(&old);
-  }
+  if (!was_attached) members.push_back(&old);
+  make_room(children_, attached_, attached_hooks_, replaced_);
+  placed.settle(this, std::string(name));
+  // Nothing below throws.
+  if (!was_attached) replaced_.push_back(&old);
   *std::find(children_.begin(), children_.end(), &old) = &placed;
   if (placed.call_hook == nullptr) placed.call_hook = std::exchange(old.call_hook, nullptr);
   std::erase(attached_hooks_, dynamic_cast<CallHook*>(&old));
   const bool is_member = !members.empty();
   if (auto* hook = dynamic_cast<CallHook*>(&placed); hook != nullptr && !is_member) attached_hooks_.push_back(hook);
-  placed.settle(this, std::string(name));
   for (ModuleBase* member : members) member->redirect_to(placed, replacement.call);
   attached_.push_back(std::move(replacement.module));
   note_change();
   if (was_attached) std::erase_if(attached_, [&](const auto& a) { return a.get() == &old; });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("replace");
 }
 
 void ModuleBase::throw_cannot_stand_in() const {
@@ -426,7 +486,7 @@ void ModuleBase::throw_cannot_stand_in() const {
       ", which can stand in only for calls that take tensors and return one tensor; replace it by a ", type_name()));
 }
 
-void ModuleBase::call_through_hooks(const ModuleCall& call, absl::FunctionRef<void()> forward) {
+void ModuleBase::call_through_hooks(const ModuleCall& call, absl::FunctionRef<void()> forward) try {
   const auto inside = [&](const auto& self, size_t hooks) -> void {
     if (hooks == 0) return forward();
     attached_hooks_[hooks - 1]->around(call, [&] { self(self, hooks - 1); });
@@ -434,6 +494,8 @@ void ModuleBase::call_through_hooks(const ModuleCall& call, absl::FunctionRef<vo
   const std::shared_ptr<CallHook> outermost = call_hook;  // may be replaced by the call itself
   if (outermost == nullptr) return inside(inside, attached_hooks_.size());
   outermost->around(call, [&] { inside(inside, attached_hooks_.size()); });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("call of a module");
 }
 
 void ModuleBase::apply(absl::FunctionRef<void(ModuleBase&)> fn) {

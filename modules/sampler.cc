@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::nn {
 
@@ -56,7 +56,7 @@ void normalise(std::vector<TokenProbability>& tokens) {
 std::span<const TokenProbability> Sampler::candidates(std::span<float> logits, std::span<const int64_t> seen) {
   if (options_.repetition_penalty != 1.0) {
     const auto penalty = static_cast<float>(options_.repetition_penalty);
-    absl::flat_hash_set<int64_t> penalised;
+    HashSet<int64_t> penalised;
     for (const int64_t token : seen)
       if (token >= 0 && token < static_cast<int64_t>(logits.size()) && penalised.insert(token).second) {
         float& logit = logits[static_cast<size_t>(token)];

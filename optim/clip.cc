@@ -4,14 +4,15 @@
 #include <cmath>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/formula_code.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -48,13 +49,13 @@ std::shared_ptr<Foreach> scale_pass(Device device, DType dtype) {
 
 }  // namespace
 
-Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
+Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) try {
   if (!(max_norm >= 0)) throw Error(absl::StrCat("clip_grad_norm_: max_norm must not be negative, got ", max_norm));
   const NoGrad off;
   const memory::Cause cause("", "clip_grad_norm_", {});
   std::vector<Tensor> grads;
   std::vector<NormOperand> operands;
-  absl::flat_hash_set<const void*> seen;
+  HashSet<const void*> seen;
   for (Tensor param : params) {
     if (const char* who = autograd::gradient_claim(param, GradientClaim::kUsesUp); who != nullptr)
       throw Error(absl::StrCat("clip_grad_norm_: ", who,
@@ -97,6 +98,8 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   for (Tensor& grad : grads) static_cast<void>(grad.mutable_address());  // written from here on
   queue.submit();
   return result;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("clip_grad_norm_");
 }
 
 }  // namespace rondo::optim

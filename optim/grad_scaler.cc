@@ -10,6 +10,7 @@
 #include "rondo/optim/step.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::amp {
 
@@ -102,7 +103,7 @@ GradScaler::GradScaler(GradScalerOptions options)
   check(options);
 }
 
-Tensor GradScaler::scale(TensorArg loss) {
+Tensor GradScaler::scale(TensorArg loss) try {
   if (!options_.enabled || !loss.tensor.defined()) return loss.tensor;
   state_->go_to(loss.tensor.device(loss.where));
   // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
@@ -110,10 +111,12 @@ Tensor GradScaler::scale(TensorArg loss) {
   // A copy, because update() writes the scale and the tape reads this one.
   const Tensor factor = compute == kF64 ? state_->scale.clone() : state_->scale.to(compute);
   return (loss.tensor.to(compute, loss.where) * TensorArg(factor, loss.where)).to(dtype, loss.where);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::scale");
 }
 
 optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptions options,
-                                   std::source_location where) {
+                                   std::source_location where) try {
   if (options_.enabled) {
     state_->go_to(optimizer.device());
     options.device_scale = state_->scale;
@@ -131,6 +134,8 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
   if (options_.enabled) static_cast<void>(written(state_->overflowed));
   state_->stepped = true;
   return report;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::step");
 }
 
 void GradScaler::update() {
@@ -153,7 +158,7 @@ void GradScaler::update() {
   state_->stepped = false;
 }
 
-nn::StateDict GradScaler::state_dict() const {
+nn::StateDict GradScaler::state_dict() const try {
   const State copies = state_->cloned();
   return {{"scale", copies.scale},
           {"growth_factor", Tensor::full({}, options_.growth_factor, {kF64, kCPU})},
@@ -161,9 +166,11 @@ nn::StateDict GradScaler::state_dict() const {
           {"growth_interval", Tensor::full({}, options_.growth_interval, {kI64, kCPU})},
           {"growth_tracker", copies.good_steps.to(kI64)},
           {"skipped", copies.skipped.to(kI64)}};
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::state_dict");
 }
 
-void GradScaler::load_state_dict(const nn::StateDict& state) {
+void GradScaler::load_state_dict(const nn::StateDict& state) try {
   nn::StateDictReport report;
   const auto number = [&](const char* name, DType dtype, double least) -> double {
     const auto found = state.find(name);
@@ -205,6 +212,8 @@ void GradScaler::load_state_dict(const nn::StateDict& state) {
   loaded.placed = state_->placed;
   loaded.stepped = state_->stepped;
   *state_ = std::move(loaded);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::load_state_dict");
 }
 
 }  // namespace rondo::amp

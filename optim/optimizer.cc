@@ -15,6 +15,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -88,7 +89,7 @@ void Optimizer::add_group(std::span<const Tensor> params) {
   }
 }
 
-void Optimizer::add_slots(std::span<const Tensor> params) {
+void Optimizer::add_slots(std::span<const Tensor> params) try {
   const int group = n_groups();
   const StateInit init = state_init(group);
   const size_t before = state_->slots.size();
@@ -130,6 +131,8 @@ void Optimizer::add_slots(std::span<const Tensor> params) {
                             static_cast<int>(init.format), " "));
   state_->group_hashes.push_back(sum.digest());
   state_->fact_names = nullptr;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer");
 }
 
 void Optimizer::check_has_parameters() const {
@@ -139,9 +142,11 @@ void Optimizer::check_has_parameters() const {
                              "child() has registered"));
 }
 
-void Optimizer::zero_grad(bool set_to_none) {
+void Optimizer::zero_grad(bool set_to_none) try {
   if (state_->shards != nullptr) state_->shards->zero_grad(set_to_none);
   for (ParamSlot& slot : state_->slots) slot.param.zero_grad(set_to_none);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("zero_grad");
 }
 
 namespace {
@@ -224,7 +229,7 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
 
 }  // namespace
 
-void Optimizer::track_average(AverageOptions options) {
+void Optimizer::track_average(AverageOptions options) try {
   check_between_steps(*this, *state_, "track_average");
   check_not_swapped(*this, *state_, "track_average");
   check_buffers(*this, *state_, options.buffers);
@@ -237,6 +242,8 @@ void Optimizer::track_average(AverageOptions options) {
   for (ParamSlot& slot : state_->slots)
     if (slot.param.requires_grad() || slot.state.exists()) slot.make_average();
   state_->signatures.clear();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("track_average");
 }
 
 void Optimizer::set_average_decay(double decay) {
@@ -246,7 +253,7 @@ void Optimizer::set_average_decay(double decay) {
   state_->average_decay = decay;
 }
 
-std::vector<Tensor> Optimizer::averages() const {
+std::vector<Tensor> Optimizer::averages() const try {
   check_not_sharded(*this, *state_, "averages", "use ShardedOptimizer::averages()");
   check_not_swapped(*this, *state_, "averages");
   refresh(state_->slots);
@@ -254,14 +261,18 @@ std::vector<Tensor> Optimizer::averages() const {
   for (const ParamSlot& slot : state_->slots)
     list.push_back(state_->averaging && !slot.average.defined() ? slot.param.detach() : slot.average);
   return list;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("averages");
 }
 
-std::vector<Tensor> Optimizer::buffer_averages() const {
+std::vector<Tensor> Optimizer::buffer_averages() const try {
   check_not_swapped(*this, *state_, "buffer_averages");
   return state_->buffers == nullptr ? std::vector<Tensor>() : state_->buffers->averages();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("buffer_averages");
 }
 
-void Optimizer::keep_copies(DType dtype) {
+void Optimizer::keep_copies(DType dtype) try {
   check_between_steps(*this, *state_, "keep_copies");
   check_not_sharded(*this, *state_, "keep_copies", "keep copies before the ShardedOptimizer is made");
   if (!is_low_precision(dtype))
@@ -272,14 +283,18 @@ void Optimizer::keep_copies(DType dtype) {
     slot.copy_of = Contents::of(slot.param);
   }
   state_->signatures.clear();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("keep_copies");
 }
 
-std::vector<Tensor> Optimizer::copies() const {
+std::vector<Tensor> Optimizer::copies() const try {
   check_not_sharded(*this, *state_, "copies", "use ShardedOptimizer::copies()");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots) list.push_back(slot.copy);
   return list;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("copies");
 }
 
 namespace {
@@ -311,7 +326,7 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 
 }  // namespace
 
-nn::StateDict Optimizer::state_dict() const {
+nn::StateDict Optimizer::state_dict() const try {
   check_between_steps(*this, *state_, "state_dict");
   check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
   check_not_swapped(*this, *state_, "state_dict");
@@ -337,6 +352,8 @@ nn::StateDict Optimizer::state_dict() const {
     state[kAverageWarmup] = on_host(state_->average_warmup ? 1.0 : 0.0);
   }
   return state;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::state_dict");
 }
 
 namespace {
@@ -441,7 +458,7 @@ class Optimizer::LoadedOptions {
   std::vector<nn::NamedTensor> targets_;
 };
 
-void Optimizer::load_state_dict(const nn::StateDict& given_state) {
+void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
   check_between_steps(*this, *state_, "load_state_dict");
   check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
   check_not_swapped(*this, *state_, "load_state_dict");
@@ -541,6 +558,8 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) {
   state_->states_loaded = true;
   refresh(state_->slots);
   if (lacks_masters) Step::say_no_masters(*this);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::load_state_dict");
 }
 
 }  // namespace rondo::optim

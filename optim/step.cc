@@ -16,6 +16,7 @@
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -106,8 +107,10 @@ Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimi
                              "::step: an AverageScope has put the averages into the parameters; end it first"));
 }
 
-StepReport Optimizer::step(const StepOptions& options, std::source_location where) {
+StepReport Optimizer::step(const StepOptions& options, std::source_location where) try {
   return Step::run(*this, options, where);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Optimizer::step");
 }
 
 StepReport Step::run(Optimizer& optimizer, const StepOptions& options, std::source_location where, JoinedWork joined) {

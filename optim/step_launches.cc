@@ -4,12 +4,12 @@
 #include <span>
 #include <utility>
 
-#include "absl/container/flat_hash_set.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::optim {
 namespace {
@@ -85,7 +85,7 @@ void Step::Launches::make_states() {
 
 // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
 void Step::Launches::copy_shared_gradients() {
-  absl::flat_hash_set<const void*> read;
+  HashSet<const void*> read;
   for (StepUpdate& u : updates_) {
     if (u.numel() == 0 || read.insert(u.grad).second) continue;
     u.dense_grad = u.slot->param.grad().detach().clone();

@@ -11,6 +11,7 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/step.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 
@@ -58,7 +59,7 @@ void StepPasses::compile_all(const Optimizer& optimizer) {
   stepped_ = false;  // from here on counts what is late
 }
 
-KernelReport compile(Optimizer& optimizer) {
+KernelReport compile(Optimizer& optimizer) try {
   compile::log::configure_from_environment();
   if (!compile::jit_available(optimizer.device()))
     throw Error(absl::StrCat(optimizer.name(), ": cannot be compiled: there is no code generator for ",
@@ -66,6 +67,8 @@ KernelReport compile(Optimizer& optimizer) {
   StepPasses& passes = Step::state_of(optimizer).passes;
   if (!passes.report().compiled) passes.compile_all(optimizer);
   return passes.report();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("optim::compile");
 }
 
 }  // namespace rondo::optim

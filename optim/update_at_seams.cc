@@ -13,6 +13,7 @@
 #include "rondo/optim/step.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -85,7 +86,7 @@ void UpdateAtSeams::State::follow_slots() {
   updated.assign(kept.slots.size(), false);
 }
 
-UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options)
+UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options) try
     : state_(std::make_unique<State>(optimizer, options, nullptr)) {
   State* const state = state_.get();
   std::vector<Tensor> parameters;
@@ -113,9 +114,11 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
   state->seams = std::make_unique<Seams>(model, [state](const Seam& seam) {
     if (state->listening && !state->held) state->update(state->slots_of(seam.parameters));
   });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("UpdateAtSeams");
 }
 
-UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options)
+UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options) try
     : state_(std::make_unique<State>(optimizer, options, &source)) {
   State* const state = state_.get();
   std::vector<Tensor> parameters;
@@ -125,6 +128,8 @@ UpdateAtSeams::UpdateAtSeams(GradientSource& source, Optimizer& optimizer, Updat
   else state->claim(parameters);
   state->listener = state->source->on_final(
       [state](std::span<const Tensor> final_ones) { state->update(state->slots_of(final_ones)); });
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("UpdateAtSeams");
 }
 
 UpdateAtSeams::~UpdateAtSeams() = default;
@@ -200,7 +205,7 @@ UpdateReport UpdateAtSeams::State::end_step() {
   return std::exchange(report, {});
 }
 
-UpdateReport UpdateAtSeams::finish() {
+UpdateReport UpdateAtSeams::finish() try {
   State& state = *state_;
   if (state.held)
     throw Error(absl::StrCat(kWho, "::finish: under no_update(); end its scope before the last backward"));
@@ -219,9 +224,11 @@ UpdateReport UpdateAtSeams::finish() {
   const UpdateReport report = state.end_step();
   if (!any && !state.options.step.allow_no_gradients) Step::throw_no_gradients(state.optimizer);
   return report;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("UpdateAtSeams::finish");
 }
 
-UpdateReport UpdateAtSeams::abandon() {
+UpdateReport UpdateAtSeams::abandon() try {
   State& state = *state_;
   if (state.source != nullptr) state.source->check_finished();
   state.follow_slots();
@@ -230,6 +237,8 @@ UpdateReport UpdateAtSeams::abandon() {
   const UpdateReport report = state.end_step();
   if (state.kept.shards != nullptr) state.kept.shards->zero_grad(/*set_to_none=*/true);
   return report;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("UpdateAtSeams::abandon");
 }
 
 bool UpdateAtSeams::is_updated(const Tensor& parameter) const {

@@ -3,8 +3,6 @@
 #include <queue>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/amp.h"
@@ -12,7 +10,9 @@
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::autograd {
 namespace {
@@ -233,7 +233,7 @@ class Backward {
 
   // Finds the nodes from which a captured edge can be reached. No other node runs.
   void find_needed() {
-    absl::flat_hash_set<Node*> seen;
+    HashSet<Node*> seen;
     std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
     // One root at a time: everything below a node must be known when the search leaves the node, and one root may be
     // below another.
@@ -245,7 +245,7 @@ class Backward {
           const std::vector<bool> edges = asked_edges(*node);
           if (std::find(edges.begin(), edges.end(), true) != edges.end()) needed_.insert(node);
           if (std::vector<bool> leads = node->leads_to(edges, captured_outputs(node)); !leads.empty())
-            leads_.emplace(node, std::move(leads));
+            leads_.try_emplace(node, std::move(leads));
           path.pop_back();
           continue;
         }
@@ -262,10 +262,10 @@ class Backward {
   GradMode mode_;
   amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
   std::vector<std::shared_ptr<Node>> roots_;
-  absl::flat_hash_map<Node*, Task> tasks_;
-  absl::flat_hash_map<const Node*, std::vector<std::pair<int, size_t>>> captures_;
-  absl::flat_hash_set<const Node*> needed_;
-  absl::flat_hash_map<const Node*, std::vector<bool>> leads_;  // Node::leads_to
+  HashMap<Node*, Task> tasks_;
+  HashMap<const Node*, std::vector<std::pair<int, size_t>>> captures_;
+  HashSet<const Node*> needed_;
+  HashMap<const Node*, std::vector<bool>> leads_;  // Node::leads_to
 };
 
 // Returns the gradient of the root, if there is one root and its gradient was not given: 1.
@@ -346,15 +346,17 @@ bool offer_rows(const Tensor& rows, const Tensor& indices) {
 }
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
-              std::source_location where) {
+              std::source_location where) try {
   const RecordingPause pause("backward() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
   const KnownOne one(seed_roots(run, roots, grads, where));
   run.run(nullptr);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("backward");
 }
 
 std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
-                         bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) {
+                         bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) try {
   const RecordingPause pause("autograd::grad() is called", where);
   Backward run(retain_graph || create_graph, create_graph);
   const KnownOne one(seed_roots(run, roots, grads, where));
@@ -371,12 +373,14 @@ std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> 
       throw_op_error("autograd::grad",
                      absl::StrCat("input ", i, " was not used; pass allow_unused = true if that is meant"), where);
   // Note [Gradients do not alias]
-  absl::flat_hash_set<const void*> taken;
+  HashSet<const void*> taken;
   for (const Tensor& seed : grads)
     if (seed.defined()) taken.insert(seed.storage().id());
   for (Tensor& gradient : captured)
     if (gradient.defined() && !taken.insert(gradient.storage().id()).second) gradient = gradient.clone();
   return captured;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("autograd::grad");
 }
 
 }  // namespace rondo::autograd

@@ -17,6 +17,7 @@
 #include "rondo/runtime/queued_kernel.h"
 #include "rondo/runtime/recorder.h"
 #include "rondo/runtime/run_in_parts.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 
@@ -42,6 +43,7 @@ bool Recorder::append_known(const OpDef&, std::span<const Tensor* const>, const 
 }
 void Recorder::before_write(const Storage&, std::source_location) {}
 void Recorder::before_read(const Storage&, std::source_location) {}
+void Recorder::before_history_change(const Tensor&, std::source_location) {}
 void Recorder::interrupt(const char* what, std::source_location where) {
   throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
 }
@@ -55,6 +57,18 @@ void before_write(const Storage& storage, std::source_location where) {
 void before_read_of_written(const Storage& storage, std::source_location where) {
   for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
     if (scope->recorder_ != nullptr) scope->recorder_->before_read(storage, where);
+}
+
+void settle_history(const Tensor& tensor, std::source_location where) {
+  const TensorImpl& impl = *tensor.impl();
+  if (impl.recorder != nullptr) impl.recorder->interrupt("the history of a value is asked for", where);
+  if (impl.storage) before_read(impl.storage, where);  // a pending write may end this history
+}
+
+void before_history_change(const Tensor& tensor, std::source_location where) {
+  settle_history(tensor, where);
+  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
+    if (scope->recorder_ != nullptr) scope->recorder_->before_history_change(tensor, where);
 }
 
 namespace {
@@ -174,7 +188,7 @@ namespace {
 }
 }  // namespace
 
-void run_kernel(const KernelContext& context) {
+void run_kernel(const KernelContext& context) try {
   const memory::Cause cause("", context.op.name, context.where);
   const Device device = context.out().device();
   const BackendTable& backend = backend_of(device);
@@ -189,6 +203,8 @@ void run_kernel(const KernelContext& context) {
   if (const KernelFn kernel = entry_of(context.op, backend).kernel; kernel != nullptr)
     return launch(backend, device, kernel, context);
   run_in_parts(context);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory(context.op.name);
 }
 
 void run_in_parts(const KernelContext& context) {
@@ -441,7 +457,7 @@ class Dispatcher {
   Operands cast_;  // those that autocast converted
 };
 
-Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
+Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) try {
   Tensor output;
   if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
     return call_channels_last(op, inputs, attrs, {&output, 1}), output;
@@ -449,18 +465,22 @@ Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
     return call(op, inputs, std::move(attrs), {&output, 1}), output;
   Dispatcher(op, inputs, attrs).run({&output, 1});
   return output;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory(op.name);
 }
 
-void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) try {
   if (may_be_channels_last(op, inputs) && results_are_channels_last(op, inputs)) [[unlikely]]
     return call_channels_last(op, inputs, attrs, outputs);
   if (anomaly::detecting) [[unlikely]]
     return anomaly::checked_call(op, inputs, attrs, outputs, [&] { Dispatcher(op, inputs, attrs).run(outputs); });
   Dispatcher(op, inputs, attrs).run(outputs);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory(op.name);
 }
 
 void autograd::call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs,
-                    std::span<const Tensor> homes) {
+                    std::span<const Tensor> homes) try {
   Attrs attrs;
   if (anomaly::detecting) [[unlikely]]
     return rondo::call(op, inputs, std::move(attrs), outputs);
@@ -468,13 +488,17 @@ void autograd::call(const OpDef& op, std::span<const TensorArg> inputs, std::spa
   for (size_t i = 0; i < homes.size(); ++i)
     if (homes[i].defined() && outputs[i].impl()->storage && outputs[i].storage() == homes[i].storage())
       homes[i].storage().bump_version();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory(op.name);
 }
 
-void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) {
+void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs) try {
   if (anomaly::detecting) [[unlikely]]
     return anomaly::checked_call(op, inputs, attrs, {&inputs[0].tensor, 1},
                                  [&] { Dispatcher(op, inputs, attrs).run_in_place(); });
   Dispatcher(op, inputs, attrs).run_in_place();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory(op.name);
 }
 
 }  // namespace rondo

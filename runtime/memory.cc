@@ -15,6 +15,24 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/within_memory.h"
+
+namespace rondo {
+namespace {
+// Made while there is memory. A copy needs none: the text is shared.
+const OutOfMemoryError kOutOfMemory("out of memory");
+}  // namespace
+
+void throw_out_of_memory(std::string_view what) {
+  std::optional<OutOfMemoryError> error;
+  try {
+    error.emplace(absl::StrCat(std::string(what), ": not enough memory"));
+  } catch (const std::bad_alloc&) {
+    throw kOutOfMemory;  // NOLINT: what is thrown is a copy
+  }
+  throw *error;
+}
+}  // namespace rondo
 
 namespace rondo::memory {
 

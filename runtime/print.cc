@@ -8,6 +8,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/tensor.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 namespace {
@@ -124,7 +125,7 @@ class Printer {
 
 }  // namespace
 
-std::string Tensor::to_string(std::source_location where) const {
+std::string Tensor::to_string(std::source_location where) const try {
   if (!defined()) return "tensor(undefined)";
   if (numel() > 0) static_cast<void>(storage(where));  // a graph break with the caller's line
   std::string text = absl::StrCat(kPrefix, Printer(host_copy("to_string", dtype(), where)).values());
@@ -152,6 +153,8 @@ std::string Tensor::to_string(std::source_location where) const {
     }
   }
   return text + ")";
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("to_string");
 }
 
 std::ostream& operator<<(std::ostream& out, const Tensor& tensor) { return out << tensor.to_string(); }

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "rondo/runtime/random_state.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 
@@ -75,7 +76,7 @@ uint64_t Generator::next_offset() {
   return offset_++;
 }
 
-Generator& default_generator() {
+Generator& default_generator() try {
   // A backward may run on another thread than its forward: there, this stands for the forward's.
   static thread_local Generator generator{Generator::Default()};
   ThreadSeed& mine = thread_seed();
@@ -86,15 +87,19 @@ Generator& default_generator() {
   generator.seed_ = seed_of_thread(process.seed, mine.number);  // not a use: GeneratorScope
   generator.offset_ = 0;
   return generator;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("default_generator");
 }
 
-void manual_seed(uint64_t seed) {
+void manual_seed(uint64_t seed) try {
   thread_seed().own = true;
   default_generator().set_state(seed, 0);
   ProcessSeed& process = process_seed();
   std::lock_guard lock(process.mutex);
   process.seed = seed;
   process.times.fetch_add(1, std::memory_order_release);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("manual_seed");
 }
 
 GeneratorScope::GeneratorScope(Mode mode, std::vector<GeneratorState>& states)

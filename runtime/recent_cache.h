@@ -12,7 +12,7 @@
 #include <mutex>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo {
 
@@ -42,7 +42,7 @@ template <class Key, class Value> class RecentCache {
     return insert(key, std::move(value));
   }
   void clear() {
-    absl::flat_hash_map<Key, Slot> dropped;  // destroyed after the lock is gone
+    HashMap<Key, Slot> dropped;  // destroyed after the lock is gone
     const std::lock_guard lock(mutex_);
     dropped.swap(slots_);
     order_.clear();
@@ -60,19 +60,20 @@ template <class Key, class Value> class RecentCache {
     return found->second.value;
   }
   Pointer insert(const Key& key, Pointer value) {
-    if (slots_.size() >= capacity_) {
+    std::list<Key> position{key};
+    slots_.try_emplace(key, value, position.begin());
+    order_.splice(order_.begin(), position);
+    if (slots_.size() > capacity_) {
       slots_.erase(order_.back());
       order_.pop_back();
     }
-    order_.push_front(key);
-    slots_[key] = {value, order_.begin()};
     return value;
   }
 
   const size_t capacity_;
   std::mutex mutex_;      // guards what follows
   std::list<Key> order_;  // the most recently used first
-  absl::flat_hash_map<Key, Slot> slots_;
+  HashMap<Key, Slot> slots_;
 };
 
 }  // namespace rondo

@@ -5,10 +5,11 @@
 #include "rondo/runtime/cpu_features.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 
-Storage Storage::allocate(size_t bytes, Device device) {
+Storage Storage::allocate(size_t bytes, Device device) try {
   check_cpu();  // here, because no kernel runs without a tensor
   const BackendTable& table = backend_of(device);
   if (device.index != 0) [[unlikely]]
@@ -19,9 +20,11 @@ Storage Storage::allocate(size_t bytes, Device device) {
   storage.block_->bytes = bytes;
   storage.block_->data = static_cast<std::byte*>(table.allocate(device.index, bytes));  // if it throws: no block
   return storage;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("a tensor's memory");
 }
 
-Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> owner, Device device) {
+Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> owner, Device device) try {
   check_cpu();
   Storage storage;
   storage.block_ = new Block;
@@ -30,6 +33,8 @@ Storage Storage::borrow(void* data, size_t bytes, std::shared_ptr<const void> ow
   storage.block_->bytes = bytes;
   storage.block_->owner = std::move(owner);
   return storage;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("a tensor's memory");
 }
 
 void Storage::change_purpose(Purpose purpose) const {

@@ -17,6 +17,7 @@
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo {
 
@@ -153,7 +154,7 @@ Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, 
 }
 
 Tensor Tensor::over(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype) {
-  auto* impl = new TensorImpl;
+  auto* impl = within_memory("a tensor", [] { return new TensorImpl; });
   impl->dtype = dtype;
   impl->device = storage.device();
   impl->sizes = sizes;
@@ -341,7 +342,6 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return contiguous(where).to(kCPU, where).to(dtype, where);
 }
-
 Tensor Tensor::one_element(DType dtype, std::source_location where) const {
   if (checked("item", where)->sizes.numel() != 1)
     throw_op_error("item", "needs one element, the shape is " + rondo::to_string(sizes()), where);
@@ -362,7 +362,7 @@ double Tensor::item(std::source_location where) const {
 
 namespace {
 AutogradMeta& meta_of(TensorImpl* impl) {
-  if (impl->autograd == nullptr) impl->autograd = std::make_unique<AutogradMeta>();
+  if (!impl->autograd) impl->autograd.reset(within_memory("autograd", [] { return new AutogradMeta; }));
   return *impl->autograd;
 }
 GradSlot& slot_of(TensorImpl* impl) {
@@ -377,6 +377,7 @@ Tensor& Tensor::requires_grad_(bool on, std::source_location where) {
   if (on && !is_floating(dtype()))
     throw_op_error("requires_grad_", "only floating-point tensors have gradients", where);
   if (!is_leaf()) throw_op_error("requires_grad_", "this tensor is the result of an op; detach() it first", where);
+  if (on != impl_->requires_grad) before_history_change(*this, where);
   impl_->requires_grad = on;
   if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace)
     impl_->storage.set_purpose(Purpose::kParameters);
@@ -400,10 +401,10 @@ const Tensor& Tensor::grad(std::source_location where) const {
 void Tensor::set_grad(Tensor grad, std::source_location where) {
   checked("set_grad", where);
   if (grad.defined() && !(grad.sizes() == sizes()))
-    throw_op_error(
-        "set_grad",
-        "the gradient has shape " + rondo::to_string(grad.sizes()) + ", the tensor " + rondo::to_string(sizes()),
-        where);
+    throw_op_error("set_grad",
+                   absl::StrCat("the gradient has shape ", rondo::to_string(grad.sizes()), ", the tensor ",
+                                rondo::to_string(sizes())),
+                   where);
   if (grad.defined() && grad.dtype() != dtype())
     throw_op_error("set_grad",
                    absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
@@ -438,11 +439,10 @@ int64_t Tensor::register_hook(std::function<Tensor(const Tensor&)> hook, std::so
   if (!hook) throw_op_error("register_hook", "the hook is empty", where);
   settle_gradient(*this, where);
   static std::atomic<int64_t> next_id{0};
-  const int64_t id = next_id.fetch_add(1);
   AutogradMeta& meta = meta_of(impl_);
   auto& hooks = meta.grad_fn ? meta.grad_fn->extras_of(meta.output).hooks : slot_of(impl_).hooks;
-  hooks.push_back({id, std::move(hook)});
-  return id;
+  hooks.push_back({next_id.fetch_add(1), std::move(hook)});
+  return hooks.back().id;
 }
 void Tensor::remove_hook(int64_t id, std::source_location where) {
   checked("remove_hook", where);

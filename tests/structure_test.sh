@@ -65,6 +65,8 @@ report "files of compile/ include each other in a circle, where NAME.h and NAME.
        awk '$1 != $2' | tsort 2>&1 >/dev/null)"
 report "headers include each other in a circle" \
   "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
+report "absl's hash tables break when memory runs short as they grow: use HashMap and HashSet (runtime/hash_map.h)" \
+  "$(sources $order examples | grep -v '^runtime/hash_map\.h$' | xargs -r grep -nE '(flat|node)_hash_(map|set)')"
 
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \
@@ -128,6 +130,11 @@ report "an op is missing from the list at the end of its file" \
        comm -23 <(sed -nE 's/^constexpr OpDef (k[A-Z][A-Za-z0-9]*) .*/\1/p' $file | sort) \
                 <(sed -n '/^constexpr OpList/,/;/p' $file | grep -oE '&k[A-Za-z0-9]+' | tr -d '&' | sort) | sed "s|^|$file: |"
      done | grep -vE ': k(Arange|Draw|ToDevice)$')"
+
+# Folders whose tests are in two programs (rondo_test.cmake).
+divided=$(sed -nE 's/^\| ([a-z_]+) \| `[^`]*\.cc.*/\1/p' tests/TIERS.md | sort -u | paste -sd'|')
+report "use rondo_test_sources() and rondo_needs(), which know both programs of a folder's tests" \
+  "$(grep -nE "(target_sources|add_dependencies)\(test_($divided) " tests/CMakeLists.txt)"
 
 # ---- Sizes and guides
 # Longer for a reason: a script that must be one file on a bare machine, and a table that is made.

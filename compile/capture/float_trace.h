@@ -13,9 +13,9 @@
 #include <tuple>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::compile {
 
@@ -89,7 +89,7 @@ class FloatTrace final : public FloatTracer {
   Graph graph_;
   std::vector<Symbol> symbols_;  // the recording's floats, then others as they came
   int32_t n_recorded_ = 0;
-  absl::flat_hash_map<Key, int32_t> known_;  // equal symbols are one
+  HashMap<Key, int32_t> known_;  // equal symbols are one
   struct Noted {
     FloatTest test;
     int32_t a, b;

@@ -6,9 +6,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -168,7 +168,7 @@ class Trace : public Recorder {
   struct Spare {
     Graph graph;
     std::vector<Tensor> handles, external;
-    absl::flat_hash_map<const TensorImpl*, ValueId> external_ids;
+    HashMap<const TensorImpl*, ValueId> external_ids;
     std::vector<Tensor> known_handles;
     uint64_t known_handles_of = 0;
   };
@@ -179,7 +179,7 @@ class Trace : public Recorder {
   ValueId add_value(Tensor handle, int32_t producer);
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
-  absl::flat_hash_map<const TensorImpl*, ValueId> external_ids_;
+  HashMap<const TensorImpl*, ValueId> external_ids_;
   KnownRecording known_;  // that is followed; without a graph: none
   size_t n_known_ = 0;    // calls that were the same so far
   RecordedFloats known_floats_;

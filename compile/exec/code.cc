@@ -57,7 +57,10 @@ Storage Code::lease_arena(const Plan& plan) const {
 
 void Code::return_arena(Storage arena) const {
   std::lock_guard lock(arenas_->mutex);
-  arenas_->spare.push_back(std::move(arena));
+  try {
+    arenas_->spare.push_back(std::move(arena));
+  } catch (const std::bad_alloc&) {  // then it is freed: the run has ended well
+  }
 }
 
 }  // namespace rondo::compile

@@ -1,15 +1,14 @@
 #include "rondo/compile/exec/eager_ops.h"
 
-#include <list>
 #include <memory>
 #include <mutex>
 
-#include "absl/container/node_hash_map.h"
 #include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/op_compiler.h"
+#include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -85,10 +84,8 @@ class EagerOps final : public OpCompiler {
   }
 
  private:
-  static constexpr size_t kMostPlans = 4096;
   struct Entry {
     std::shared_ptr<const Program> program;  // null: there is no lowering
-    std::list<const RecordingKey*>::iterator age;
   };
 
   std::shared_ptr<const Program> program_for(const Graph& graph, Device device, bool in_parts) {
@@ -96,15 +93,12 @@ class EagerOps final : public OpCompiler {
     key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
     // A device that was closed may come back as one of another architecture (compile_for()).
     key.push_back(reinterpret_cast<uintptr_t>(find_target(device)));
+    const std::shared_ptr<const Entry> entry = entries_.get(key, [&] { return compile(graph, device, in_parts); });
     std::lock_guard lock(mutex_);
-    if (const auto found = entries_.find(key); found != entries_.end()) {
-      by_age_.splice(by_age_.end(), by_age_, found->second.age);
-      return counted(found->second.program);
-    }
-    if (entries_.size() >= kMostPlans) {
-      entries_.erase(*by_age_.front());
-      by_age_.pop_front();
-    }
+    ++(entry->program == nullptr ? report_.refused : report_.calls);
+    return entry->program;
+  }
+  std::shared_ptr<const Entry> compile(const Graph& graph, Device device, bool in_parts) {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
       // With eager's own rounding; for all sizes. The parts of an op are fused, and read a row once if they know how
@@ -112,22 +106,16 @@ class EagerOps final : public OpCompiler {
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
                                          .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
                                          .device = device});
+      std::lock_guard lock(mutex_);
       report_.compiled += program->stats().compiled;
       ++report_.plans;
       if (program->stats().library_calls > 0) program = nullptr;
     }
-    const auto [at, added] = entries_.try_emplace(std::move(key));
-    at->second = {program, by_age_.insert(by_age_.end(), &at->first)};
-    return counted(program);
-  }
-  std::shared_ptr<const Program> counted(std::shared_ptr<const Program> program) {
-    ++(program == nullptr ? report_.refused : report_.calls);
-    return program;
+    return std::make_shared<const Entry>(Entry{std::move(program)});
   }
 
-  std::mutex mutex_;  // of all below
-  absl::node_hash_map<RecordingKey, Entry> entries_;
-  std::list<const RecordingKey*> by_age_;  // the oldest first
+  RecentCache<RecordingKey, Entry> entries_{4096};
+  std::mutex mutex_;  // of report_
   EagerOpsReport report_;
 };
 

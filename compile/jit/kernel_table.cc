@@ -91,16 +91,23 @@ class KernelTable {
       }
       slots[i] = made[position[i]];
     }
+    // Whoever finds a slot waits until it is filled. So what can throw comes before the first slot can be found.
+    std::vector<std::pair<std::vector<KernelVariant>*, KernelVariant>> fresh;
     for (size_t i = 0; i < kernels.size(); ++i) {
       if (position[i] == SIZE_MAX) continue;
       std::vector<KernelVariant>& variants = variants_[wanted[i].structure];
       const LoopKernel& kernel = missing[position[i]];
       KernelVariant variant{std::move(wanted[i].sizes), kernel.varying, kernel.ranges, slots[i]};
-      if (std::any_of(variants.begin(), variants.end(), [&](const KernelVariant& v) { return v.same_code(variant); }))
+      const auto is_same = [&](const KernelVariant& v) { return v.same_code(variant); };
+      if (std::any_of(variants.begin(), variants.end(), is_same) ||
+          std::any_of(fresh.begin(), fresh.end(),
+                      [&](const auto& other) { return other.first == &variants && is_same(other.second); }))
         continue;
-      variants.push_back(std::move(variant));
-      ++size_;
+      fresh.emplace_back(&variants, std::move(variant));
+      variants.reserve(variants.size() + fresh.size());
     }
+    for (auto& [variants, variant] : fresh) variants->push_back(std::move(variant));
+    size_ += fresh.size();
   }
 
   std::span<const KernelVariant> variants_of(const Structure& structure) const {
@@ -110,9 +117,12 @@ class KernelTable {
 
   std::shared_ptr<const Executable> make(const std::vector<LoopKernel>& missing,
                                          const std::vector<std::shared_ptr<KernelSlot>>& made, const Target& target) {
+    std::vector<KernelSlot> ready;
     std::shared_ptr<Executable> code;
     try {
       code = compile_kernels(missing, {}, target);
+      for (size_t i = 0; i < made.size(); ++i)
+        ready.push_back({KernelSlot::State::kReady, {code->handle(static_cast<int>(i)), code}});
     } catch (...) {
       std::lock_guard lock(mutex_);
       for (const std::shared_ptr<KernelSlot>& slot : made) slot->state = KernelSlot::State::kFailed;
@@ -121,8 +131,7 @@ class KernelTable {
       throw;
     }
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < made.size(); ++i)
-      *made[i] = {KernelSlot::State::kReady, {code->handle(static_cast<int>(i)), code}};
+    for (size_t i = 0; i < made.size(); ++i) *made[i] = std::move(ready[i]);
     ready_.notify_all();
     return code;
   }

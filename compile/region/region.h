@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
@@ -17,13 +16,11 @@
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::compile {
 
 class RegionNode;
-
-// The items of every list of modules, in the order of the tree.
-std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
 
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
@@ -44,6 +41,8 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call, bool is_replayed);
   void count_loop_piece();
+  // A module of it was used, but never called: `what`, as in RegionReport::used_without_call. Warns, once.
+  void note_use_without_call(const std::string& what);
   // The steps of loops that recordings have; null: none. Note [Loops over time].
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
   void add_loop(const LoopSteps::Step& step);
@@ -112,7 +111,7 @@ class [[gnu::visibility("hidden")]] Region {
   const RecompilePolicy policy_;
   mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
   // By key without floats. Entries of one key differ in the floats that they are for.
-  absl::flat_hash_map<RecordingKey, std::vector<Slot>> entries_;
+  HashMap<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
   std::vector<std::string> breaks_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_

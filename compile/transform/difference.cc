@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <bit>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/ir/scanner.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::compile {
 namespace {
@@ -44,7 +44,7 @@ class Comparison {
   }
 
  private:
-  using Positions = absl::flat_hash_map<ValueId, size_t>;
+  using Positions = HashMap<ValueId, size_t>;
   static Positions positions(const Graph& graph) {
     Positions result;
     for (size_t i = 0; i < graph.inputs.size(); ++i) result[graph.inputs[i]] = i;
@@ -203,7 +203,7 @@ std::string nearest_difference(std::span<const Graph* const> before, const Graph
 }
 
 std::vector<std::string> name_inputs(const nn::ModuleBase& module, std::span<const Tensor> inputs) {
-  absl::flat_hash_map<const TensorImpl*, std::string> names;
+  HashMap<const TensorImpl*, std::string> names;
   for (const nn::NamedTensor& p : module.named_parameters())
     names[p.tensor.impl()] = absl::StrCat("parameter \"", p.name, "\"");
   for (const nn::NamedTensor& b : module.named_buffers())

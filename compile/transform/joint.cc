@@ -3,6 +3,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/window.h"
@@ -152,7 +153,7 @@ class Deriver {
   int32_t visited_ = -1;  // node
   Trace trace_;
   BackwardGraph result_;
-  absl::flat_hash_map<ValueId, BackwardInput> bindings_;
+  HashMap<ValueId, BackwardInput> bindings_;
   ValueMap<Tensor> grads_;                // of each variable, in the trace
   ValueMap<Tensor> symbols_;              // of each forward value that a rule reads
   ValueMap<Contribution> contributions_;  // by variable

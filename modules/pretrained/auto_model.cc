@@ -12,6 +12,7 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace fs = std::filesystem;
@@ -84,7 +85,7 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
 
 }  // namespace
 
-void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options) {
+void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options) try {
   const Published published = describe(model);
   if (!published.why_unpublished.empty())
     throw Error(
@@ -92,11 +93,13 @@ void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOpt
   std::vector<ConfigField> config = {{"model_type", json_text(published.model_type)}};
   config.insert(config.end(), published.config.begin(), published.config.end());
   save(model, published, std::move(config), folder, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("save_pretrained");
 }
 
 // ---- PretrainedModel
 
-PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options) {
+PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options) try {
   const char* const kNames[] = {"AutoModel",
                                 "AutoModelForCausalLM",
                                 "AutoModelForSequenceClassification",
@@ -140,6 +143,8 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   }
   if (options.problem_type) set_field(config_, "problem_type", json_text(name_of(*options.problem_type)));
   label_names_ = read_label_names(config_, path);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("from_pretrained");
 }
 
 PretrainedModel::PretrainedModel(PretrainedModel&&) noexcept = default;
@@ -151,19 +156,23 @@ ModuleBase& PretrainedModel::operator*() const {
   return *module_;
 }
 
-void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const {
+void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptions& options) const try {
   ModuleBase& module = **this;  // throws if it was moved from, before published_ is read
   const Published now = describe(module, model_type_);
   std::vector<ConfigField> config = config_;
   for (const ConfigField& field : now.corrections) set_field(config, field.name, field.json);
   save(module, now, std::move(config), folder, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("save_pretrained");
 }
 
-std::string PretrainedModel::published_name(std::string_view name) const {
+std::string PretrainedModel::published_name(std::string_view name) const try {
   static_cast<void>(**this);  // throws if it was moved from
   for (const PublishedTensor& tensor : published_->tensors)
     if (tensor.name == name && tensor.rows == 0) return tensor.file_name;
   throw Error(absl::StrCat(published_->architecture, ": no tensor of published files is ", std::string(name)));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("published_name");
 }
 
 // ---- The tasks

@@ -16,6 +16,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/shape.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -119,28 +120,46 @@ int64_t batch_rows(const data::Batch& batch) {
 
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) {
   if (options.max_steps > 0) return options.max_steps;
-  return static_cast<int64_t>(
-      std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch))));
+  if (batches_per_epoch == data::BatchSource::kEndless)
+    throw Error("Trainer: the training data does not end (BatchSource::kEndless); set max_steps");
+  const double steps = options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch));
+  return static_cast<int64_t>(std::min(std::ceil(steps), 0x1p62));
 }
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                 TrainerOptions options)
-    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, nullptr, std::move(options))) {}
+                 TrainerOptions options) try
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, nullptr, std::move(options))) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Trainer");
+}
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                 data::BatchSource& eval_data, TrainerOptions options)
-    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options))) {}
+                 data::BatchSource& eval_data, TrainerOptions options) try
+    : run_(std::make_unique<Run>(model, optimizer, std::move(loss), train_data, &eval_data, std::move(options))) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Trainer");
+}
 Trainer::~Trainer() = default;
 
-void Trainer::add_callback(Callback& callback) { run_->add_callback(callback); }
-TrainResult Trainer::train() { return run_->train(); }
+void Trainer::add_callback(Callback& callback) {
+  return within_memory("Trainer::add_callback", [&] { run_->add_callback(callback); });
+}
+TrainResult Trainer::train() {
+  return within_memory("Trainer::train", [&] { return run_->train(); });
+}
 void Trainer::cancel() noexcept { run_->cancel(); }
 Progress Trainer::progress() const { return run_->progress(); }
-double Trainer::evaluate() { return run_->evaluate(); }
-std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
-  return run_->resume_from_checkpoint(folder);
+double Trainer::evaluate() {
+  return within_memory("Trainer::evaluate", [&] { return run_->evaluate(); });
 }
-void Trainer::resume_from_file(const std::string& path) { run_->resume_from_file(path); }
-std::string Trainer::save_checkpoint() { return run_->save_checkpoint(); }
+std::optional<Trainer::Resumed> Trainer::resume_from_checkpoint(const std::string& folder) {
+  return within_memory("Trainer::resume_from_checkpoint", [&] { return run_->resume_from_checkpoint(folder); });
+}
+void Trainer::resume_from_file(const std::string& path) {
+  return within_memory("Trainer::resume_from_file", [&] { run_->resume_from_file(path); });
+}
+std::string Trainer::save_checkpoint() {
+  return within_memory("Trainer::save_checkpoint", [&] { return run_->save_checkpoint(); });
+}
 
 Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
                   data::BatchSource* eval_data, TrainerOptions options)
@@ -174,6 +193,8 @@ void Trainer::Run::check_options() const {
   require(o.count_targets != nullptr, "count_targets is empty");
   require(train_data_.size() > 0, "the training data holds no batch");
   require(eval_data_ == nullptr || eval_data_->size() > 0, "the evaluation data holds no batch");
+  require(eval_data_ == nullptr || eval_data_->size() != data::BatchSource::kEndless,
+          "the evaluation data does not end (BatchSource::kEndless)");
   require(o.gradient_accumulation_steps >= 1, "gradient_accumulation_steps is ", o.gradient_accumulation_steps,
           ", must be at least 1");
   require(o.max_steps > 0 || (o.num_train_epochs >= 0 && o.num_train_epochs < 1e9), "num_train_epochs is ",

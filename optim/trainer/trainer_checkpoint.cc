@@ -107,17 +107,19 @@ const std::string& Trainer::Run::base_checksum() {
 }
 
 // The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
-// first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
+// first and the last among them, or of the first few where the epoch does not end. Other data, batch sizes, tokenizers,
+// shuffles or masks make other ones.
 const std::string& Trainer::Run::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
   const data::BatchSource::Position before = source_.position();
-  const int64_t last = source_.size() - 1, parts = std::min<int64_t>(last, 3);
+  const bool ends = source_.size() != data::BatchSource::kEndless;
+  const int64_t last = ends ? source_.size() - 1 : 3, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
   try {
     for (int64_t part = 0; part <= parts; ++part) {
-      source_.seek({0, parts == 0 ? 0 : last * part / parts});
+      source_.seek({0, parts == 0 ? 0 : last / parts * part + last % parts * part / parts});
       const std::optional<data::Batch> batch = source_.next();
       if (!batch) throw Error("Trainer: the training data holds no batch");
       for (const Tensor& tensor : *batch) add(sum, tensor);

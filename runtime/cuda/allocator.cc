@@ -181,7 +181,7 @@ void* Allocator::carve(Block* block, size_t size) {
     free_[block->segment->small].insert({{rest->bytes, rest->address}, rest});
   }
   block->free = false;
-  used_.emplace(block->address, block);
+  used_.try_emplace(block->address, block);
   return reinterpret_cast<void*>(block->address);
 }
 
@@ -215,7 +215,7 @@ void* Allocator::take_uncached(size_t size) {
   const Result result = device_.driver().memory_allocate_async(&address, size, device_.compute());
   if (result == Result::kOutOfMemory) return nullptr;
   device_.check(result, "cuMemAllocAsync");
-  used_.emplace(address, nullptr);
+  used_.try_emplace(address, nullptr);
   reserved_ += static_cast<int64_t>(size);
   return reinterpret_cast<void*>(address);
 }

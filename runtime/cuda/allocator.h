@@ -20,8 +20,8 @@
 #include <string>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/storage.h"
 
@@ -89,7 +89,7 @@ class Allocator {
   const bool caching_;
   mutable std::mutex mutex_;  // guards all below but purposes_
   std::list<Segment> segments_;
-  absl::flat_hash_map<DevicePtr, Block*> used_;
+  HashMap<DevicePtr, Block*> used_;
   FreeBlocks free_[2];  // [small]
   // Freed blocks that nothing was done with yet, by the class of their size; they are in used_.
   static constexpr size_t kClasses = 80;

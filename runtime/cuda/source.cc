@@ -8,7 +8,6 @@
 #include <shared_mutex>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/device_math.h"
@@ -16,6 +15,7 @@
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/disk_cache.h"
 
 namespace rondo::cuda {
@@ -104,8 +104,8 @@ struct Code {
 };
 struct CodeHere {
   std::shared_ptr<io::DiskCache> disk;
-  std::string key;                                               // of the disk cache
-  absl::flat_hash_map<std::string, std::shared_ptr<Code>> code;  // by text
+  std::string key;                                   // of the disk cache
+  HashMap<std::string, std::shared_ptr<Code>> code;  // by text
   SourceReport report;
 };
 struct Loaded {
@@ -115,7 +115,7 @@ struct Loaded {
 struct Cache {
   std::shared_mutex mutex;  // of all below; `Code::mutex` is taken first
   std::map<int, CodeHere> architectures;
-  absl::flat_hash_map<std::string, Loaded> loaded;  // by device, kernel and defines
+  HashMap<std::string, Loaded> loaded;  // by device, kernel and defines
 };
 Cache& kernel_cache() {
   static auto* const cache = new Cache;  // never destroyed: the driver may be gone at the end of a process

@@ -6,6 +6,7 @@
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -193,8 +194,11 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
 };
 
 ChatEncoder::ChatEncoder(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
-ChatEncoder::ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer)
-    : impl_(std::make_unique<const Plain>(std::move(chat), tokenizer)) {}
+ChatEncoder::ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer) try
+    : impl_(std::make_unique<const Plain>(std::move(chat), tokenizer)) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder");
+}
 ChatEncoder::~ChatEncoder() = default;
 ChatEncoder::ChatEncoder(ChatEncoder&&) noexcept = default;
 
@@ -212,16 +216,26 @@ text::Conversation conversation_of(std::span<const Message> messages) {
 
 }  // namespace
 
-Example ChatEncoder::example(std::span<const Message> messages) const {
+Example ChatEncoder::example(std::span<const Message> messages) const try {
   return impl_->example(conversation_of(messages));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder::example");
 }
-Example ChatEncoder::example_of_json(std::string_view conversation) const {
+Example ChatEncoder::example_of_json(std::string_view conversation) const try {
   return impl_->example(text::parse_conversation(conversation));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder::example_of_json");
 }
-Ids ChatEncoder::ids_of_json(std::string_view conversation, bool add_generation_prompt) const {
+Ids ChatEncoder::ids_of_json(std::string_view conversation, bool add_generation_prompt) const try {
   return impl_->ids(text::parse_conversation(conversation), add_generation_prompt);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder::ids_of_json");
 }
-Ids ChatEncoder::prompt(std::span<const Message> messages) const { return impl_->ids(conversation_of(messages), true); }
+Ids ChatEncoder::prompt(std::span<const Message> messages) const try {
+  return impl_->ids(conversation_of(messages), true);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder::prompt");
+}
 int32_t ChatEncoder::end_token() const { return impl_->end_token; }
 const std::string& ChatEncoder::end_text() const { return impl_->end_text; }
 bool ChatEncoder::is_jinja() const { return impl_->plain() == nullptr; }

@@ -6,7 +6,9 @@
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/text/unicode.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -63,7 +65,7 @@ std::vector<std::string> words_of(std::string_view text) {
 
 }  // namespace
 
-ChatTemplate ChatTemplate::parse(std::string_view text) {
+ChatTemplate ChatTemplate::parse(std::string_view text) try {
   ChatTemplate out;
   bool has_generation = false;
   std::vector<std::string> seen;
@@ -118,19 +120,25 @@ ChatTemplate ChatTemplate::parse(std::string_view text) {
                                " has no line; name the model's role in a line \"trained: ...\""));
   if (!has_generation) out.generation_ = out.roles_.at(out.trained_[0]).before;
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatTemplate::parse");
 }
 
-ChatTemplate ChatTemplate::load(const std::string& path) {
+ChatTemplate ChatTemplate::load(const std::string& path) try {
   constexpr uint64_t kLargest = 1 << 20;
   const std::string text = io::read_text(path, kLargest);
   try {
     return parse(text);
+  } catch (const OutOfMemoryError&) {
+    throw;
   } catch (const Error& error) {
     throw FileError(path, error.what());
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatTemplate::load");
 }
 
-ChatTemplate ChatTemplate::named(std::string_view name) {
+ChatTemplate ChatTemplate::named(std::string_view name) try {
   std::string known;
   for (const Named& one : kNamed) {
     if (one.name == name) return parse(one.text);
@@ -138,6 +146,8 @@ ChatTemplate ChatTemplate::named(std::string_view name) {
   }
   throw Error(absl::StrCat("there is no chat template ", io::shown(name), "; known are ", known,
                            ", and ChatTemplate::parse() and load() read others"));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatTemplate::named");
 }
 
 bool ChatTemplate::is_trained(std::string_view role) const {
@@ -171,7 +181,7 @@ std::string ChatTemplate::words(const Role& role, const std::string& content) co
   return content.substr(begin, end - begin);
 }
 
-std::string ChatTemplate::render(std::span<const Message> messages, bool for_generation) const {
+std::string ChatTemplate::render(std::span<const Message> messages, bool for_generation) const try {
   check_messages(messages);
   std::string out = start_;
   if (messages[0].role != "system") out += no_system_;
@@ -180,6 +190,8 @@ std::string ChatTemplate::render(std::span<const Message> messages, bool for_gen
     absl::StrAppend(&out, role.before, words(role, message.content), role.after);
   }
   return out + (for_generation ? generation_ : end_);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatTemplate::render");
 }
 
 }  // namespace rondo::data

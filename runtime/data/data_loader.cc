@@ -11,8 +11,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -60,7 +62,7 @@ int64_t Permutation::operator()(int64_t i) const {
   return static_cast<int64_t>(value);
 }
 
-Tensor stack(const std::vector<Tensor>& items) {
+Tensor stack(const std::vector<Tensor>& items) try {
   if (items.empty()) throw Error("stack: no tensors");
   const Tensor& first = items.front();
   Dims sizes = first.sizes();
@@ -78,6 +80,8 @@ Tensor stack(const std::vector<Tensor>& items) {
     to += dense.nbytes();
   }
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("data::stack");
 }
 
 Batch DataLoader::load(int64_t number) const {
@@ -109,8 +113,10 @@ class DataLoader::Workers {
         step_(loader.step_),
         first_(first),
         taken_(first),
-        wanted_(first) {
-    for (int i = 0; i < loader.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
+        wanted_(first) {}
+  // If it throws, the destructor ends those that have started.
+  void start() {
+    for (int i = 0; i < loader_.options_.num_workers; ++i) threads_.emplace_back([this] { work(); });
   }
   ~Workers() {
     {
@@ -191,11 +197,14 @@ class DataLoader::Workers {
   std::vector<std::thread> threads_;
 };
 
-DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options)
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options) try
     : dataset_(std::move(dataset)),
       options_(options),
       items_(dataset_ ? dataset_->size() : throw Error("DataLoader: no dataset")),
-      batches_(batches_in(items_, options)) {}
+      batches_(batches_in(items_, options)) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("DataLoader");
+}
 DataLoader::~DataLoader() = default;
 
 std::optional<Batch> DataLoader::next() {
@@ -205,10 +214,21 @@ std::optional<Batch> DataLoader::next() {
   }
   const int64_t number = position_.epoch * batches_ + position_.batch;
   ++position_.batch;
-  if (options_.num_workers == 0) return load(number);
-
-  if (!workers_) workers_ = std::make_unique<Workers>(*this, number);
-  return workers_->take(number);
+  try {
+    if (options_.num_workers == 0) return load(number);
+    if (!workers_) {
+      auto workers = std::make_unique<Workers>(*this, number);
+      workers->start();
+      workers_ = std::move(workers);
+    }
+    return workers_->take(number);
+  } catch (const std::bad_alloc&) {
+    --position_.batch;  // the next call tries again
+    throw_out_of_memory("DataLoader::next");
+  } catch (const OutOfMemoryError&) {
+    --position_.batch;
+    throw;
+  }
 }
 
 void DataLoader::seek(Position position) {

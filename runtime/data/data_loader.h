@@ -56,7 +56,7 @@ class DataLoader : public BatchSource {
   DataLoader& operator=(const DataLoader&) = delete;
 
   // Rethrows what the dataset threw for this batch (the batch is then skipped) and throws Error where items do not
-  // stack.
+  // stack. After OutOfMemoryError the next call tries the same batch again.
   std::optional<Batch> next() override;
   Position position() const override { return position_; }
   void seek(Position position) override;

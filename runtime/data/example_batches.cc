@@ -10,6 +10,7 @@
 #include "rondo/runtime/data/packing.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -57,7 +58,7 @@ std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t coun
   return out;
 }
 
-ExampleBatches::ExampleBatches(std::shared_ptr<const ExampleSet> examples, ExampleBatchesOptions options)
+ExampleBatches::ExampleBatches(std::shared_ptr<const ExampleSet> examples, ExampleBatchesOptions options) try
     : examples_(std::move(examples)), options_(std::move(options)) {
   const ExampleBatchesOptions& o = options_;
   if (examples_ == nullptr || examples_->size() == 0) throw Error("ExampleBatches: there are no examples");
@@ -98,6 +99,8 @@ ExampleBatches::ExampleBatches(std::shared_ptr<const ExampleSet> examples, Examp
   if (batches_ == 0)
     throw Error(absl::StrCat("ExampleBatches: ", examples_->size(),
                              " examples make no whole batch; use smaller batches or keep the last one (drop_last)"));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ExampleBatches");
 }
 
 int64_t ExampleBatches::rows_of(int64_t columns) const {
@@ -261,7 +264,7 @@ Batch ExampleBatches::load(const PlannedBatch& batch, const Plan& plan) const {
   return {x, y};
 }
 
-std::optional<Batch> ExampleBatches::next() {
+std::optional<Batch> ExampleBatches::next() try {
   if (position_.batch >= batches_) {
     position_ = {position_.epoch + 1, 0};
     return std::nullopt;
@@ -274,6 +277,8 @@ std::optional<Batch> ExampleBatches::next() {
   returned_.assign(now.order.begin() + begin, now.order.begin() + end);
   ++position_.batch;
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ExampleBatches::next");
 }
 
 void ExampleBatches::seek(Position position) {

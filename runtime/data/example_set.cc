@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 
@@ -139,7 +140,7 @@ void ExampleSet::copy_segments(int64_t index, int64_t* segments) const {
   for_tokens(begin, begin + columns(index), [&](int64_t i, int64_t, bool, bool second) { segments[i] = second; });
 }
 
-uint64_t ExampleSet::fingerprint() const {
+uint64_t ExampleSet::fingerprint() const try {
   io::Checksum sum;
   std::vector<uint64_t> row;
   for (int64_t index = 0; index < size(); ++index) {
@@ -158,6 +159,8 @@ uint64_t ExampleSet::fingerprint() const {
   }
   for (const std::string& name : label_names_) sum.update(name + "\n");
   return sum.digest();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ExampleSet::fingerprint");
 }
 
 }  // namespace rondo::data

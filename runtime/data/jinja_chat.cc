@@ -9,7 +9,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/text/jinja/python_text.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -97,6 +99,8 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
     Example sample;
     try {
       sample = example(text::conversation_of({{"user", "a"}, {"assistant", "b"}}));
+    } catch (const OutOfMemoryError&) {
+      throw;
     } catch (const Error&) {
       return;  // one that only runs with other messages: the tokenizer's end-of-text token has to do
     }
@@ -108,8 +112,10 @@ struct ChatEncoder::Jinja : ChatEncoder::Impl {
   }
 };
 
-ChatEncoder ChatEncoder::of_jinja(const text::PreTrainedTokenizer& tokenizer, std::string_view chat_template) {
+ChatEncoder ChatEncoder::of_jinja(const text::PreTrainedTokenizer& tokenizer, std::string_view chat_template) try {
   return ChatEncoder(std::make_unique<const Jinja>(tokenizer, chat_template));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ChatEncoder::of_jinja");
 }
 
 Example example_of(const ChatEncoder& encoder, const text::Conversation& conversation) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/data/read_lines.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -14,7 +15,7 @@ std::string missing(const std::string& field) { return absl::StrCat("field ", io
 
 }  // namespace
 
-ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) {
+ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) try {
   check_options(options, false);
   const TextEncoder encoder(tokenizer, options.allow_special_tokens);
   const Ids opening = opening_of(options, encoder);
@@ -47,6 +48,8 @@ ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer,
       },
       out);
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_prompts");
 }
 
 namespace {
@@ -124,16 +127,20 @@ ExampleSet read_jinja_chats(const std::string& path, const ChatEncoder& encoder,
 }  // namespace
 
 ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
-                      const ReadOptions& options) {
+                      const ReadOptions& options) try {
   check_options(options, false);
   return read_plain_chats(path, ChatEncoder(chat, tokenizer), tokenizer, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_chats");
 }
 
 ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
-                      const ReadOptions& options) {
+                      const ReadOptions& options) try {
   check_options(options, false);
   return encoder.is_jinja() ? read_jinja_chats(path, encoder, tokenizer, options)
                             : read_plain_chats(path, encoder, tokenizer, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_chats");
 }
 
 }  // namespace rondo::data

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/read_lines.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -137,7 +138,7 @@ LabelledText read_columns(const std::string& path, int64_t line, std::string_vie
 }  // namespace
 
 ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenizer& tokenizer,
-                         const ReadOptions& options) {
+                         const ReadOptions& options) try {
   check_options(options, false);
   const TextEncoder speller(tokenizer, options.allow_special_tokens);
   const TooLong how = options.too_long.value_or(TooLong::kTruncate);
@@ -194,6 +195,8 @@ ExampleSet read_labelled(const std::string& path, const text::PreTrainedTokenize
   for (; truncated > 0; --truncated) out.count_truncated();
   if (kind != LabelKind::kNumbers) labels.settle(out);
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_labelled");
 }
 
 }  // namespace rondo::data

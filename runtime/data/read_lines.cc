@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/line_reader.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::data {
@@ -136,6 +137,8 @@ void add_lines(const std::string& path, const ReadOptions& options, const TextEn
             check_vocabulary(outcomes[i].example.ids, options, encoder, path, number);
             fit(outcomes[i], options, path, number);
           } catch (const FileError&) {
+            throw;
+          } catch (const OutOfMemoryError&) {
             throw;
           } catch (const Error& error) {  // of the tokenizer or the template
             throw DataError(path, number, error.what());

@@ -4,8 +4,10 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/data/line_reader.h"
 #include "rondo/runtime/data/read_lines.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/unicode.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {
@@ -175,7 +177,7 @@ int64_t line_of_large_id(const Piece& piece, const TextEncoder& encoder, int64_t
 
 }  // namespace
 
-ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) {
+ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) try {
   check_options(options, true);
   const bool whole = options.separator.empty() && !is_json_lines(path);
   if (whole && options.max_length == 0)
@@ -204,6 +206,8 @@ ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, co
             check_vocabulary(encoded[i], options, encoder, path, line_of_large_id(piece, encoder, options.vocab_size));
         } catch (const FileError&) {
           errors[i] = std::current_exception();
+        } catch (const OutOfMemoryError&) {
+          errors[i] = std::current_exception();
         } catch (const Error& error) {
           errors[i] = std::make_exception_ptr(DataError(path, piece.line, error.what()));
         }
@@ -225,6 +229,8 @@ ExampleSet read_text(const std::string& path, const io::Tokenizer& tokenizer, co
   encode_pieces();
   require_examples(out, path);
   return out;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_text");
 }
 
 }  // namespace rondo::data

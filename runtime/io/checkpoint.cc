@@ -1,21 +1,24 @@
 #include "rondo/runtime/io/checkpoint.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/parallel.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
@@ -27,7 +30,10 @@ constexpr std::string_view kPrefix = "ckpt-", kSuffix = ".safetensors";
 constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.", kExtra = "extra.";
 
 // Names are fixed-width up to 99,999,999 steps and grow beyond; the number decides, not the spelling.
-std::string name_of_step(int64_t step) { return absl::StrFormat("ckpt-%08d.safetensors", step); }
+// (absl::StrFormat ends the process where memory runs short: it writes in a destructor.)
+std::string name_of_step(int64_t step) {
+  return absl::StrCat(std::string(kPrefix), absl::Dec(step, absl::kZeroPad8), std::string(kSuffix));
+}
 
 // The step in a file's name, or -1 if it is not a checkpoint's name.
 int64_t step_of_name(std::string_view name) {
@@ -46,14 +52,22 @@ bool is_leftover(std::string_view name) {
 // Files of this module in `folder`: (step, path), newest first; leftovers of killed writers have step -1.
 std::vector<std::pair<int64_t, std::string>> scan(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    const int64_t step = step_of_name(name);
-    if (step >= 0 || is_leftover(name)) found.emplace_back(step, it->path().string());
+  const auto fail = [&] {
+    throw FileError(folder, "cannot list the folder: " + std::error_code(errno, std::system_category()).message());
+  };
+  // Not fs::directory_iterator: libstdc++'s ends the process where memory runs short.
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(::opendir(folder.c_str()), ::closedir);
+  if (list == nullptr) {
+    if (errno == ENOMEM) throw std::bad_alloc();
+    if (errno != ENOENT) fail();
+    return found;
   }
-  if (error && error != std::errc::no_such_file_or_directory)
-    throw FileError(folder, "cannot list the folder: " + error.message());
+  for (errno = 0; const dirent* const file = ::readdir(list.get()); errno = 0) {
+    const std::string name = file->d_name;
+    const int64_t step = step_of_name(name);
+    if (step >= 0 || is_leftover(name)) found.emplace_back(step, (fs::path(folder) / name).string());
+  }
+  if (errno != 0) fail();
   std::sort(found.rbegin(), found.rend());
   return found;
 }
@@ -186,7 +200,7 @@ void check_finite(const std::string& path, const TensorMap& tensors) {
 
 }  // namespace
 
-std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options) {
+std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpoint, CheckpointOptions options) try {
   const std::string path = (fs::path(folder) / name_of_step(checkpoint.step)).string();
   if (checkpoint.step < 0) throw Error(absl::StrCat("save_checkpoint: negative step ", checkpoint.step));
   if (options.keep < 1) throw Error(absl::StrCat("save_checkpoint: keep is ", options.keep, ", at least 1 must stay"));
@@ -217,9 +231,11 @@ std::string save_checkpoint(const std::string& folder, const Checkpoint& checkpo
   }
   fsync_folder(folder);
   return path;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("save_checkpoint");
 }
 
-Checkpoint load_checkpoint(const std::string& path) {
+Checkpoint load_checkpoint(const std::string& path) try {
   LoadedTensors loaded = load_safetensors(path);
   Metadata& metadata = loaded.metadata;
   for (const char* key : {"format", "step", "state", "checksum"})
@@ -241,9 +257,11 @@ Checkpoint load_checkpoint(const std::string& path) {
     else throw FileError(path, "tensor " + shown(name) + " is of no known kind");
   }
   return checkpoint;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_checkpoint");
 }
 
-LatestCheckpoint load_latest_checkpoint(const std::string& folder) {
+LatestCheckpoint load_latest_checkpoint(const std::string& folder) try {
   LatestCheckpoint latest;
   for (const std::string& path : list_checkpoints(folder)) {
     try {
@@ -255,21 +273,27 @@ LatestCheckpoint load_latest_checkpoint(const std::string& folder) {
     }
   }
   return latest;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_latest_checkpoint");
 }
 
-std::vector<std::string> list_checkpoints(const std::string& folder) {
+std::vector<std::string> list_checkpoints(const std::string& folder) try {
   std::vector<std::string> paths;
   for (auto& [step, path] : scan(folder))
     if (step >= 0) paths.push_back(std::move(path));
   return paths;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("list_checkpoints");
 }
 
-void remove_checkpoints(const std::string& folder) {
+void remove_checkpoints(const std::string& folder) try {
   const auto found = scan(folder);
   for (const auto& [step, path] : found)
     if (::unlink(path.c_str()) != 0 && errno != ENOENT)
       throw FileError(path, "cannot remove: " + std::generic_category().message(errno));
   if (!found.empty()) fsync_folder(folder);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("remove_checkpoints");
 }
 
 }  // namespace rondo::io

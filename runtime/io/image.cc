@@ -14,6 +14,7 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/image_codec.h"
 #include "rondo/runtime/io/open_file.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
@@ -107,16 +108,20 @@ std::pair<Pixels, Tensor> dense_pixels(const Tensor& image, std::source_location
 
 }  // namespace
 
-ImageInfo image_info(const std::string& path) {
+ImageInfo image_info(const std::string& path) try {
   const std::string bytes = read_text(path, kMaxFileBytes);
   return open_image(bytes, path)->info;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("image_info");
 }
 
-Tensor read_image(const std::string& path, const ReadImageOptions& options) {
+Tensor read_image(const std::string& path, const ReadImageOptions& options) try {
   return decode_image(read_text(path, kMaxFileBytes), path, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_image");
 }
 
-Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options) {
+Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options) try {
   const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
   const ImageInfo& info = decoder->info;
   check_size(info, name, options.max_pixels);
@@ -142,13 +147,17 @@ Tensor decode_image(std::string_view bytes, const std::string& name, const ReadI
   if (const int wanted = channels_of(options.mode, channels); wanted != channels)
     change(wanted, [&](const uint8_t* in, uint8_t* out, int64_t count) { convert(in, channels, out, wanted, count); });
   return pixels.permute({2, 0, 1});
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("decode_image");
 }
 
-Tensor read_mask(const std::string& path, int64_t max_pixels) {
+Tensor read_mask(const std::string& path, int64_t max_pixels) try {
   return decode_mask(read_text(path, kMaxFileBytes), path, max_pixels);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_mask");
 }
 
-Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels) {
+Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels) try {
   const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
   const ImageInfo& info = decoder->info;
   check_size(info, name, max_pixels);
@@ -170,10 +179,12 @@ Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_
     widen(static_cast<uint8_t*>(nullptr), PixelForm::kNumbers8);
   }
   return mask;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("decode_mask");
 }
 
 std::string encode_image(const Tensor& image, ImageFormat format, const WriteImageOptions& options,
-                         std::source_location where) {
+                         std::source_location where) try {
   if (options.jpeg_quality < 1 || options.jpeg_quality > 100)
     throw_op_error("write_image", absl::StrCat("jpeg_quality must be in [1, 100], not ", options.jpeg_quality), where);
   if (options.png_compression < 0 || options.png_compression > 9)
@@ -185,15 +196,19 @@ std::string encode_image(const Tensor& image, ImageFormat format, const WriteIma
     throw_op_error("write_image", absl::StrCat("JPEG has no alpha; the image has ", pixels.channels, " channels"),
                    where);
   return encode_jpeg(pixels, options.jpeg_quality);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("encode_image");
 }
 
 void write_image(const std::string& path, const Tensor& image, const WriteImageOptions& options,
-                 std::source_location where) {
+                 std::source_location where) try {
   write_file_atomic(path, encode_image(image, format_of(path, where), options, where));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("write_image");
 }
 
 void write_mask(const std::string& path, const Tensor& mask, std::span<const Color> palette,
-                std::source_location where) {
+                std::source_location where) try {
   if (format_of(path, where) != ImageFormat::kPng)
     throw_op_error("write_mask", absl::StrCat("'", path, "' must end with .png: JPEG does not keep numbers"), where);
   if (is_floating(mask.dtype(where)) || mask.rank() != 2 || mask.numel() == 0)
@@ -214,6 +229,8 @@ void write_mask(const std::string& path, const Tensor& mask, std::span<const Col
   }
   write_file_atomic(
       path, encode_png({bytes.data(), mask.size(0), mask.size(1), 1}, WriteImageOptions().png_compression, palette));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("write_mask");
 }
 
 }  // namespace rondo::io

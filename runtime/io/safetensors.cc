@@ -11,6 +11,7 @@
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
@@ -92,7 +93,7 @@ bool by_name(const TensorEntry& a, const TensorEntry& b) { return a.name < b.nam
 
 std::string_view safetensors_name(DType dtype) { return kDTypeNames[static_cast<int>(dtype)]; }
 
-SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading)
+SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading) try
     : file_(std::make_shared<const OpenFile>(path)) {
   const uint64_t size = file_->size();
   if (size < 8) throw FileError(path, absl::StrCat("not a safetensors file: ", size, " bytes, the header needs 8"));
@@ -112,6 +113,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path, Reading reading)
   if (reading == Reading::kCopy) return;
   mapping_ = MappedFile::open(path, Mapping::kCopyOnWrite);
   if (mapping_->size() != size) throw FileError(path, "was replaced while it was opened");
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("SafetensorsFile");
 }
 
 const std::string& SafetensorsFile::path() const { return file_->path(); }
@@ -171,10 +174,12 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
   return at != entries_.end() && at->name == name ? &*at : nullptr;
 }
 
-Tensor SafetensorsFile::tensor(std::string_view name) const {
+Tensor SafetensorsFile::tensor(std::string_view name) const try {
   const TensorEntry* entry = find(name);
   if (entry == nullptr) throw FileError(path(), "has no tensor " + shown(name));
   return tensor(*entry);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("SafetensorsFile::tensor");
 }
 
 void SafetensorsFile::read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const {
@@ -182,7 +187,7 @@ void SafetensorsFile::read(const TensorEntry& entry, uint64_t begin, void* out, 
   file_->read(data_start_ + entry.begin + begin, out, bytes);
 }
 
-Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
+Tensor SafetensorsFile::tensor(const TensorEntry& entry) const try {
   const size_t bytes = static_cast<size_t>(entry.end - entry.begin);
   std::byte* data = mapping_ ? mapping_->mutable_data() + data_start_ + entry.begin : nullptr;
   Tensor copy;
@@ -197,9 +202,11 @@ Tensor SafetensorsFile::tensor(const TensorEntry& entry) const {
   if (copy.defined()) return copy;
   return Tensor::from_storage(Storage::borrow(data, bytes, mapping_), 0, entry.shape, contiguous_strides(entry.shape),
                               entry.dtype);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("SafetensorsFile::tensor");
 }
 
-LoadedTensors SafetensorsFile::load_all() && {
+LoadedTensors SafetensorsFile::load_all() && try {
   LoadedTensors loaded;
   for (TensorEntry& entry : entries_) {
     Tensor made = tensor(entry);
@@ -207,16 +214,20 @@ LoadedTensors SafetensorsFile::load_all() && {
   }
   loaded.metadata = std::move(metadata_);
   return loaded;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("SafetensorsFile::load_all");
 }
 
-LoadedTensors load_safetensors(const std::string& path) {
+LoadedTensors load_safetensors(const std::string& path) try {
   LoadedTensors loaded = path.ends_with(".index.json") ? load_sharded_safetensors(path)
                                                        : SafetensorsFile(path).load_all();
   for (auto& [name, tensor] : loaded.tensors) tensor = tensor.to(default_device());
   return loaded;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_safetensors");
 }
 
-std::map<std::string, std::string> read_safetensors_index(const std::string& index_path) {
+std::map<std::string, std::string> read_safetensors_index(const std::string& index_path) try {
   const std::string text = read_text(index_path, SafetensorsFile::kMaxHeader);
   JsonReader json(index_path, text);
   std::map<std::string, std::string> weight_map;
@@ -237,9 +248,11 @@ std::map<std::string, std::string> read_safetensors_index(const std::string& ind
   json.finish();
   if (!has_map) throw FileError(index_path, "has no weight_map");
   return weight_map;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("read_safetensors_index");
 }
 
-LoadedTensors load_sharded_safetensors(const std::string& index_path) {
+LoadedTensors load_sharded_safetensors(const std::string& index_path) try {
   const std::filesystem::path folder = std::filesystem::path(index_path).parent_path();
   std::map<std::string, SafetensorsFile> shards;
   LoadedTensors loaded;
@@ -250,6 +263,8 @@ LoadedTensors load_sharded_safetensors(const std::string& index_path) {
   }
   if (!shards.empty()) loaded.metadata = shards.begin()->second.metadata();
   return loaded;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("load_sharded_safetensors");
 }
 
 std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors) {
@@ -263,7 +278,7 @@ std::vector<TensorMap::const_iterator> file_order(const TensorMap& tensors) {
   return order;
 }
 
-void save_safetensors(const std::string& path, const TensorMap& tensors, const Metadata& metadata) {
+void save_safetensors(const std::string& path, const TensorMap& tensors, const Metadata& metadata) try {
   const auto check_name = [&](const std::string& name) {
     if (!is_valid_utf8(name)) throw FileError(path, "cannot save: a name or a metadata value is not valid UTF-8");
   };
@@ -311,6 +326,8 @@ void save_safetensors(const std::string& path, const TensorMap& tensors, const M
     if (dense.numel() > 0) file.write(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
   }
   file.commit();
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("save_safetensors");
 }
 
 }  // namespace rondo::io

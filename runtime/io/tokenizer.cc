@@ -9,6 +9,7 @@
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/io/utf8.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
@@ -30,7 +31,7 @@ void check_id(int64_t id, int64_t vocab_size) {
 
 }  // namespace
 
-std::string Tokenizer::decode(std::span<const int64_t> ids) const {
+std::string Tokenizer::decode(std::span<const int64_t> ids) const try {
   std::vector<int32_t> narrow;
   narrow.reserve(ids.size());
   for (const int64_t id : ids) {
@@ -38,14 +39,18 @@ std::string Tokenizer::decode(std::span<const int64_t> ids) const {
     narrow.push_back(static_cast<int32_t>(id));
   }
   return decode(narrow);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("decode");
 }
 
-std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const {
+std::vector<int32_t> ByteTokenizer::encode(std::string_view text) const try {
   const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
   return std::vector<int32_t>(bytes, bytes + text.size());
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ByteTokenizer::encode");
 }
 
-std::string ByteTokenizer::decode(std::span<const int32_t> ids) const {
+std::string ByteTokenizer::decode(std::span<const int32_t> ids) const try {
   std::string text;
   text.reserve(ids.size());
   for (const int32_t id : ids) {
@@ -53,6 +58,8 @@ std::string ByteTokenizer::decode(std::span<const int32_t> ids) const {
     text.push_back(static_cast<char>(id));
   }
   return text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ByteTokenizer::decode");
 }
 
 CharTokenizer::CharTokenizer(std::vector<uint32_t> points) : points_(std::move(points)), low_ids_(256, -1) {
@@ -60,16 +67,18 @@ CharTokenizer::CharTokenizer(std::vector<uint32_t> points) : points_(std::move(p
     low_ids_[points_[id]] = static_cast<int32_t>(id);
 }
 
-CharTokenizer CharTokenizer::from_text(std::string_view text) {
+CharTokenizer CharTokenizer::from_text(std::string_view text) try {
   std::vector<bool> seen(0x110000);
   for_each_code_point(text, [&](uint32_t point, size_t) { seen[point] = true; });
   std::vector<uint32_t> points;
   for (uint32_t point = 0; point < seen.size(); ++point)
     if (seen[point]) points.push_back(point);
   return CharTokenizer(std::move(points));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::from_text");
 }
 
-std::vector<int32_t> CharTokenizer::encode(std::string_view text) const {
+std::vector<int32_t> CharTokenizer::encode(std::string_view text) const try {
   std::vector<int32_t> ids;
   ids.reserve(text.size());
   for_each_code_point(text, [&](uint32_t point, size_t at) {
@@ -86,9 +95,11 @@ std::vector<int32_t> CharTokenizer::encode(std::string_view text) const {
     ids.push_back(id);
   });
   return ids;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::encode");
 }
 
-std::string CharTokenizer::decode(std::span<const int32_t> ids) const {
+std::string CharTokenizer::decode(std::span<const int32_t> ids) const try {
   std::string text;
   text.reserve(ids.size());
   for (const int32_t id : ids) {
@@ -96,9 +107,11 @@ std::string CharTokenizer::decode(std::span<const int32_t> ids) const {
     append_utf8(text, points_[static_cast<size_t>(id)]);
   }
   return text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::decode");
 }
 
-std::string CharTokenizer::to_json() const {
+std::string CharTokenizer::to_json() const try {
   std::string out = "{\"type\":\"char\",\"vocabulary\":[";
   for (size_t id = 0; id < points_.size(); ++id) {
     if (id > 0) out += ',';
@@ -107,9 +120,11 @@ std::string CharTokenizer::to_json() const {
     append_json_string(out, text);
   }
   return out + "]}\n";
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::to_json");
 }
 
-CharTokenizer CharTokenizer::from_json(std::string_view text, const std::string& path) {
+CharTokenizer CharTokenizer::from_json(std::string_view text, const std::string& path) try {
   JsonReader json(path, text);
   std::vector<uint32_t> points;
   bool is_char = false, has_vocabulary = false;
@@ -132,9 +147,19 @@ CharTokenizer CharTokenizer::from_json(std::string_view text, const std::string&
   json.finish();
   if (!is_char || !has_vocabulary) throw FileError(path, "not a character vocabulary");
   return CharTokenizer(std::move(points));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::from_json");
 }
 
-CharTokenizer CharTokenizer::load(const std::string& path) { return from_json(MappedFile::open(path)->text(), path); }
-void CharTokenizer::save(const std::string& path) const { write_file_atomic(path, to_json()); }
+CharTokenizer CharTokenizer::load(const std::string& path) try {
+  return from_json(MappedFile::open(path)->text(), path);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::load");
+}
+void CharTokenizer::save(const std::string& path) const try {
+  write_file_atomic(path, to_json());
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("CharTokenizer::save");
+}
 
 }  // namespace rondo::io

@@ -3,9 +3,9 @@
 
 #include <mutex>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -15,7 +15,7 @@ namespace {
 struct Registry {
   std::mutex mutex;
   int64_t latest = 0;
-  absl::flat_hash_map<int64_t, Communicator*> all;
+  HashMap<int64_t, Communicator*> all;
 };
 Registry& registry() {
   static Registry& registry = *new Registry;  // never destroyed: communicators may outlive static objects
@@ -24,7 +24,7 @@ Registry& registry() {
 int64_t add(Communicator* communicator) {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
-  r.all.emplace(++r.latest, communicator);
+  r.all.try_emplace(++r.latest, communicator);
   return r.latest;
 }
 

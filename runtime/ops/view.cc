@@ -9,6 +9,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::ops {
 namespace {
@@ -446,22 +447,30 @@ int dim_to_split(const char* op, TensorArg x, int64_t dim) {
 
 }  // namespace
 
-std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) {
+std::vector<Tensor> split(TensorArg x, int64_t size, int64_t dim) try {
   const int d = dim_to_split("split", x, dim);
   if (size <= 0) throw_op_error("split", absl::StrCat("the size of a part must be positive, not ", size), x.where);
   return split_into(x, size, d);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("split");
 }
 
-std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim) {
+std::vector<Tensor> chunk(TensorArg x, int64_t n, int64_t dim) try {
   const int d = dim_to_split("chunk", x, dim);
   if (n <= 0) throw_op_error("chunk", absl::StrCat("the number of parts must be positive, not ", n), x.where);
   const int64_t total = x.tensor.sizes()[d];
   return split_into(x, std::max<int64_t>(1, total / n + (total % n != 0)), d);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("chunk");
 }
 
-std::vector<Tensor> unbind(TensorArg x, int64_t dim) { return split_into(x, 0, dim_to_split("unbind", x, dim)); }
+std::vector<Tensor> unbind(TensorArg x, int64_t dim) try {
+  return split_into(x, 0, dim_to_split("unbind", x, dim));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("unbind");
+}
 
-Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
+Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location where) try {
   if (parts.empty()) throw_op_error("cat", "needs at least one tensor", where);
   for (const Tensor& part : parts) require_defined("cat", {part, where});
   if (parts[0].rank() == 0) throw_op_error("cat", "a scalar has no dimension to join along; use stack", where);
@@ -479,13 +488,15 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim, std::source_location wher
   Tensor joined;
   kCat.channels_last(kCat, operands, attrs, {&joined, 1});
   return joined;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("cat");
 }
 
 Tensor cat(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {
   return cat(std::span(parts.begin(), parts.size()), dim, where);
 }
 
-Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location where) {
+Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location where) try {
   if (parts.empty()) throw_op_error("stack", "needs at least one tensor", where);
   for (const Tensor& part : parts) require_defined("stack", {part, where});
   const int d = normalize_dim("stack", dim, parts[0].rank() + 1, where);
@@ -499,6 +510,8 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim, std::source_location wh
     raised.push_back(unsqueeze({part, where}, d));
   }
   return cat(raised, d, where);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("stack");
 }
 
 Tensor stack(std::initializer_list<Tensor> parts, int64_t dim, std::source_location where) {

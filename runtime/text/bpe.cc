@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/text/model.h"
 #include "rondo/runtime/text/unicode.h"
 
@@ -33,7 +34,7 @@ class Bpe : public Model {
   int32_t unk_id() const;
 
   BpeOptions options_;
-  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  HashMap<uint64_t, Merge> merges_;  // by left id << 32 | right id
   // byte_level: the token of each byte, for its place in a word: [is not first][is last]. -1: none.
   std::array<std::array<std::array<int32_t, 256>, 2>, 2> byte_ids_{};
   std::array<int32_t, 256> fallback_ids_{};  // byte_fallback: of <0x00> to <0xFF>

@@ -7,6 +7,7 @@
 #include "rondo/runtime/text/jinja/python_text.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 #include "rondo/runtime/text/unicode.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 namespace {
@@ -360,17 +361,21 @@ ChatRenderer::Chat ChatRenderer::encode(const Conversation& conversation, size_t
 // ---- The public functions
 
 EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view text,
-                                const ChatOptions& options) {
+                                const ChatOptions& options) try {
   const Conversation conversation = parse_conversation(text);
   return ChatRenderer(tokenizer, options.chat_template)
       .encode(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("apply_chat_template");
 }
 
-std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view text, const ChatOptions& options) {
+std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view text, const ChatOptions& options) try {
   const Conversation conversation = parse_conversation(text);
   return ChatRenderer(tokenizer, options.chat_template)
       .render(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens)
       .text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("render_chat");
 }
 
 }  // namespace rondo::text

@@ -11,6 +11,7 @@
 #include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 namespace {
@@ -270,7 +271,7 @@ std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
 }  // namespace
 
 PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& vocab_path,
-                                                         const std::string& merges_path) {
+                                                         const std::string& merges_path) try {
   Config config{.path = vocab_path};
   auto impl = read_byte_level(vocab_path, merges_path, config);
   const std::string end = "<|endoftext|>";
@@ -280,18 +281,24 @@ PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& voca
     impl->names.bos = impl->names.eos = impl->names.unk = end;
   }
   return PreTrainedTokenizer(std::move(impl));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("PreTrainedTokenizer::from_gpt2_files");
 }
 
-PreTrainedTokenizer PreTrainedTokenizer::from_bert_vocabulary(const std::string& vocab_path, bool do_lower_case) {
+PreTrainedTokenizer PreTrainedTokenizer::from_bert_vocabulary(const std::string& vocab_path, bool do_lower_case) try {
   return PreTrainedTokenizer(read_bert(vocab_path, {.path = vocab_path, .do_lower_case = do_lower_case}));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("PreTrainedTokenizer::from_bert_vocabulary");
 }
 
-bool AutoTokenizer::is_in(const std::string& folder) {
+bool AutoTokenizer::is_in(const std::string& folder) try {
   const auto has = [&](const char* name) { return is_file(folder + "/" + name); };
   return has("tokenizer.json") || (has("vocab.json") && has("merges.txt")) || has("vocab.txt");
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AutoTokenizer::is_in");
 }
 
-void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
+void AutoTokenizer::copy_files(const std::string& from, const std::string& to) try {
   std::error_code error;
   if (std::filesystem::equivalent(from, to, error)) return;
   if (!is_in(from)) throw FileError(from, "has no tokenizer to copy");
@@ -308,9 +315,11 @@ void AutoTokenizer::copy_files(const std::string& from, const std::string& to) {
     io::write_file_atomic(absl::StrCat(to, "/", kChatTemplates, "/", file->path().filename().string()),
                           io::read_text(file->path().string(), kLargestTemplate));
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AutoTokenizer::copy_files");
 }
 
-PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
+PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) try {
   const auto in_folder = [&](const char* name) { return folder + "/" + name; };
   Config config{.path = in_folder("tokenizer_config.json")};
   // The older file first: what both say, tokenizer_config.json decides.
@@ -329,6 +338,8 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) {
   }
   impl->chat_templates = folder_templates(folder, config);
   return PreTrainedTokenizer(std::move(impl));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AutoTokenizer::from_pretrained");
 }
 
 }  // namespace rondo::text

@@ -62,7 +62,7 @@ Vocabulary Vocabulary::read_lines(std::string_view text, const std::string& path
 void Vocabulary::index() {
   ids_.reserve(tokens_.size());
   for (size_t id = 0; id < tokens_.size(); ++id)
-    if (present_[id]) ids_.emplace(tokens_[id], static_cast<int32_t>(id));
+    if (present_[id]) ids_.try_emplace(tokens_[id], static_cast<int32_t>(id));
 }
 
 void Model::encode(std::string_view word, Scratch& scratch, std::vector<Token>& out) const {

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/json.h"
 
 namespace rondo::text {
@@ -52,7 +52,7 @@ class Vocabulary {
   void index();
   std::vector<std::string> tokens_;
   std::vector<bool> present_;
-  absl::flat_hash_map<std::string_view, int32_t> ids_;  // views of tokens_, whose elements never move
+  HashMap<std::string_view, int32_t> ids_;  // views of tokens_, whose elements never move
 };
 
 // Words and their tokens, direct-mapped: a new word takes the place of the old one in its slot, so memory is bounded.

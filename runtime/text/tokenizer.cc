@@ -13,6 +13,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 #include "rondo/runtime/text/unicode.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 
@@ -32,8 +33,8 @@ bool Impl::add_token(AddedToken token) {
   if (token.id < 0) token.id = id;
   if (id != token.id || added_by_id_.contains(id) || added_by_content_.contains(token.content)) return false;
   const AddedToken& kept = added_.emplace_back(std::move(token));
-  added_by_id_.emplace(id, &kept);
-  added_by_content_.emplace(kept.content, &kept);
+  added_by_id_.try_emplace(id, &kept);
+  added_by_content_.try_emplace(kept.content, &kept);
   return true;
 }
 
@@ -99,16 +100,6 @@ Impl::Lease::~Lease() {
 }
 
 namespace {
-
-// A file or a text that asks for more memory than there is gets an error of ours.
-template <class F> auto within_memory(const std::string& what, F&& run) {
-  try {
-    return run();
-  } catch (const std::bad_alloc&) {
-  } catch (const std::length_error&) {
-  }
-  throw OutOfMemoryError(what + ": not enough memory for this text");
-}
 
 // Raw spaces, and those in GPT-2's spelling (U+0120).
 Spaces spaces_of(std::string_view token) {
@@ -268,8 +259,10 @@ const PreTrainedTokenizer::Impl& PreTrainedTokenizer::impl() const {
 PreTrainedTokenizer PreTrainedTokenizer::from_json(std::string_view json, const std::string& path) {
   return within_memory(path, [&] { return PreTrainedTokenizer(read_tokenizer_json(json, path)); });
 }
-PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) {
+PreTrainedTokenizer PreTrainedTokenizer::from_file(const std::string& path) try {
   return from_json(io::read_text(path, kLargestFile), path);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("PreTrainedTokenizer::from_file");
 }
 
 std::vector<int32_t> PreTrainedTokenizer::encode(std::string_view text) const { return encode(text, EncodeOptions{}); }
@@ -331,7 +324,7 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
   });
 }
 
-std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const DecodeOptions& options) const {
+std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const DecodeOptions& options) const try {
   std::vector<int32_t> narrow;
   narrow.reserve(ids.size());
   for (const int64_t id : ids) {
@@ -339,18 +332,22 @@ std::string PreTrainedTokenizer::decode(std::span<const int64_t> ids, const Deco
     narrow.push_back(static_cast<int32_t>(std::max<int64_t>(id, -1)));
   }
   return decode(narrow, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("decode");
 }
 
 int64_t PreTrainedTokenizer::vocab_size() const { return impl().size(); }
 int32_t PreTrainedTokenizer::token_to_id(std::string_view token) const { return impl().id(token); }
-std::string PreTrainedTokenizer::id_to_token(int32_t id) const {
+std::string PreTrainedTokenizer::id_to_token(int32_t id) const try {
   const std::string* token = impl().spelling(id);
   if (token == nullptr)
     throw Error(absl::StrCat("id_to_token: id ", id, " names no token of the vocabulary of ", vocab_size()));
   return *token;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("id_to_token");
 }
 bool PreTrainedTokenizer::is_added(int32_t id) const { return impl().added_token(id) != nullptr; }
-std::vector<int32_t> PreTrainedTokenizer::opening_ids() const {
+std::vector<int32_t> PreTrainedTokenizer::opening_ids() const try {
   std::vector<int32_t> ids;
   if (!impl().post_processor.single) return ids;
   for (const TemplatePiece& piece : *impl().post_processor.single) {
@@ -358,6 +355,8 @@ std::vector<int32_t> PreTrainedTokenizer::opening_ids() const {
     ids.insert(ids.end(), piece.ids.begin(), piece.ids.end());
   }
   return ids;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("opening_ids");
 }
 bool PreTrainedTokenizer::is_special(int32_t id) const {
   const AddedToken* added = impl().added_token(id);

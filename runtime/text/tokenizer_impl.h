@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/text/added_tokens.h"
 #include "rondo/runtime/text/chat_renderer.h"
 #include "rondo/runtime/text/decoder.h"
@@ -86,8 +86,8 @@ struct PreTrainedTokenizer::Impl {
   void cut(size_t step, const Piece& piece, absl::FunctionRef<void(const Piece&)> word) const;
 
   std::deque<AddedToken> added_;  // its elements never move
-  absl::flat_hash_map<int32_t, const AddedToken*> added_by_id_;
-  absl::flat_hash_map<std::string_view, const AddedToken*> added_by_content_;
+  HashMap<int32_t, const AddedToken*> added_by_id_;
+  HashMap<std::string_view, const AddedToken*> added_by_content_;
   AddedTokenFinder in_raw_, in_normalized_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Scratch>> idle_;

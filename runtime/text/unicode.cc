@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "rondo/runtime/hash_map.h"
 
 namespace rondo::text {
 namespace {
@@ -105,11 +105,11 @@ class PointTable {
   std::vector<uint8_t> values_;
 };
 
-using Decompositions = absl::flat_hash_map<uint32_t, std::span<const uint32_t>>;
+using Decompositions = HashMap<uint32_t, std::span<const uint32_t>>;
 Decompositions unpack(std::span<const uint32_t> packed) {
   Decompositions table;
   for (size_t at = 0; at < packed.size(); at += 2 + packed[at + 1])
-    table.emplace(packed[at], packed.subspan(at + 2, packed[at + 1]));
+    table.try_emplace(packed[at], packed.subspan(at + 2, packed[at + 1]));
   return table;
 }
 
@@ -192,8 +192,8 @@ uint32_t compose(uint32_t first, uint32_t second) {
   if (first - kS < kLCount * kVCount * kTCount && (first - kS) % kTCount == 0 && second - kT - 1 < kTCount - 1)
     return first + (second - kT);
   static const auto table = [] {
-    absl::flat_hash_map<uint64_t, uint32_t> pairs;
-    for (const Composite& c : kComposites) pairs.emplace(uint64_t{c.first} << 32 | c.second, c.composed);
+    HashMap<uint64_t, uint32_t> pairs;
+    for (const Composite& c : kComposites) pairs.try_emplace(uint64_t{c.first} << 32 | c.second, c.composed);
     return pairs;
   }();
   const auto found = table.find(uint64_t{first} << 32 | second);

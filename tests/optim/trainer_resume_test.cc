@@ -18,6 +18,7 @@
 #include "rondo/modules/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/run_lock.h"
+#include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/optim/trainer_fixture.h"
@@ -486,6 +487,60 @@ TEST(TrainerRefuses, FilesOfOthers) {
   EXPECT_THROW(run.trainer->resume_from_file(folder / "text.safetensors"), FileError);
   EXPECT_THROW(run.trainer->resume_from_file(folder / "nothing"), FileError);
   EXPECT_FALSE(run.trainer->resume_from_checkpoint(folder / "no_folder"));
+}
+
+// Data whose epoch does not end: checkpoints know it by its first batches, and a run needs max_steps.
+TEST(TrainerEndless, ResumesAndNeedsMaxSteps) {
+  const auto make_source = [](int64_t shift) {
+    return data::FunctionBatches(
+        data::FunctionBatches::kEndless, [shift](data::BatchSource::Position at) -> data::Batch {
+          EXPECT_LT(at.batch, 1000) << "nobody asks for the last batch";
+          Generator generator(static_cast<uint64_t>(at.batch + shift));
+          return {Tensor::randn({2, 4, 6}, {kF32}, &generator), Tensor::full({2, 4}, at.batch % 5, {kI64})};
+        });
+  };
+  struct Run {
+    Run(data::FunctionBatches given, TrainerOptions options) : source(std::move(given)) {
+      manual_seed(1);
+      net = std::make_unique<Classifier>();
+      optimizer = std::make_unique<SGD>(net->parameters(), SGDOptions{.lr = 0.1});
+      trainer = std::make_unique<Trainer>(
+          *net, *optimizer, [this](const data::Batch& b) { return net->loss(b); }, source, std::move(options));
+    }
+    data::FunctionBatches source;
+    std::unique_ptr<Classifier> net;
+    std::unique_ptr<SGD> optimizer;
+    std::unique_ptr<Trainer> trainer;
+  };
+  const TempFolder folder;
+  Run whole(make_source(0), {.max_steps = 6});
+  whole.trainer->train();
+  {
+    Run cut(make_source(0), {.max_steps = 3, .output_dir = folder.path()});
+    cut.trainer->train();
+  }
+  Run resumed(make_source(0), {.max_steps = 6, .output_dir = folder.path()});
+  const auto from = resumed.trainer->resume_from_checkpoint();
+  ASSERT_TRUE(from.has_value());
+  EXPECT_EQ(from->step, 3);
+  const TrainResult result = resumed.trainer->train();
+  EXPECT_EQ(result.last.step, 6);
+  EXPECT_GE(result.last.epoch, 0);
+  EXPECT_LT(result.last.epoch, 1e-9);
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(resumed.net->parameters()[i], whole.net->parameters()[i])) << i;
+
+  Run other(make_source(7), {.max_steps = 6, .output_dir = folder.path()});
+  EXPECT_NE(error_of([&] { other.trainer->resume_from_checkpoint(); }).find("its batches differ"), std::string::npos);
+  EXPECT_NE(error_of([&] { Run(make_source(0), {}); }).find("does not end (BatchSource::kEndless); set max_steps"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { planned_steps({}, data::BatchSource::kEndless); }).find("set max_steps"), std::string::npos);
+  EXPECT_GT(planned_steps({.num_train_epochs = 1e9}, int64_t{1} << 61), 0);
+  data::FunctionBatches evaluation = make_source(0);
+  EXPECT_NE(error_of([&] {
+              Trainer(*other.net, *other.optimizer, [](const data::Batch&) { return Tensor(); }, other.source,
+                      evaluation, {.max_steps = 1});
+            }).find("the evaluation data does not end"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/text/jinja/evaluator.h"
 #include "rondo/runtime/text/jinja/python_text.h"
@@ -50,7 +51,7 @@ Value Evaluator::unique(const Value& value, const Value& names, bool case_sensit
   return deferred(
       [this, value, names, case_sensitive] {
         Values seen;
-        absl::flat_hash_map<std::string, bool> texts;
+        HashSet<std::string> texts;
         Values out;
         const Value source = iterate(value);
         for (Value drawn; source.iterator().next(drawn);) {
@@ -58,7 +59,7 @@ Value Evaluator::unique(const Value& value, const Value& names, bool case_sensit
           if (!is_hashable(key)) throw Error("unhashable type: '" + key.type_name() + "'");
           bool known = false;
           if (key.is_string()) {
-            known = !texts.emplace(key.text(), true).second;
+            known = !texts.insert(key.text()).second;
           } else {
             known = std::any_of(seen.begin(), seen.end(), [&](const Value& one) { return equals(one, key); });
             if (!known) seen.push_back(key);

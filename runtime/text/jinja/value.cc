@@ -83,7 +83,7 @@ Value Value::dict(std::vector<std::pair<Value, Value>> items) {
     }
     made->items.emplace_back(std::move(key), std::move(value));
     const Value& kept = made->items.back().first;
-    if (kept.is_string()) made->names.emplace(kept.text(), made->items.size() - 1);
+    if (kept.is_string()) made->names.try_emplace(kept.text(), made->items.size() - 1);
   }
   Value out(Kind::kDict);
   out.depth_ = nested(depth);

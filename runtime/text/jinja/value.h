@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/json.h"
 
 namespace rondo::text::jinja {
@@ -142,7 +142,7 @@ class Value {
 
 struct Value::Dict {
   std::vector<std::pair<Value, Value>> items;
-  absl::flat_hash_map<std::string_view, size_t> names;  // of keys that are strings
+  HashMap<std::string_view, size_t> names;  // of keys that are strings
   // Null if it has no such key.
   const Value* find(std::string_view name) const;
   const Value* find(const Value& key) const;
