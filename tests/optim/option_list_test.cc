@@ -8,6 +8,8 @@
 #include <memory>
 #include <string>
 
+#include "rondo/compile/jit/executable.h"
+#include "rondo/optim/compile.h"
 #include "rondo/optim/optimizers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -130,28 +132,35 @@ struct Training {
 };
 
 // The options that a state dict has, without those that both optimizers have in common, differ.
+void expect_saved_and_restored(const std::string& name, const Pair& pair, bool compiled) {
+  SCOPED_TRACE(name + (compiled ? ", compiled" : ""));
+  Training whole(pair.other), resumed(pair.usual);
+  if (compiled)
+    for (Training* run : {&whole, &resumed}) compile(*run->optimizer);
+  resumed.step(0);  // with its own options
+  for (int number = 0; number < 2; ++number) whole.step(number);
+  const nn::StateDict saved = copy_of(whole.optimizer->state_dict());
+  resumed.optimizer->load_state_dict(saved);
+  expect_same(resumed.optimizer->state_dict(), saved);
+  const NoGrad off;
+  for (size_t i = 0; i < 2; ++i) resumed.params[i].copy_(whole.params[i]);
+  for (int number = 2; number < 5; ++number)
+    for (Training* run : {&whole, &resumed}) run->step(number);
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(whole.params[i].detach(), resumed.params[i].detach())) << i;
+  // The test sees each option: the usual optimizer would not have gone on so.
+  Training usual(pair.usual);
+  for (const auto& [key, value] : usual.optimizer->state_dict())
+    if (name != "sgd_dampening" && key.starts_with("group.0.") && value.item() == saved.at(key).item()) {
+      EXPECT_TRUE(key.ends_with("params") || key.ends_with("state") || key.ends_with("amsgrad") ||
+                  key.ends_with("centered") || (name == "sgd" && key.ends_with("dampening")))
+          << key;
+    }
+}
+
 TEST(OptionLists, EveryOptionIsSavedAndRestored) {
-  for (const auto& [name, pair] : pairs()) {
-    SCOPED_TRACE(name);
-    Training whole(pair.other), resumed(pair.usual);
-    for (int number = 0; number < 2; ++number) whole.step(number);
-    const nn::StateDict saved = copy_of(whole.optimizer->state_dict());
-    resumed.optimizer->load_state_dict(saved);
-    expect_same(resumed.optimizer->state_dict(), saved);
-    const NoGrad off;
-    for (size_t i = 0; i < 2; ++i) resumed.params[i].copy_(whole.params[i]);
-    for (int number = 2; number < 5; ++number)
-      for (Training* run : {&whole, &resumed}) run->step(number);
-    for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(whole.params[i].detach(), resumed.params[i].detach())) << i;
-    // The test sees each option: the usual optimizer would not have gone on so.
-    Training usual(pair.usual);
-    for (const auto& [key, value] : usual.optimizer->state_dict())
-      if (name != "sgd_dampening" && key.starts_with("group.0.") && value.item() == saved.at(key).item()) {
-        EXPECT_TRUE(key.ends_with("params") || key.ends_with("state") || key.ends_with("amsgrad") ||
-                    key.ends_with("centered") || (name == "sgd" && key.ends_with("dampening")))
-            << key;
-      }
-  }
+  for (const auto& [name, pair] : pairs())
+    for (const bool compiled : {false, true})
+      if (!compiled || compile::jit_available()) expect_saved_and_restored(name, pair, compiled);
 }
 
 // Files of earlier versions.
