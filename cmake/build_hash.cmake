@@ -1,6 +1,6 @@
 # Writes the source file behind jit/build_hash.h: a hash of SOURCES and of every file of ours that they include, directly
 # or not. The files are listed in OUTPUT.d, for the build.
-#   cmake -DROOT=... -DSOURCES=a|b|... -DLLVM=19.1.7 -DCOMPILER="GNU 12.2.0" -DOUTPUT=... -P build_hash.cmake
+#   cmake -DROOT=... -DSOURCES=a|b|... -DLLVM=19.1.7 -DCPU=native -DCOMPILER="GNU 12.2.0" -DOUTPUT=... -P build_hash.cmake
 string(REPLACE "|" ";" SOURCES "${SOURCES}")
 set(pending ${SOURCES})
 while(pending)
@@ -32,5 +32,6 @@ namespace rondo::compile {
 const char* build_mark() { return \"rondo code generator ${hash}\"; }
 const char* build_hash() { return build_mark() + 21; }
 const char* llvm_version() { return \"${LLVM}\"; }
+const char* kernel_cpu_name() { return \"${CPU}\"; }
 }  // namespace rondo::compile
 ")

@@ -56,7 +56,27 @@ if(RONDO_PRECOMPILED_HEADERS)
     target_link_libraries(rondo_precompiled_${name} PRIVATE absl::strings)
   endforeach()
   target_compile_options(rondo_precompiled_kernels PRIVATE ${RONDO_KERNEL_FLAGS})
+  rondo_precompile(programs programs.h)
+  target_compile_options(rondo_precompiled_programs PRIVATE -fPIE)
+  target_link_libraries(rondo_precompiled_programs PRIVATE absl::strings)
 endif()
+
+# rondo_program(target): a program, or an archive that only programs link. Sources with flags of their own, as kernels have, cannot
+# take a precompiled header: such a target is only configured.
+function(rondo_program target)
+  rondo_configure(${target})
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
+    get_source_file_property(options ${source} COMPILE_OPTIONS)
+    if(options)
+      return()
+    endif()
+  endforeach()
+  if(RONDO_PRECOMPILED_HEADERS)  # the false alarms that rondo_library() names
+    target_compile_options(${target} PRIVATE -fPIE -Wno-array-bounds -Wno-stringop-overread)
+    rondo_use_precompiled(${target} programs)
+  endif()
+endfunction()
 
 # Marks sources as kernel code.
 function(rondo_kernel_sources)

@@ -2,6 +2,7 @@
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
@@ -14,6 +15,7 @@
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/marks.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/compile/region/replay.h"
@@ -34,9 +36,14 @@ namespace {
 // The recording of one call of a region's module.
 class RegionTrace final : public Trace {
  public:
-  // `random`: shared by all ops of the call. `known_loops`: runs the region's loops in pieces from their first step on.
-  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool known_loops)
-      : region_(region), call_(call), random_(random), loops_(known_loops ? region.loops() : nullptr) {}
+  // `random`: shared by all ops of the call. `in_pieces`: loops over time run in pieces, those that the region knows
+  // from their first step on.
+  RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool in_pieces)
+      : region_(region),
+        call_(call),
+        random_(random),
+        finds_loops_(in_pieces),
+        loops_(in_pieces ? region.loops() : nullptr) {}
 
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
@@ -52,6 +59,7 @@ class RegionTrace final : public Trace {
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
+    const absl::Cleanup recorded = [&] { random_.op_recorded(inputs); };
     stop_following();
     if (has_writes())
       for (const Tensor* input : inputs)
@@ -77,7 +85,7 @@ class RegionTrace final : public Trace {
               graph_break("a view is read again whose base was written to", where);
             look_again(*input);
           }
-      const bool may_loop = !has_writes();
+      const bool may_loop = finds_loops_ && !has_writes();
       if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
           runs_at_once_in_loop(op, inputs, attrs, outputs, where))
         return;
@@ -102,6 +110,12 @@ class RegionTrace final : public Trace {
     for (const Tensor* input : inputs) args.emplace_back(*input, where);
     call_in_place(op, args, attrs);
   }
+  bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                    std::span<Tensor> outputs, std::source_location where) override {
+    if (!Trace::append_known(op, inputs, attrs, outputs, where)) return false;
+    random_.op_recorded(inputs);
+    return true;
+  }
 
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
 
@@ -122,6 +136,12 @@ class RegionTrace final : public Trace {
     const bool reads_part = std::any_of(dense_parts_.begin(), dense_parts_.end(),
                                         [&](const auto& part) { return part.second.of.storage() == storage; });
     if (reads_part || reads(storage)) graph_break("memory that a recorded op reads is written", where);
+  }
+
+  void before_history_change(const Tensor& tensor, std::source_location where) override {
+    if (running_) return;  // the program's results get their histories
+    changed_history_ = true;
+    if (has_read(tensor)) graph_break("a tensor that a recorded op reads gets another history", where);
   }
 
   void before_read(const Storage& storage, std::source_location where) override {
@@ -160,9 +180,13 @@ class RegionTrace final : public Trace {
     else why_not = "it ran eagerly";
     const auto is_random_state = [&](const Storage& storage) {
       return std::any_of(external().begin(), external().end(), [&](const Tensor& input) {
-        return input.storage() == storage && Replay::is_random_state(input, drawn);
+        return input.storage() == storage && SharedRandomState::is_state(input);
       });
     };
+    if (replay != nullptr && changed_history_) {
+      why_not = "forward changes the history of a tensor";
+      replay = nullptr;
+    }
     if (replay != nullptr && !std::all_of(written_by_pointer_.begin(), written_by_pointer_.end(), is_random_state)) {
       why_not = "forward writes to memory by a pointer";
       replay = nullptr;
@@ -172,6 +196,10 @@ class RegionTrace final : public Trace {
   }
 
  private:
+  bool has_read(const Tensor& tensor) const {
+    return dense_parts_.contains(tensor.impl()) ||
+           std::any_of(external().begin(), external().end(), [&](const Tensor& t) { return t.is_same(tensor); });
+  }
   bool is_stale_view(const Tensor& tensor) const {
     if (!tensor.defined() || tensor.impl()->recorder != nullptr) return false;
     const AutogradMeta* meta = tensor.impl()->autograd.get();
@@ -188,21 +216,25 @@ class RegionTrace final : public Trace {
     finish();
   }
   std::shared_ptr<const Binding> run_piece(int number) {
-    RecorderScope eager(nullptr);
-    running_ = true;
-    const absl::Cleanup done = [this] { running_ = false; };
-    return region_.run(*this, call_, number);
+    return run_now([&] { return region_.run(*this, call_, number); });
   }
 
   // False: it must be recorded after all.
   bool run_known() {
-    RecorderScope eager(nullptr);
-    running_ = true;
-    const absl::Cleanup done = [this] { running_ = false; };
-    std::shared_ptr<const Binding> ran = region_.run_known(*this, latest_);
+    std::shared_ptr<const Binding> ran = run_now([&] { return region_.run_known(*this, latest_); });
     if (ran == nullptr) return false;
     latest_ = broken_ ? nullptr : std::move(ran);
     return ++piece_, true;
+  }
+
+  template <class Run> std::shared_ptr<const Binding> run_now(const Run& run) {
+    RecorderScope eager(nullptr);
+    running_ = true;
+    const absl::Cleanup done = [this] { running_ = false; };
+    absl::Cleanup draw_has_not_happened = [this] { random_.take_back_waiting(); };
+    std::shared_ptr<const Binding> ran = run();
+    std::move(draw_has_not_happened).Cancel();
+    return ran;
   }
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
@@ -315,8 +347,10 @@ class RegionTrace final : public Trace {
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
   std::vector<Storage> written_by_pointer_;  // a replay would leave that out
+  bool changed_history_ = false;             // a replay would leave that out, too
   bool overwrote_ = false;                   // by an op of this call, so that views may be read again
   bool broken_ = false;                      // also by what happened before the first op, which makes no piece
+  const bool finds_loops_;
   const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that run in pieces at once; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
@@ -326,11 +360,39 @@ class RegionTrace final : public Trace {
   HashMap<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
 };
 
+// Why calls run op by op now; null: they do not. Under DetectAnomaly each op is checked by itself.
+const char* why_bypassed() {
+  if (stance() == Stance::kForceEager) return "Stance::kForceEager";
+  if (nn::EagerScope::active()) return "EagerScope";
+  if (autograd::detecting_anomaly()) return "DetectAnomaly";
+  return nullptr;
+}
+
+// Note [Used, but never called]. Only a call of a compiled module runs compiled: `model(x)`. A program may use its
+// parts instead, in a function of the model's own or by `model.forward(x)`, and would run eagerly without knowing. So a
+// module that was compiled and not called yet watches two things: that a parameter of it gets a gradient (RegionHook),
+// and the first call of each module below it (PartHook). The module's first call ends the watch, so that steps do not
+// pay.
 class RegionHook final : public nn::CallHook {
  public:
-  explicit RegionHook(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  RegionHook(std::shared_ptr<Region> region, nn::ModuleBase& module) : region_(std::move(region)) {
+    for (const nn::NamedTensor& p : module.named_parameters()) {
+      if (!p.tensor.requires_grad() || !p.tensor.is_leaf()) continue;
+      const auto note = [this, name = p.name] { note_use(absl::StrCat("its parameter ", name, " got a gradient")); };
+      watched_.emplace_back(p.tensor, autograd::on_accumulated(p.tensor, note));
+    }
+  }
+  ~RegionHook() override { end_watch(); }
+
+  // What of the module was used.
+  void note_use(const std::string& what) {
+    if (HooksAside::active() || why_bypassed() != nullptr) return;
+    if (active_recorder() != nullptr) called_ = true;  // it is part of another recording
+    if (!called_) region_->note_use_without_call(what);
+  }
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
+    if (!called_.exchange(true)) end_watch();
     // Inside another recording the block is simply part of it.
     if (active_recorder() != nullptr) return forward();
     if (const char* why = why_bypassed(); why != nullptr) {
@@ -347,8 +409,9 @@ class RegionHook final : public nn::CallHook {
     std::vector<GeneratorState> drawn;  // from
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known.
-    RegionTrace trace(*region_, call, random, /*known_loops=*/known == nullptr);
+    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known, or
+    // before several recordings made a short loop enough (LoopSteps::is_time_to_search()).
+    RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(latest());
     try {
       RecorderScope record(&trace);
@@ -375,12 +438,8 @@ class RegionHook final : public nn::CallHook {
  private:
   static constexpr size_t kMaxReplays = 16;  // per module: sizes, modes
 
-  // Why this call runs op by op; null: it does not. Under DetectAnomaly each op is checked by itself.
-  static const char* why_bypassed() {
-    if (stance() == Stance::kForceEager) return "Stance::kForceEager";
-    if (nn::EagerScope::active()) return "EagerScope";
-    if (autograd::detecting_anomaly()) return "DetectAnomaly";
-    return nullptr;
+  void end_watch() {
+    for (const auto& [parameter, id] : std::exchange(watched_, {})) autograd::remove_on_accumulated(parameter, id);
   }
 
   std::shared_ptr<const Binding> latest() {
@@ -399,10 +458,49 @@ class RegionHook final : public nn::CallHook {
   }
 
   std::shared_ptr<Region> region_;
+  std::atomic<bool> called_ = false;
+  std::vector<std::pair<Tensor, int64_t>> watched_;  // until the first call: on_accumulated()
   std::mutex mutex_;
   std::shared_ptr<const Binding> latest_;  // what the latest call ran, as one recording; null: something else
   std::vector<std::shared_ptr<const Replay>> replays_;
 };
+
+// Of a module below a compiled one, until its first call.
+class PartHook final : public nn::CallHook {
+ public:
+  explicit PartHook(std::weak_ptr<RegionHook> compiled) : compiled_(std::move(compiled)) {}
+
+  void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
+    if (why_bypassed() == nullptr) {
+      if (call.module.call_hook.get() == this) call.module.call_hook = nullptr;
+      if (const std::shared_ptr<RegionHook> compiled = compiled_.lock()) note_call(call.module, *compiled);
+    }
+    forward();
+  }
+  bool is_over() const { return compiled_.expired(); }
+
+ private:
+  static void note_call(const nn::ModuleBase& part, RegionHook& compiled) {
+    std::string name;
+    const nn::ModuleBase* module = &part;
+    for (; module != nullptr && module->call_hook.get() != &compiled; module = module->parent())
+      name = name.empty() ? module->name() : absl::StrCat(module->name(), ".", name);
+    if (module != nullptr) compiled.note_use(absl::StrCat("its part ", name, " was called"));
+  }
+
+  const std::weak_ptr<RegionHook> compiled_;
+};
+
+void set_hooks(nn::ModuleBase& module, const std::shared_ptr<Region>& region) {
+  const auto hook = std::make_shared<RegionHook>(region, module);
+  module.call_hook = hook;
+  const auto part = std::make_shared<PartHook>(hook);
+  for (const nn::NamedModule& inner : module.named_modules()) {
+    std::shared_ptr<nn::CallHook>& now = inner.module.call_hook;
+    const auto* const older = dynamic_cast<const PartHook*>(now.get());
+    if (now == nullptr || (older != nullptr && older->is_over())) now = part;
+  }
+}
 
 }  // namespace
 
@@ -420,6 +518,7 @@ std::string Regions::summary() const try {
     if (!text.empty()) text += "\n";
     if (r.entries == 0) {
       text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
       continue;
     }
     const std::string how = r.compilations == 0   ? "found compiled"
@@ -459,11 +558,11 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
   std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
-  for (nn::ModuleBase* block : repeated_blocks(model)) {
+  for (nn::ModuleBase* block : model.repeated_blocks()) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
     if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
     region->add_layer();
-    block->call_hook = std::make_shared<RegionHook>(region);
+    set_hooks(*block, region);
   }
   if (regions.empty())
     throw Error(
@@ -479,7 +578,7 @@ Regions compile_module(nn::ModuleBase& module, CompileOptions options) try {
   prepare(options);
   auto region = std::make_shared<Region>(module.type_name(), options);
   region->add_layer();
-  module.call_hook = std::make_shared<RegionHook>(region);
+  set_hooks(module, region);
   return Regions({region});
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("compile_module");

@@ -11,9 +11,13 @@
 //
 // Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
 //
-// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable
-// memory that a recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another
-// device. Rondo runs what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
+// Only a call of the module itself runs compiled: model(x), and a loss() that makes one. model.forward(x) runs eagerly,
+// and so does a function that calls the module's parts; then a warning comes, once, and Regions::summary() says so.
+//
+// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
+// recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
+// the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
+// what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
 //
 // Writes in place are recorded: running statistics, counters, caches, writes through views. The memory is written when
 // the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break. A write is a
@@ -54,8 +58,9 @@ class Regions {
   std::vector<std::shared_ptr<Region>> regions_;
 };
 
-// Compiles the repeated blocks of `model`: the children of every list of modules, one region per class. The hooks live
-// in the modules; the result is for reports. Throws Error if there is no code generator for any device that is here.
+// Compiles the repeated blocks of `model` (ModuleBase::repeated_blocks(): the items of its outermost ModuleLists), one
+// region for each list and class. The hooks live in the modules; the result is for reports. Throws Error if the model
+// has no blocks, or if there is no code generator for any device that is here.
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 
 // One region for exactly this module.

@@ -7,7 +7,7 @@
 #include "rondo/compile/jit/artifacts.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/jit/targets.h"
-#include "rondo/compile/region/region.h"
+#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/random.h"
@@ -18,14 +18,12 @@ namespace {
 // The parts of a model that a step changes, to be put back.
 class Unchanged {
  public:
-  explicit Unchanged(nn::ModuleBase& model) : model_(model) {
+  explicit Unchanged(nn::ModuleBase& model) : model_(model), hooks_(model) {
     std::unordered_set<const TensorImpl*> seen;
     for (const Tensor* slot : model.tensor_slots())
       if (slot->defined() && slot->device() != kCPU)
         throw Error(absl::StrCat("compile_for: the model is on ", to_string(slot->device()),
                                  "; compile it on the CPU, before it is moved"));
-    model.apply(
-        [&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
     for (const Tensor* slot : model.tensor_slots()) {
       if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
       Tensor tensor = *slot;
@@ -38,14 +36,13 @@ class Unchanged {
     model_.to(kCPU);
     for (auto& [tensor, grad] : grads_)
       if (grad.defined()) tensor.set_grad(grad);
-    for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
   }
   Unchanged(const Unchanged&) = delete;
   Unchanged& operator=(const Unchanged&) = delete;
 
  private:
   nn::ModuleBase& model_;
-  std::vector<std::pair<nn::ModuleBase*, std::shared_ptr<nn::CallHook>>> hooks_;
+  const HooksAside hooks_;
   std::vector<std::pair<Tensor, Tensor>> grads_;
 };
 
@@ -86,7 +83,7 @@ Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device dev
   {
     const Unchanged unchanged(model);
     model.to(device->device());
-    if (repeated_blocks(model).empty()) compile_module(model, options);
+    if (model.repeated_blocks().empty()) compile_module(model, options);
     else compile_regions(model, options);
     step(device->device());
     synchronize(device->device());

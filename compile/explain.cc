@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
@@ -36,11 +37,6 @@ std::vector<std::string> calls_without_plan() {
   return texts;
 }
 
-Regions compile_temporarily(nn::ModuleBase& model, const CompileOptions& options) {
-  disable(model);
-  return repeated_blocks(model).empty() ? compile_module(model, options) : compile_regions(model, options);
-}
-
 }  // namespace
 
 Explanation explain(const Regions& regions) try {
@@ -63,18 +59,12 @@ Explanation explain(const Regions& regions) try {
   throw_out_of_memory("explain");
 }
 
-TemporaryRegions::Hooks::Hooks(nn::ModuleBase& model) {
-  model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, module.call_hook); });
-}
-
-TemporaryRegions::Hooks::~Hooks() {
-  for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
-}
-
 TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options) try
-    : hooks_(model), regions_(compile_temporarily(model, options)) {
+    : hooks_(std::make_unique<HooksAside>(model)),
+      regions_(model.repeated_blocks().empty() ? compile_module(model, options) : compile_regions(model, options)) {
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("explain");
 }
+TemporaryRegions::~TemporaryRegions() = default;
 
 }  // namespace rondo::compile

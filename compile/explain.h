@@ -40,26 +40,18 @@ std::string to_text(const Explanation& explanation);
 // A whole HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.
 std::string to_html(const Explanation& explanation);
 
+class HooksAside;
+
 // Compiles the repeated blocks of a model, or the whole model if it has none. The destructor restores the model's
 // hooks.
 class TemporaryRegions {
  public:
   explicit TemporaryRegions(nn::ModuleBase& model, CompileOptions options = {});
+  ~TemporaryRegions();
   const Regions& regions() const { return regions_; }
 
  private:
-  // The model's own hooks, put back by the destructor.
-  class Hooks {
-   public:
-    explicit Hooks(nn::ModuleBase& model);
-    ~Hooks();
-    Hooks(const Hooks&) = delete;
-    Hooks& operator=(const Hooks&) = delete;
-
-   private:
-    std::vector<std::pair<nn::ModuleBase*, std::shared_ptr<nn::CallHook>>> hooks_;
-  };
-  Hooks hooks_;
+  const std::unique_ptr<HooksAside> hooks_;
   Regions regions_;
 };
 

@@ -118,10 +118,10 @@ enum class Stance : uint8_t {
 void set_stance(Stance stance);
 Stance stance();
 
-// Finds wrong numbers: while it is on, whatever runs compiled runs op by op as well. Where the results differ, the run
-// throws InternalError, which names the smallest part that is wrong on its own, with its line, and a file that shows
-// it. In exact mode no bit may differ; in default mode, an element by 1e-5 of the largest (bf16, f16: 0.02).
-// RONDO_CHECK=units turns it on, too.
+// Finds wrong numbers: while it is on, what is compiled runs op by op as well. Where the results differ, the run throws
+// InternalError, which names the smallest part that is wrong on its own, with its line, or the pass that is wrong, and
+// a file that shows it. In exact mode no bit may differ; in default mode, an element by 1e-5 of the largest (bf16, f16:
+// 0.02), or by four times what nudges in last places do to it. RONDO_CHECK=units turns it on, too.
 void set_check_units(bool on);
 // Finds wrong formulas of floats (region/check_floats.h). RONDO_CHECK=floats turns it on, too. On in debug builds.
 void set_check_floats(bool on);

@@ -30,6 +30,9 @@ struct RegionReport {
   // products are known.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
+  // How a module of this region was used before its first call, as in "its part backbone was called": that runs
+  // eagerly, as only a call of the module itself (`model(x)`) runs compiled. Empty: it was not.
+  std::string used_without_call;
   int64_t replays = 0;           // of the calls, those that ran no C++ of the module
   std::string why_not_replayed;  // with Capture::kReplay: why some call was recorded all the same
   // Calls that threw an error of their data, such as an index out of range. Values that were complete can be read;

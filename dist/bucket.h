@@ -18,6 +18,15 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
+// What finish() does about buffers, which each rank's forward writes: BatchNorm's running statistics.
+enum class BufferSync : uint8_t {
+  kBroadcast,  // every rank gets rank 0's, as in PyTorch: what rank 0 saves is what every rank evaluates with
+  // Every rank gets the mean over the ranks; integers, such as a count of batches, are rank 0's. A rank that had no
+  // batch in the step counts with the values that it had before.
+  kAverage,
+  kLeave,  // each rank keeps its own. Evaluations then differ from rank to rank, and from a run that is resumed
+};
+
 // DistributedDataParallel throws Error unless 0 <= min_bytes <= max_bytes and max_bytes > 0.
 struct BucketOptions {
   int64_t min_bytes = 256 << 10;  // smaller parts of the model share a bucket with the next: a collective costs 0.1 ms
@@ -32,6 +41,8 @@ struct BucketOptions {
   // gets the average if some rank has a gradient for it, and none otherwise. Its bucket, and those after it, leave in
   // finish(). Must be equal on all ranks.
   bool allow_unused = false;
+  // Must be equal on all ranks.
+  BufferSync buffers = BufferSync::kBroadcast;
 };
 
 // Who takes the average of a parameter's gradient. Parameters of two takers are never in one bucket.

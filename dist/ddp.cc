@@ -13,6 +13,7 @@
 #include "rondo/dist/arrivals.h"
 #include "rondo/dist/parcel.h"
 #include "rondo/dist/row_parcel.h"
+#include "rondo/dist/shared_buffers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
@@ -34,7 +35,11 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
-    : model_(model), group_(std::move(group)), options_(options), arrivals_(std::make_shared<Arrivals>(*this)) {
+    : model_(model),
+      group_(std::move(group)),
+      options_(options),
+      buffers_(std::make_unique<SharedBuffers>(model, options.buffers)),
+      arrivals_(std::make_shared<Arrivals>(*this)) {
   if (group_ == nullptr)
     throw Error(absl::StrCat(kDdp, ": no process group; subgroup() returns null on ranks outside it"));
   for (nn::NamedTensor& p : model.named_parameters())
@@ -52,7 +57,12 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
     for (const Tensor& p : seam.parameters) paths[p.impl()] = &seam.path;
   for (const nn::NamedTensor& p : parameters_) path_of_.push_back(*paths.at(p.tensor.impl()));
   plan_ = plan_buckets(model, seams, options);
-  compare_plans(plan_.text + describe_state(model) + (options.allow_unused ? "parameters may be unused\n" : ""));
+  compare_plans(absl::StrCat(plan_.text, describe_state(model),
+                             options.allow_unused ? "parameters may be unused\n" : "", "buffers are ",
+                             options.buffers == BufferSync::kBroadcast ? "rank 0's"
+                             : options.buffers == BufferSync::kAverage ? "averaged"
+                                                                       : "left alone",
+                             "\n"));
   if (parameters_.empty())
     throw Error(absl::StrCat(kDdp, ": ", model.type_name(),
                              " has no parameter that requires a gradient, so there is nothing to average. Modules find "

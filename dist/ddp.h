@@ -17,6 +17,11 @@
 //
 // Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
 //
+// Buffers, such as BatchNorm's running statistics, are written by each rank's forward from its own batches. finish()
+// sends rank 0's to every rank, so each forward that trains begins with them, and evaluations and checkpoints have the
+// same values on every rank. BucketOptions::buffers averages them, or leaves each rank its own. Statistics of the
+// batches of all ranks: convert_sync_batchnorm() (group_communicator.h).
+//
 // A gradient leaves when all uses of its parameter have contributed, also those that autograd::checkpoint() runs again.
 // A tied embedding's gradient leaves in two parts, so that backward hides its all-reduce, too: Note [Two parts] in
 // row_parcel.h. The average differs from that of one process by the rounding of sums in another order.
@@ -80,6 +85,7 @@ namespace rondo::dist {
 
 class Parcel;
 class RowParcel;
+class SharedBuffers;
 
 class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
  public:
@@ -96,7 +102,8 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // Ends a step: waits until every bucket is averaged; on a device, later work does. A collective. Throws MismatchError
+  // Ends a step: waits until every bucket is averaged and the buffers are shared; on a device, later work does. A
+  // collective. Throws MismatchError
   // on every rank; the gradients of this step must then not be used, but the next step may be tried, unless the ranks
   // had issued different collectives on a device.
   void finish();
@@ -181,8 +188,9 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   nn::ModuleBase& model_;
   const std::shared_ptr<ProcessGroup> group_;
   const BucketOptions options_;
-  Device device_;                            // of the parameters
-  bool late_ = false;                        // the device runs late: nothing of it is read, and finish() delivers
+  Device device_;      // of the parameters
+  bool late_ = false;  // the device runs late: nothing of it is read, and finish() delivers
+  const std::unique_ptr<const SharedBuffers> buffers_;
   std::vector<nn::NamedTensor> parameters_;  // that require a gradient
   std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
   std::vector<int64_t> hooks_;

@@ -11,6 +11,7 @@
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/parcel.h"
 #include "rondo/dist/row_parcel.h"
+#include "rondo/dist/shared_buffers.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
@@ -99,6 +100,7 @@ void DistributedDataParallel::finish() {
   const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank
   deliver_all();
   deliver_second_parts();
+  buffers_->share(*group_, step);
   hand_to_shards(first);
   for (size_t i = 0; i < parameters_.size() && options_.allow_unused; ++i) set_claim(i, arrivals_->delivered[i]);
 }

@@ -61,14 +61,14 @@ class Gone final : public optim::ShardHooks {
 
 class ShardedOptimizer::State final : public GradientShards, public optim::ShardHooks, public optim::GradientSource {
  public:
-  State(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options);
+  State(DistributedDataParallel& ddp, optim::Optimizer& optimizer);
   ~State() override;
 
   // ---- For DistributedDataParallel
   bool takes(const Tensor& parameter) const override { return position_.contains(parameter.impl()); }
   bool needs_whole(const Tensor& parameter) const override { return needs_whole_[position_.at(parameter.impl())]; }
   std::string describe() const override {
-    return absl::StrCat(optimizer_.name(), options_.master_weights ? ", master weights" : "");
+    return absl::StrCat(optimizer_.name(), has_masters_ ? ", master weights" : "");
   }
   void begin(std::vector<ShardedBucket> buckets) override;
   void before_send(size_t bucket) override;
@@ -125,28 +125,26 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   DistributedDataParallel& ddp_;
   optim::Optimizer& optimizer_;
   optim::OptimizerState& kept_;  // by the optimizer
-  const ShardOptions options_;
   const std::shared_ptr<ProcessGroup> group_;
   std::vector<Tensor> parameters_, copies_;  // of the optimizer before it was cut
   std::vector<bool> needs_whole_;
+  bool has_masters_ = false;                                // some group would keep them
   std::unordered_map<const TensorImpl*, size_t> position_;  // of those with a gradient
   std::vector<optim::ParamSlot> before_;                    // slots, until they are cut
   std::vector<ShardPiece> pieces_;                          // by slot; empty: not cut yet
   std::vector<Taken> taken_;
   std::unordered_map<size_t, size_t> taken_of_;  // by bucket of the plan
   std::unordered_map<size_t, Tensor> earlier_;   // by slot: the gradient from before the bucket that is under way
-  nn::StateDict masters_;                        // that were loaded before the slots were cut
   ParameterGather gather_;
   std::vector<Tensor> claimed_;
   std::vector<std::pair<int64_t, Listener>> listeners_;
   int64_t step_ = 0;  // the number of steps that have ended
 };
 
-ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options)
+ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& optimizer)
     : ddp_(ddp),
       optimizer_(optimizer),
       kept_(optim::Step::state_of(optimizer)),
-      options_(options),
       group_(ddp.shared_group()),
       gather_(group_) {
   if (kept_.shards != nullptr)
@@ -161,6 +159,7 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
     const optim::ParamSlot& slot = kept_.slots[i];
     parameters_.push_back(slot.param);
     needs_whole_.push_back(!is_elementwise(slot));
+    has_masters_ = has_masters_ || slot.init.masters;
     if (known.contains(slot.param.impl())) position_[slot.param.impl()] = i;
     else if (slot.param.requires_grad())
       throw Error(absl::StrCat(kSharded, ": ", optim::slot_name(i), " of ", optimizer.name(),
@@ -201,9 +200,7 @@ ShardedOptimizer::State::~State() {
 void ShardedOptimizer::State::begin(std::vector<ShardedBucket> buckets) {
   const NoGrad off;
   invariant(pieces_.empty(), "an optimizer is sharded twice");
-  nn::StateDict whole = directly([&] { return optimizer_.state_dict(); });
-  whole.merge(masters_);
-  masters_.clear();
+  const nn::StateDict whole = directly([&] { return optimizer_.state_dict(); });
   for (ShardedBucket& bucket : buckets) {
     taken_of_[bucket.index] = taken_.size();
     Taken& taken = taken_.emplace_back();
@@ -251,6 +248,7 @@ size_t ShardedOptimizer::State::add_slot(size_t i, const Taken* taken, size_t k)
   slot.copy = Tensor();
   if (taken == nullptr) return pieces_.size() - 1;
   slot.state = {};
+  slot.drop_master();
   slot.average = Tensor();
   slot.average_data = nullptr;
   slot.average_moved = false;
@@ -272,7 +270,7 @@ size_t ShardedOptimizer::State::add_slot(size_t i, const Taken* taken, size_t k)
     slot.param = Tensor::empty({0}, {parameter.dtype(), parameter.device()});  // holds the place, never has a gradient
     return pieces_.size() - 1;
   }
-  piece.has_master = options_.master_weights && is_low_precision(parameter.dtype());
+  piece.has_master = slot.wants_master();
   slot.param = leaf_of(parameter, piece);
   if (piece.has_master) {
     slot.param = slot.param.detach().to(kF32).requires_grad_();
@@ -462,7 +460,6 @@ nn::StateDict ShardedOptimizer::State::whole_state(std::optional<int> only_on,
   wait();
   nn::StateDict local = directly([&] { return optimizer_.state_dict(); });
   if (pieces_.empty()) {
-    for (const auto& [name, value] : masters_) local[name] = value;
     if (only_on && *only_on != group_->rank()) local.clear();
     return local;
   }
@@ -490,9 +487,6 @@ std::vector<Tensor> ShardedOptimizer::State::averages() {
 void ShardedOptimizer::State::load(const nn::StateDict& whole) {
   if (pieces_.empty()) {
     directly([&] { optimizer_.load_state_dict(whole); });
-    masters_.clear();
-    for (const auto& [name, value] : whole)
-      if (name.starts_with("state.") && name.ends_with(".master")) masters_[name] = value;
     return;
   }
   wait();
@@ -511,6 +505,7 @@ void ShardedOptimizer::State::load_masters(const nn::StateDict& cut) {
     if (!piece.has_master) continue;
     const auto given = cut.find(absl::StrCat("state.", slot, ".master"));
     const Tensor& values = given == cut.end() ? piece.home : given->second;
+    if (given == cut.end() && kept_.slots[slot].state.exists()) optim::Step::say_no_masters(optimizer_);
     Tensor master = kept_.slots[slot].param.detach().view({piece.numel});
     master.copy_(values.contiguous().view({piece.numel}).to(master.device()));
     piece.is_unsure = true;  // the model may be loaded later: follow()
@@ -530,8 +525,8 @@ int64_t ShardedOptimizer::State::elements() const {
 
 // ---- The interface
 
-ShardedOptimizer::ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options)
-    : state_(std::make_shared<State>(ddp, optimizer, options)) {}
+ShardedOptimizer::ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer)
+    : state_(std::make_shared<State>(ddp, optimizer)) {}
 ShardedOptimizer::~ShardedOptimizer() = default;
 
 void ShardedOptimizer::wait() { state_->wait(); }

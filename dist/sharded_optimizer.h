@@ -20,8 +20,8 @@
 //
 // Numbers. Those of the optimizer without shards, if the gradients are: two ranks give the same bits. With more ranks,
 // reduce_scatter adds in another order than all_reduce does. A norm is added up in another order, too: its last bits
-// may differ. All ranks have the same norm, and skip the same steps. With master weights, parameters of 16 bits are
-// rounded copies of f32 weights, which are part of the state: then more is kept than without shards.
+// may differ. All ranks have the same norm, and skip the same steps. A rank keeps the f32 weights of its share of
+// 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the gradients' averages as they are, in f32.
 //
 // The differences to a plain optimizer:
 // - After finish(), parameters have no .grad: clip by step({.max_norm = ...}), not by clip_grad_norm_.
@@ -52,19 +52,12 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-struct ShardOptions {
-  // Keeps f32 weights of bf16 and f16 parameters, this rank's share, and updates those: the gradient's average is then
-  // used as it is, in f32. false: the parameters are updated, as the optimizer does without shards. Must be equal on
-  // all ranks.
-  bool master_weights = true;
-};
-
 class ShardedOptimizer {
  public:
   // Throws Error after the first backward, if a parameter that requires a gradient is not one of `ddp`, if the
   // optimizer has none of its parameters, or if somebody else uses its gradients (UpdateAtSeams, another
   // ShardedOptimizer).
-  ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer, ShardOptions options = {});
+  ShardedOptimizer(DistributedDataParallel& ddp, optim::Optimizer& optimizer);
   ~ShardedOptimizer();
   ShardedOptimizer(const ShardedOptimizer&) = delete;
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
@@ -76,8 +69,7 @@ class ShardedOptimizer {
   void wait();
 
   // Collectives. The state of whole parameters, as Optimizer::state_dict() has it, on the CPU: it does not depend on
-  // world_size, and a plain optimizer loads it. "state.<i>.master": f32 weights, which a plain optimizer ignores. On
-  // all ranks, or on one and empty on the others.
+  // world_size, and a plain optimizer loads it. On all ranks, or on one and empty on the others.
   nn::StateDict state_dict(std::optional<int> only_on = std::nullopt);
   // Copies of the averages, whole, in the order of the optimizer's parameters. Throws Error unless they are tracked.
   std::vector<Tensor> averages();

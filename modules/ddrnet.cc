@@ -120,11 +120,14 @@ std::pair<Tensor, Tensor> DDRNet::features(const Tensor& images) {
   return {resize_like(pooling(through(layer5, relu(low_b))), at8) + high, high_b};
 }
 Tensor DDRNet::forward(const Tensor& images) { return head(features(images).first); }
-Tensor DDRNet::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+Tensor DDRNet::forward(const Tensor& images, const Tensor& targets) {
   const auto [last, middle] = features(images);
-  const Tensor main = segmentation_loss({head(last), where}, targets, config.ignore_index);
+  const Tensor main = segmentation_loss(head(last), targets, config.ignore_index);
   if (!extra_head) return main;
-  return main + config.extra_weight * segmentation_loss({(*extra_head)(middle), where}, targets, config.ignore_index);
+  return main + config.extra_weight * segmentation_loss((*extra_head)(middle), targets, config.ignore_index);
+}
+Tensor DDRNet::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return (*this)({images, where}, targets);
 }
 
 }  // namespace rondo::nn

@@ -81,6 +81,9 @@ struct DDRNet : Module<DDRNet> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, n_class, H / 8, W / 8).
   Tensor forward(const Tensor& images);
+  // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
+  Tensor forward(const Tensor& images, const Tensor& targets);
+  // The same as a call of the model, which runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

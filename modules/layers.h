@@ -149,6 +149,7 @@ template <class M> class ModuleList : public ModuleBase {
     items_.push_back(child(std::to_string(size()), std::forward<Args>(args)...).template make<M>());
     return *items_.back();
   }
+  bool is_block_list() const override { return true; }
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
   // Throws Error unless 0 <= i < size().
   M& operator[](int64_t i) {
@@ -180,7 +181,8 @@ struct SequentialLayer {
   std::function<void(Sequential&)> add_to;
 };
 
-// A chain of modules of any types, named "0", "1", ..., each from one Tensor to one Tensor.
+// A chain of modules of any types, named "0", "1", ..., each from one Tensor to one Tensor. It is one thing, no list of
+// blocks; a chain of blocks that a model repeats derives from it and says so (ModuleBase::is_block_list, ResNetStage).
 //   nn::Sequential net(nn::layer<nn::Linear>(2, 16), nn::layer<nn::Tanh>(), nn::layer<nn::Linear>(16, 1));
 class Sequential : public Module<Sequential> {
  public:

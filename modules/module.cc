@@ -238,6 +238,19 @@ std::vector<NamedModule> ModuleBase::named_modules() try {
   throw_out_of_memory("named_modules");
 }
 
+std::vector<ModuleBase*> ModuleBase::repeated_blocks() const {
+  std::vector<ModuleBase*> blocks;
+  for (ModuleBase* module : children_) {
+    if (is_block_list() && !module->is_block_list()) {
+      blocks.push_back(module);
+    } else {
+      const std::vector<ModuleBase*> inner = module->repeated_blocks();
+      blocks.insert(blocks.end(), inner.begin(), inner.end());
+    }
+  }
+  return blocks;
+}
+
 void ModuleBase::collect_modules(const std::string& prefix, std::vector<NamedModule>& out) {
   out.push_back({prefix, *this});
   for (ModuleBase* module : children_) module->collect_modules(joined(prefix, module->name_), out);

@@ -18,7 +18,8 @@
 //   nn::ModuleList<Block> h = child("h", 12, C, 12);  // in a model: h.0 .. h.11
 //
 // Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and
-// the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor.
+// the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor. A
+// loss() that needs more than one forward returns calls another overload of forward (DDRNet): so it is compiled, too.
 //
 // A finished model can be changed without changing its code (Note [Calls of a changed tree]):
 //
@@ -101,6 +102,12 @@ class ModuleBase {
   std::vector<Tensor> parameters() const;
   std::vector<NamedTensor> named_buffers() const;
   std::vector<NamedModule> named_modules();  // this one first, with an empty name
+  // True for a list of blocks that a model repeats, such as a ModuleList. A chain that is one thing is no list.
+  virtual bool is_block_list() const { return false; }
+  // The blocks at or below this module, in the order of the tree: the items of the outermost lists. Where an item is a
+  // list itself, its items are meant. What is inside of a block is part of it, also a list. compile::compile_regions()
+  // and optim::plan_seams() cut a model here.
+  std::vector<ModuleBase*> repeated_blocks() const;
   std::span<ModuleBase* const> children() const { return children_; }
   ModuleBase* parent() const { return parent_; }
   // "h.3.mlp" below the root; empty for a root.

@@ -68,12 +68,15 @@ std::array<Tensor, 3> PPLiteSeg::features(const Tensor& images) {
   return x;
 }
 Tensor PPLiteSeg::forward(const Tensor& images) { return heads[0](features(images)[0]); }
-Tensor PPLiteSeg::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+Tensor PPLiteSeg::forward(const Tensor& images, const Tensor& targets) {
   const std::array<Tensor, 3> x = features(images);
   const auto of = [&](int64_t i) {
-    return segmentation_loss({heads[i](x[static_cast<size_t>(i)]), where}, targets, config.ignore_index);
+    return segmentation_loss(heads[i](x[static_cast<size_t>(i)]), targets, config.ignore_index);
   };
   return of(0) + of(1) + of(2);
+}
+Tensor PPLiteSeg::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return (*this)({images, where}, targets);
 }
 
 }  // namespace rondo::nn

@@ -40,7 +40,7 @@ ResNetConfig checked_resnet(const ResNetConfig& config) {
   return config;
 }
 
-template <class Block> void add_blocks(Sequential& stage, const ResNetConfig& config, int number) {
+template <class Block> void add_blocks(ResNetStage& stage, const ResNetConfig& config, int number) {
   const int64_t planes = config.width << number;
   int64_t in = number == 0 ? config.width : planes / 2 * Block::kExpansion;
   for (int64_t i = 0; i < config.layers[static_cast<size_t>(number)]; ++i) {
@@ -96,7 +96,7 @@ ResNet::ResNet(ResNetConfig given, uint64_t seed)
       fc(child("fc", config.width * 8 * (config.bottleneck ? Bottleneck::kExpansion : BasicBlock::kExpansion),
                config.n_class)) {
   int number = 0;
-  for (Sequential* stage : {&layer1, &layer2, &layer3, &layer4}) {
+  for (ResNetStage* stage : {&layer1, &layer2, &layer3, &layer4}) {
     if (config.bottleneck) add_blocks<Bottleneck>(*stage, config, number++);
     else add_blocks<BasicBlock>(*stage, config, number++);
   }

@@ -65,6 +65,11 @@ struct Bottleneck : Module<Bottleneck> {
   Tensor forward(const Tensor& x);  // (B, in, H, W) -> (B, 4 planes, H / stride, W / stride)
 };
 
+// The blocks of one stage in a chain.
+struct ResNetStage : Sequential {
+  bool is_block_list() const override { return true; }
+};
+
 struct ResNet : Module<ResNet> {
   // Convolutions start as torchvision's (init_convolutions()), the same for the same seed on any machine.
   explicit ResNet(ResNetConfig config = {}, uint64_t seed = 0);
@@ -79,7 +84,7 @@ struct ResNet : Module<ResNet> {
   ResNetConfig config;
   Conv2d conv1;
   BatchNorm2d bn1;
-  Sequential layer1, layer2, layer3, layer4;
+  ResNetStage layer1, layer2, layer3, layer4;
   Linear fc;
 
   Tensor forward(const Tensor& images);  // (B, channels, H, W) -> logits (B, n_class)

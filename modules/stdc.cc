@@ -123,13 +123,14 @@ STDCSeg::Features STDCSeg::features(const Tensor& images) {
   return {at8, ffm(ops::cat({at8, context8}, 1)), context8, context16};
 }
 Tensor STDCSeg::forward(const Tensor& images) { return conv_out(features(images).fused); }
-Tensor STDCSeg::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+Tensor STDCSeg::forward(const Tensor& images, const Tensor& targets) {
   const Features f = features(images);
-  const auto of = [&](const Tensor& logits) {
-    return segmentation_loss({logits, where}, targets, config.ignore_index);
-  };
+  const auto of = [&](const Tensor& logits) { return segmentation_loss(logits, targets, config.ignore_index); };
   return of(conv_out(f.fused)) + of(conv_out16(f.context8)) + of(conv_out32(f.context16)) +
          detail_loss(detail(f.at8), detail_targets(targets));
+}
+Tensor STDCSeg::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  return (*this)({images, where}, targets);
 }
 
 Tensor detail_targets(const Tensor& targets) {

@@ -88,8 +88,10 @@ struct STDCSeg : Module<STDCSeg> {
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, n_class, H / 8, W / 8).
   Tensor forward(const Tensor& images);
-  // The losses of the three heads and of the detail head, summed. The last two heads and `detail` are for training
-  // only.
+  // The losses of the three heads and of the detail head, summed, of targets i64 or i32 (B, H, W). The last two heads
+  // and `detail` are for training only.
+  Tensor forward(const Tensor& images, const Tensor& targets);
+  // The same as a call of the model, which runs compiled.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 

@@ -111,45 +111,9 @@ struct StepSize {
 
 }  // namespace
 
-void Adafactor::add_param_group(const ParamGroup<AdafactorOptions>& group) {
-  add_between_steps([&] {
-    const AdafactorOptions& o = group.options;
-    if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
-      throw Error(
-          "Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
-    static const RowProgram step_size = {
-        program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
-    static const UpdatePlan vector = {
-        {{.name = "variance", .nonnegative = true}},
-        {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
-         {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
-        /*matrices=*/false,
-        /*own_scalars=*/true};
-    static const UpdatePlan matrix = {
-        {{.name = "row_var", .layout = Layout::kPerRow},
-         {.name = "col_var", .layout = Layout::kPerColumn},
-         {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
-        {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
-         {.body = body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), .program = step_size}},
-        /*matrices=*/true,
-        /*own_scalars=*/true};
-    add_group(group.params, [](const Tensor& p) -> const UpdatePlan& { return p.rank() > 1 ? matrix : vector; },
-              {.format = o.state});
-    groups_.push_back(o);
-  });
-}
-
-Adafactor::Adafactor(std::vector<Tensor> params, AdafactorOptions options)
-    : Adafactor({ParamGroup<AdafactorOptions>{std::move(params), options}}) {}
-Adafactor::Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups) { add_groups(*this, groups); }
-
-void Adafactor::visit_options(int group, OptionVisitor visit) {
-  AdafactorOptions& o = groups_[static_cast<size_t>(group)];
-  visit("lr", o.lr);
-  visit("beta2_decay", o.beta2_decay);
-  visit("eps2", o.eps2);
-  visit("d", o.d);
-  visit("weight_decay", o.weight_decay);
+void Adafactor::check(const AdafactorOptions& o) {
+  if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
+    throw Error("Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
 }
 
 namespace {
@@ -162,21 +126,42 @@ struct WeightAndRho {
     return {scalar::pow(step, beta2_decay), scalar::select(scalar::lt(rho, lr), rho, lr)};
   }
 };
-}  // namespace
 
-ScalarRule Adafactor::scalars(int group) const {
+const UpdatePlan& adafactor_plan(const AdafactorOptions& /*o*/, const Tensor& param) {
+  static const RowProgram step_size = {
+      program_body<StepSize>("adafactor_step_size"), {AdafactorScalars::kStep}, {AdafactorScalars::kStep}};
+  static const UpdatePlan vector = {
+      {{.name = "variance", .nonnegative = true}},
+      {{body_of<AdafactorVectorGather>("adafactor_vector_gather")},
+       {.body = body_of<AdafactorVectorApply>("adafactor_vector_apply"), .program = step_size}},
+      /*matrices=*/false,
+      /*own_scalars=*/true};
+  static const UpdatePlan matrix = {
+      {{.name = "row_var", .layout = Layout::kPerRow},
+       {.name = "col_var", .layout = Layout::kPerColumn},
+       {.name = "row_factor", .layout = Layout::kPerRow, .transient = true}},
+      {{body_of<AdafactorMatrixGather>("adafactor_matrix_gather"), true},
+       {.body = body_of<AdafactorMatrixApply>("adafactor_matrix_apply"), .program = step_size}},
+      /*matrices=*/true,
+      /*own_scalars=*/true};
+  return param.rank() > 1 ? matrix : vector;
+}
+
+ScalarRule adafactor_rule(const AdafactorOptions& o) {
   static const RowProgram program = step_program<WeightAndRho>("adafactor_rates",
                                                                {AdafactorScalars::kWeight, AdafactorScalars::kStep});
-  const AdafactorOptions& o = groups_[static_cast<size_t>(group)];
   static_assert(AdafactorScalars::kScalars == 5);
   return {.values = {o.maximize ? -1.0 : 1.0, /*weight=*/0, /*eps=*/0, 1 - o.lr * o.weight_decay, /*step=*/0},
           .program = &program,
           .numbers = {o.beta2_decay, o.lr}};
 }
+}  // namespace
+
+FormulaCode<AdafactorOptions> Adafactor::code() { return {&adafactor_plan, &adafactor_rule}; }
 
 void Adafactor::own_scalars(int group, const Tensor& param, std::span<double> scalars,
                             std::span<double> numbers) const {
-  const AdafactorOptions& o = groups_[static_cast<size_t>(group)];
+  const AdafactorOptions& o = options(group);
   const double eps1 = eps1_of(o, param.dtype());
   scalars[AdafactorScalars::kEps] = eps1 * eps1;
   numbers[0] = static_cast<double>(std::max<int64_t>(param.numel(), 1));
@@ -224,7 +209,7 @@ void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> 
 // Before the first sweep of a matrix.
 void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.grad.numel() == 0) return;
-  const double eps1 = eps1_of(groups_[static_cast<size_t>(param.group)], param.param.dtype());
+  const double eps1 = eps1_of(options(param.group), param.param.dtype());
   if (!runs_host_code(param.device))
     return move_factors(param.queue, param.grad, param.states, param.decision, param.scalar(AdafactorScalars::kWeight),
                         eps1);

@@ -6,9 +6,9 @@
 #pragma once
 
 #include <array>
-#include <vector>
+#include <span>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -23,6 +23,7 @@ struct AdafactorOptions {
   double weight_decay = 0;    // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
   StateFormat state = StateFormat::kFull;  // for vectors; row and column means are always in the compute dtype
+  bool masters = true;                     // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 // The scalars: sign, weight of the new square, eps1^2, keep, step. The first sweep scales the last one.
@@ -72,22 +73,26 @@ struct AdafactorMatrixApply : AdafactorMatrix {
   }
 };
 
-class Adafactor : public Optimizer {
+class Adafactor : public FormulaOptimizer<Adafactor, AdafactorOptions> {
  public:
-  explicit Adafactor(std::vector<Tensor> params, AdafactorOptions options = {});
-  explicit Adafactor(std::vector<ParamGroup<AdafactorOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<AdafactorOptions>& group);
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "Adafactor";
+  static constexpr OptionList kOptions{Option{"lr", &AdafactorOptions::lr},
+                                       Option{"beta2_decay", &AdafactorOptions::beta2_decay},
+                                       Option{"eps1", &AdafactorOptions::eps1, Saved::kLater},
+                                       Option{"eps2", &AdafactorOptions::eps2},
+                                       Option{"d", &AdafactorOptions::d},
+                                       Option{"weight_decay", &AdafactorOptions::weight_decay},
+                                       Option{"maximize", &AdafactorOptions::maximize, Saved::kLater},
+                                       Option{"state", &AdafactorOptions::state, Saved::kLater},
+                                       Option{"masters", &AdafactorOptions::masters, Saved::kNever}};
+
+  static void check(const AdafactorOptions& o);
+  static FormulaCode<AdafactorOptions> code();
 
  protected:
-  const char* name() const override { return "Adafactor"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
   void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
-
- private:
-  std::vector<AdafactorOptions> groups_;
 };
 
 }  // namespace rondo::optim

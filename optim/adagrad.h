@@ -20,6 +20,7 @@ struct AdagradOptions {
   double eps = 1e-10;
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 struct AdagradFormula {
@@ -49,15 +50,19 @@ class Adagrad : public FormulaOptimizer<Adagrad, AdagradOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "Adagrad";
 
+  static constexpr OptionList kOptions{
+      Option{"lr", &AdagradOptions::lr},
+      Option{"lr_decay", &AdagradOptions::lr_decay},
+      Option{"weight_decay", &AdagradOptions::weight_decay},
+      Option{"initial_accumulator_value", &AdagradOptions::initial_accumulator_value, Saved::kLater},
+      Option{"eps", &AdagradOptions::eps},
+      Option{"maximize", &AdagradOptions::maximize, Saved::kLater},
+      Option{"state", &AdagradOptions::state, Saved::kLater},
+      Option{"masters", &AdagradOptions::masters, Saved::kNever}};
+
   static void check(const AdagradOptions& o) {
     if (!(o.lr >= 0 && o.lr_decay >= 0 && o.weight_decay >= 0 && o.initial_accumulator_value >= 0 && o.eps >= 0))
       throw Error("Adagrad: options must not be negative");
-  }
-  static void visit(AdagradOptions& o, OptionVisitor visit) {
-    visit("lr", o.lr);
-    visit("lr_decay", o.lr_decay);
-    visit("weight_decay", o.weight_decay);
-    visit("eps", o.eps);
   }
   static ScalarRule rule(const AdagradOptions& o) {
     static const RowProgram program = step_program<AdagradRate>("adagrad_rate", {3});

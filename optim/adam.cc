@@ -8,18 +8,10 @@ namespace {
 
 // What both have in common is written for Adam's options.
 AdamOptions as_adam(const AdamWOptions& o) {
-  return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state};
+  return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state, o.masters};
 }
 
-template <class Options> void visit_adam(Options& o, absl::FunctionRef<void(const char* name, double& value)> visit) {
-  visit("lr", o.lr);
-  visit("beta1", o.betas[0]);
-  visit("beta2", o.betas[1]);
-  visit("eps", o.eps);
-  visit("weight_decay", o.weight_decay);
-}
-
-const UpdatePlan& adam_plan(const AdamOptions& o) {
+const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
   static const UpdatePlan plain = plan_of<AdamFormula<false>>(
       "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
   static const UpdatePlan with_max = plan_of<AdamFormula<true>>(
@@ -45,15 +37,13 @@ void Adam::check(const AdamOptions& o) {
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
     throw Error("Adam: lr, eps and weight_decay must not be negative");
 }
-void Adam::visit(AdamOptions& o, OptionVisitor visit) { visit_adam(o, visit); }
 FormulaCode<AdamOptions> Adam::code() {
   return {&adam_plan, [](const AdamOptions& o) { return adam_rule(o, /*decoupled=*/false); }};
 }
 
 void AdamW::check(const AdamWOptions& o) { Adam::check(as_adam(o)); }
-void AdamW::visit(AdamWOptions& o, OptionVisitor visit) { visit_adam(o, visit); }
 FormulaCode<AdamWOptions> AdamW::code() {
-  return {[](const AdamWOptions& o) -> const UpdatePlan& { return adam_plan(as_adam(o)); },
+  return {[](const AdamWOptions& o, const Tensor& param) -> const UpdatePlan& { return adam_plan(as_adam(o), param); },
           [](const AdamWOptions& o) { return adam_rule(as_adam(o), /*decoupled=*/true); }};
 }
 

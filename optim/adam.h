@@ -21,6 +21,7 @@ struct AdamOptions {
   bool amsgrad = false;
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 struct AdamWOptions {
@@ -31,6 +32,7 @@ struct AdamWOptions {
   bool amsgrad = false;
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 // One formula for both kinds of decay: AdamW sets l2 = 0, Adam sets keep = 1. These two values change no bit.
@@ -56,8 +58,16 @@ class Adam : public FormulaOptimizer<Adam, AdamOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "Adam";
 
+  static constexpr OptionList kOptions{Option{"lr", &AdamOptions::lr},
+                                       Option{"beta", &AdamOptions::betas},
+                                       Option{"eps", &AdamOptions::eps},
+                                       Option{"weight_decay", &AdamOptions::weight_decay},
+                                       Option{"amsgrad", &AdamOptions::amsgrad, Saved::kLater},
+                                       Option{"maximize", &AdamOptions::maximize, Saved::kLater},
+                                       Option{"state", &AdamOptions::state, Saved::kLater},
+                                       Option{"masters", &AdamOptions::masters, Saved::kNever}};
+
   static void check(const AdamOptions& o);
-  static void visit(AdamOptions& o, OptionVisitor visit);
   static FormulaCode<AdamOptions> code();
 };
 
@@ -66,8 +76,16 @@ class AdamW : public FormulaOptimizer<AdamW, AdamWOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "AdamW";
 
+  static constexpr OptionList kOptions{Option{"lr", &AdamWOptions::lr},
+                                       Option{"beta", &AdamWOptions::betas},
+                                       Option{"eps", &AdamWOptions::eps},
+                                       Option{"weight_decay", &AdamWOptions::weight_decay},
+                                       Option{"amsgrad", &AdamWOptions::amsgrad, Saved::kLater},
+                                       Option{"maximize", &AdamWOptions::maximize, Saved::kLater},
+                                       Option{"state", &AdamWOptions::state, Saved::kLater},
+                                       Option{"masters", &AdamWOptions::masters, Saved::kNever}};
+
   static void check(const AdamWOptions& o);
-  static void visit(AdamWOptions& o, OptionVisitor visit);
   static FormulaCode<AdamWOptions> code();
 };
 

@@ -67,7 +67,7 @@ std::byte* at(void* data, DType dtype, int64_t index) {
 template <class C> void keep_values(const void*, C* const*, const C*, int64_t) {}
 void build_nothing(const void*, LoopValue*, const LoopValue*) {}
 
-// The pass that replaces one over `arrays` in a skipped step: the same operands; it only writes copies and zeroes
+// The pass that replaces one over `arrays` in a skipped step: the same operands; it only writes fresh copies and zeroes
 // arrays.
 std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
   bool any = false;
@@ -77,11 +77,11 @@ std::shared_ptr<Foreach> make_if_skipped(std::vector<ArraySpec> arrays) {
             .build = &build_nothing,
             .keeps = ~0u};
   for (ArraySpec& a : arrays) {
-    if (a.role == Role::kCopy) {
+    if (a.role == Role::kCopy && a.fresh) {
       any = true;
       continue;
     }
-    invariant(body.n_values == &a - arrays.data(), "foreach: a copy before other arrays");
+    invariant(body.n_values == &a - arrays.data(), "foreach: a fresh copy before other arrays");
     ++body.n_values;
     a.zero = a.zero || (a.fresh && a.layout == Layout::kFull);
     any = any || a.zero;

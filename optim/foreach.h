@@ -60,8 +60,9 @@ struct ArraySpec {
   DType dtype = kF32;
   Format format = Format::kPlain;
   Layout layout = Layout::kFull;
-  bool zero = false;   // filled with zeros at the end, also if the pass is skipped; the formula's value is not stored
-  bool fresh = false;  // holds nothing before the pass: zeros if the pass is skipped
+  bool zero = false;  // filled with zeros at the end, also if the pass is skipped; the formula's value is not stored
+  // Holds nothing before the pass. A skipped pass fills it with zeros; a copy gets value 0.
+  bool fresh = false;
   bool operator==(const ArraySpec&) const = default;
 };
 
@@ -113,8 +114,8 @@ class Foreach {
   absl::AnyInvocable<void()> ready(const ForeachTable& table, const compile::Condition& when) const;
   // The host's own kernel, in stream order: see launch().
   void run_eager(const ForeachTable& table) const;
-  // The pass that replaces this one in a skipped step: it only writes copies and zeroes arrays. It takes the table of
-  // this pass. Null: there is nothing to do.
+  // The pass that replaces this one in a skipped step: it only writes fresh copies and zeroes arrays. It takes the
+  // table of this pass. Null: there is nothing to do.
   const std::shared_ptr<Foreach>& if_skipped() const { return if_skipped_; }
 
  private:

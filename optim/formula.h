@@ -48,7 +48,8 @@ enum class StateFormat : uint8_t {
 
 struct StateInit {
   StateFormat format = StateFormat::kFull;
-  double value = 0;  // every element's
+  double value = 0;      // every element's
+  bool masters = false;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 // One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a

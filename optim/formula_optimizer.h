@@ -1,12 +1,12 @@
-// FormulaOptimizer: the base of an optimizer that is one file: its options, its formula (formula.h) and what connects
-// the two.
+// FormulaOptimizer: the base of the optimizers. One that is one file has its options, its formula (formula.h) and what
+// connects the two:
 //
 //   class Lion : public FormulaOptimizer<Lion, LionOptions> {
 //    public:
 //     using FormulaOptimizer::FormulaOptimizer;
 //     static constexpr const char* kName = "Lion";
+//     static constexpr OptionList kOptions{...};               // every option by name (option_list.h); "lr" among them
 //     static void check(const LionOptions& o);                 // throws Error if an option is out of range
-//     static void visit(LionOptions& o, OptionVisitor visit);  // the numeric options by name; "lr" among them
 //     static ScalarRule rule(const LionOptions& o);            // the formula's scalars
 //     static const UpdatePlan& plan(const LionOptions& o);     // the formula and its states
 //     static FormulaCode<LionOptions> code();                  // both, as kernel code: optimizers.h
@@ -14,6 +14,7 @@
 //
 // If rule() and plan() need other files, then they are functions of NAME.cc, and code() is there, too (adam.cc).
 //
+// The options' struct ends with `StateFormat state` and `bool masters = true` (Note [Master weights] of optimizer.h).
 // May have `static double initial_state(const LionOptions& o)`: the value of every element of new states, otherwise 0.
 //
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).
@@ -23,8 +24,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "rondo/optim/formula.h"
 #include "rondo/optim/optimizer.h"
+#include "rondo/optim/option_list.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -34,7 +37,8 @@ void check_betas(const char* optimizer, std::span<const double> betas);
 
 // The functions of an optimizer that must be kernel code.
 template <class Options> struct FormulaCode {
-  const UpdatePlan& (*plan)(const Options& options);
+  // Of one parameter. Throws Error if this optimizer cannot update it.
+  const UpdatePlan& (*plan)(const Options& options, const Tensor& param);
   ScalarRule (*rule)(const Options& options);
 };
 
@@ -42,24 +46,35 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
  public:
   explicit FormulaOptimizer(std::vector<Tensor> params, Options options = {})
       : FormulaOptimizer({ParamGroup<Options>{std::move(params), options}}) {}
-  explicit FormulaOptimizer(std::vector<ParamGroup<Options>> groups) { Optimizer::add_groups(*this, groups); }
+  explicit FormulaOptimizer(std::vector<ParamGroup<Options>> groups) {
+    for (const ParamGroup<Options>& group : groups) add_param_group(group);
+    check_has_parameters();
+  }
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
   void add_param_group(const ParamGroup<Options>& group) {
-    add_between_steps([&] {
-      Self::check(group.options);
-      StateInit init{.format = group.options.state};
-      if constexpr (requires { Self::initial_state(group.options); }) init.value = Self::initial_state(group.options);
-      add_group(group.params, Self::code().plan(group.options), init);
-      groups_.push_back(group.options);
-    });
+    groups_.push_back(group.options);
+    absl::Cleanup forget = [this] { groups_.pop_back(); };
+    add_group(group.params);
+    std::move(forget).Cancel();
   }
   const char* name() const override { return Self::kName; }
 
  protected:
+  const Options& options(int group) const { return groups_[static_cast<size_t>(group)]; }
+
   void visit_options(int group, OptionVisitor visit) override {
-    Self::visit(groups_[static_cast<size_t>(group)], visit);
+    Self::kOptions.visit(groups_[static_cast<size_t>(group)], visit);
   }
-  ScalarRule scalars(int group) const override { return Self::code().rule(groups_[static_cast<size_t>(group)]); }
+  void check_options(int group) const override { Self::check(options(group)); }
+  StateInit state_init(int group) const override {
+    StateInit init{.format = options(group).state, .masters = options(group).masters};
+    if constexpr (requires { Self::initial_state(options(group)); }) init.value = Self::initial_state(options(group));
+    return init;
+  }
+  const UpdatePlan& update_plan(int group, const Tensor& param) const override {
+    return Self::code().plan(options(group), param);
+  }
+  ScalarRule scalars(int group) const override { return Self::code().rule(options(group)); }
 
  private:
   std::vector<Options> groups_;

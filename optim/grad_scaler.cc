@@ -85,15 +85,22 @@ GradScaler::~GradScaler() = default;
 double GradScaler::get_scale() const { return options_.enabled ? state_->scale.item() : 1; }
 int64_t GradScaler::skipped() const { return static_cast<int64_t>(state_->skipped.item()); }
 
-GradScaler::GradScaler(GradScalerOptions options)
-    : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
+namespace {
+void check(const GradScalerOptions& options) {
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale)))
     throw Error(absl::StrCat("GradScaler: init_scale must be positive and finite, got ", options.init_scale));
-  if (!(options.growth_factor > 1) || !(options.backoff_factor > 0 && options.backoff_factor < 1))
+  if (!(options.growth_factor > 1 && std::isfinite(options.growth_factor)) ||
+      !(options.backoff_factor > 0 && options.backoff_factor < 1))
     throw Error(absl::StrCat("GradScaler: growth_factor must be above 1 and backoff_factor between 0 and 1, got ",
                              options.growth_factor, " and ", options.backoff_factor));
   if (options.growth_interval < 1)
     throw Error(absl::StrCat("GradScaler: growth_interval must be at least 1, got ", options.growth_interval));
+}
+}  // namespace
+
+GradScaler::GradScaler(GradScalerOptions options)
+    : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
+  check(options);
 }
 
 Tensor GradScaler::scale(TensorArg loss) try {
@@ -153,8 +160,12 @@ void GradScaler::update() {
 
 nn::StateDict GradScaler::state_dict() const try {
   const State copies = state_->cloned();
-  return {
-      {"scale", copies.scale}, {"growth_tracker", copies.good_steps.to(kI64)}, {"skipped", copies.skipped.to(kI64)}};
+  return {{"scale", copies.scale},
+          {"growth_factor", Tensor::full({}, options_.growth_factor, {kF64, kCPU})},
+          {"backoff_factor", Tensor::full({}, options_.backoff_factor, {kF64, kCPU})},
+          {"growth_interval", Tensor::full({}, options_.growth_interval, {kI64, kCPU})},
+          {"growth_tracker", copies.good_steps.to(kI64)},
+          {"skipped", copies.skipped.to(kI64)}};
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("GradScaler::state_dict");
 }
@@ -168,15 +179,35 @@ void GradScaler::load_state_dict(const nn::StateDict& state) try {
       return 0;
     }
     const Tensor& value = found->second;
-    if (value.dtype() == dtype && value.numel() == 1 && value.item() >= least && std::isfinite(value.item()))
+    if (value.defined() && value.dtype() == dtype && value.numel() == 1 && value.item() >= least &&
+        std::isfinite(value.item()))
       return value.item();
     report.mismatched.push_back(
-        absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes())));
+        value.defined() ? absl::StrCat(name, ": ", std::string(name_of(value.dtype())), rondo::to_string(value.sizes()))
+                        : absl::StrCat(name, ": undefined"));
     return 0;
   };
   const double scale = number("scale", kF64, std::numeric_limits<double>::min());
   const double good = number("growth_tracker", kI64, 0), skipped = number("skipped", kI64, 0);
-  if (!report.missing.empty() || !report.mismatched.empty()) throw nn::StateDictError("GradScaler", report);
+  GradScalerOptions options = options_;
+  const auto option = [&](const char* name, DType dtype, auto& value) {
+    const size_t before = report.mismatched.size();
+    if (!state.contains(name)) return;
+    number(name, dtype, 0);
+    if (report.mismatched.size() == before) value = state.at(name).item<std::remove_reference_t<decltype(value)>>();
+  };
+  option("growth_factor", kF64, options.growth_factor);
+  option("backoff_factor", kF64, options.backoff_factor);
+  option("growth_interval", kI64, options.growth_interval);
+  if (report.empty()) {
+    try {
+      check(options);
+    } catch (const Error& error) {
+      report.mismatched.push_back(error.what());
+    }
+  }
+  if (!report.empty()) throw nn::StateDictError("GradScaler", report);
+  options_ = options;
   State loaded = State::of(scale, static_cast<int64_t>(good), static_cast<int64_t>(skipped), state_->scale.device());
   loaded.placed = state_->placed;
   loaded.stepped = state_->stepped;

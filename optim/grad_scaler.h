@@ -52,10 +52,11 @@ class GradScaler {
   double get_scale() const;
   int64_t skipped() const;  // iterations in which a step was skipped
 
-  // Copies: "scale" f64, "growth_tracker" and "skipped" i64.
+  // Copies: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval", "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
-  // Throws nn::StateDictError, before anything is changed, if a tensor is missing or is not a positive number of its
-  // dtype.
+  // Restores all of them. States of earlier versions lack the factors and the interval: its own stay. Throws
+  // nn::StateDictError, before anything is changed, if another one is missing, is not a number of its dtype, or is one
+  // that the constructor refuses.
   void load_state_dict(const nn::StateDict& state);
 
  private:

@@ -19,7 +19,7 @@ struct TrustRatio {
   }
 };
 
-const UpdatePlan& lamb_plan(const LAMBOptions& /*o*/) {
+const UpdatePlan& lamb_plan(const LAMBOptions& /*o*/, const Tensor& /*param*/) {
   static const UpdatePlan plan = {
       {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}},
       {{body_of<LAMBGather>("lamb_gather")},
@@ -45,14 +45,6 @@ void LAMB::check(const LAMBOptions& o) {
   check_betas(kName, o.betas);
   if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
     throw Error("LAMB: lr, eps and weight_decay must not be negative");
-}
-
-void LAMB::visit(LAMBOptions& o, OptionVisitor visit) {
-  visit("lr", o.lr);
-  visit("beta1", o.betas[0]);
-  visit("beta2", o.betas[1]);
-  visit("eps", o.eps);
-  visit("weight_decay", o.weight_decay);
 }
 
 FormulaCode<LAMBOptions> LAMB::code() { return {&lamb_plan, &lamb_rule}; }

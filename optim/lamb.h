@@ -19,6 +19,7 @@ struct LAMBOptions {
   double eps = 1e-6;
   double weight_decay = 0;  // step += weight_decay * param, before the step is scaled
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 // Adam's step r of section 3.3, from the averages after their update.
@@ -56,8 +57,14 @@ class LAMB : public FormulaOptimizer<LAMB, LAMBOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "LAMB";
 
+  static constexpr OptionList kOptions{Option{"lr", &LAMBOptions::lr},
+                                       Option{"beta", &LAMBOptions::betas},
+                                       Option{"eps", &LAMBOptions::eps},
+                                       Option{"weight_decay", &LAMBOptions::weight_decay},
+                                       Option{"state", &LAMBOptions::state, Saved::kLater},
+                                       Option{"masters", &LAMBOptions::masters, Saved::kNever}};
+
   static void check(const LAMBOptions& o);
-  static void visit(LAMBOptions& o, OptionVisitor visit);
   static FormulaCode<LAMBOptions> code();
 };
 

@@ -17,6 +17,7 @@ struct LionOptions {
   double weight_decay = 0;  // decoupled: param -= lr * weight_decay * param
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 struct LionFormula {
@@ -38,15 +39,16 @@ class Lion : public FormulaOptimizer<Lion, LionOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "Lion";
 
+  static constexpr OptionList kOptions{Option{"lr", &LionOptions::lr},
+                                       Option{"beta", &LionOptions::betas},
+                                       Option{"weight_decay", &LionOptions::weight_decay},
+                                       Option{"maximize", &LionOptions::maximize, Saved::kLater},
+                                       Option{"state", &LionOptions::state, Saved::kLater},
+                                       Option{"masters", &LionOptions::masters, Saved::kNever}};
+
   static void check(const LionOptions& o) {
     check_betas(kName, o.betas);
     if (!(o.lr >= 0 && o.weight_decay >= 0)) throw Error("Lion: lr and weight_decay must not be negative");
-  }
-  static void visit(LionOptions& o, OptionVisitor visit) {
-    visit("lr", o.lr);
-    visit("beta1", o.betas[0]);
-    visit("beta2", o.betas[1]);
-    visit("weight_decay", o.weight_decay);
   }
   static ScalarRule rule(const LionOptions& o) {
     static_assert(LionFormula::kScalars == 5);

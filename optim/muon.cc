@@ -35,61 +35,47 @@ struct InverseNorm {
   }
 };
 
-}  // namespace
-
-// Makes the directions of a group orthogonal, if it is compiled in a region of its own.
-struct Muon::Iterations {
-  explicit Iterations(const MuonOptions& o) : options(o) {}
-  Tensor operator()(const Tensor& matrix, bool compiled);
-
-  struct Function {
-    std::array<double, 3> coefficients;
-    int steps;
-    Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
-  };
-  MuonOptions options;
-  std::optional<compile::Compiled<Function>> region;
-};
-
-void Muon::add_param_group(const ParamGroup<MuonOptions>& group) {
-  add_between_steps([&] {
-    const MuonOptions& o = group.options;
-    if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.eps > 0))
-      throw Error("Muon: lr, weight_decay, momentum and ns_steps must not be negative, eps must be positive");
-    if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
-    for (const Tensor& p : group.params)
-      if (p.defined() && p.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
-    static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
-                                    {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
-                                    /*matrices=*/false,
-                                    /*own_scalars=*/true};
-    add_group(group.params, plan, {.format = o.state});
-    groups_.push_back(o);
-    iterations_.push_back(std::make_unique<Iterations>(o));
-  });
+const UpdatePlan& muon_plan(const MuonOptions& /*o*/, const Tensor& param) {
+  if (param.rank() != 2) throw Error("Muon: parameters must be matrices; give the others to AdamW");
+  static const UpdatePlan plan = {{{"momentum_buffer"}, {.name = "step", .transient = true}},
+                                  {{body_of<MuonGather>("muon_gather")}, {body_of<MuonApply>("muon_apply"), true}},
+                                  /*matrices=*/false,
+                                  /*own_scalars=*/true};
+  return plan;
 }
 
-Muon::Muon(std::vector<Tensor> params, MuonOptions options)
-    : Muon({ParamGroup<MuonOptions>{std::move(params), options}}) {}
-Muon::Muon(std::vector<ParamGroup<MuonOptions>> groups) { add_groups(*this, groups); }
-Muon::~Muon() = default;
-
-void Muon::visit_options(int group, OptionVisitor visit) {
-  MuonOptions& o = groups_[static_cast<size_t>(group)];
-  visit("lr", o.lr);
-  visit("weight_decay", o.weight_decay);
-  visit("momentum", o.momentum);
-}
-
-ScalarRule Muon::scalars(int group) const {
-  const MuonOptions& o = groups_[static_cast<size_t>(group)];
+ScalarRule muon_rule(const MuonOptions& o) {
   static_assert(MuonScalars::kScalars == 5);
   return {.values = {1 - o.momentum, o.nesterov ? o.momentum : 1.0, o.nesterov ? 1 - o.momentum : 0.0,
                      1 - o.lr * o.weight_decay, o.lr}};
 }
 
-Tensor Muon::Iterations::operator()(const Tensor& matrix, bool compiled) {
-  const MuonOptions& o = options;
+}  // namespace
+
+void Muon::check(const MuonOptions& o) {
+  if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.ns_steps < 100 && o.eps > 0))
+    throw Error(
+        "Muon: lr, weight_decay, momentum and ns_steps must not be negative, ns_steps must be below 100, eps positive");
+  if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
+}
+
+FormulaCode<MuonOptions> Muon::code() { return {&muon_plan, &muon_rule}; }
+
+// Makes the directions of a group orthogonal, if it is compiled in a region of its own.
+struct Muon::Iterations {
+  Tensor operator()(const Tensor& matrix, const MuonOptions& o, bool compiled);
+
+  struct Function {
+    std::array<double, 3> coefficients;
+    int steps;
+    Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
+    bool operator==(const Function&) const = default;
+  };
+  std::optional<Function> compiled_for;  // loaded options may be others
+  std::optional<compile::Compiled<Function>> region;
+};
+
+Tensor Muon::Iterations::operator()(const Tensor& matrix, const MuonOptions& o, bool compiled) {
   Tensor inverse = Tensor::empty({}, {kF64, matrix.device()});  // of the norm
   auto* at = reinterpret_cast<double*>(inverse.mutable_address());
   const NormOperand all[] = {{matrix.address(), matrix.dtype(), matrix.numel()}};
@@ -100,11 +86,15 @@ Tensor Muon::Iterations::operator()(const Tensor& matrix, bool compiled) {
   Tensor x = matrix * inverse.to(matrix.dtype());
   if (tall) x = x.t().contiguous();
   if (matrix.dtype() != kF64 && o.ns_dtype != kF64) x = x.to(o.ns_dtype);
+  const Function function{o.ns_coefficients, o.ns_steps};
   if (compiled) {
-    if (!region) region.emplace(Function{o.ns_coefficients, o.ns_steps}, compile::CompileOptions{.exact = true});
+    if (compiled_for != function) {
+      region.emplace(function, compile::CompileOptions{.exact = true});
+      compiled_for = function;
+    }
     x = (*region)(x);
   } else {
-    x = newton_schulz(x, o.ns_coefficients, o.ns_steps);
+    x = function(x);
   }
   x = x.to(matrix.dtype());
   return tall ? x.t().contiguous() : x.contiguous();
@@ -113,13 +103,15 @@ Tensor Muon::Iterations::operator()(const Tensor& matrix, bool compiled) {
 void Muon::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.param.numel() == 0) return;
   Tensor& direction = param.states[1].values;
-  direction = (*iterations_[static_cast<size_t>(param.group)])(direction, compiled());
+  const auto group = static_cast<size_t>(param.group);
+  while (iterations_.size() <= group) iterations_.push_back(std::make_shared<Iterations>());
+  direction = (*iterations_[group])(direction, options(param.group), compiled());
 }
 
 void Muon::own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> /*numbers*/) const {
   if (param.numel() == 0) return;
   const double rows = static_cast<double>(param.size(0)), cols = static_cast<double>(param.size(1));
-  scalars[MuonScalars::kScalars - 1] *= groups_[static_cast<size_t>(group)].adjust_lr == MuonOptions::kOriginal
+  scalars[MuonScalars::kScalars - 1] *= options(group).adjust_lr == MuonOptions::kOriginal
                                             ? std::sqrt(std::max(1.0, rows / cols))
                                             : 0.2 * std::sqrt(std::max(rows, cols));
 }

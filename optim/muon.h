@@ -8,9 +8,11 @@
 #pragma once
 
 #include <array>
+#include <memory>
+#include <span>
 #include <vector>
 
-#include "rondo/optim/optimizer.h"
+#include "rondo/optim/formula_optimizer.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 #pragma GCC visibility push(default)
@@ -31,7 +33,12 @@ struct MuonOptions {
   DType ns_dtype = kF32;  // dtype of the iterations (PyTorch: bf16); f64 parameters use f64
   AdjustLr adjust_lr = kOriginal;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
+
+constexpr std::array<MuonOptions::AdjustLr, 2> option_values(MuonOptions::AdjustLr) {
+  return {MuonOptions::kOriginal, MuonOptions::kMatchRmsAdamW};
+}
 
 // States: the momentum, and the step to take. The second one exists only during a step.
 struct MuonScalars {
@@ -56,25 +63,32 @@ struct MuonApply : MuonScalars {
   }
 };
 
-class Muon : public Optimizer {
+class Muon : public FormulaOptimizer<Muon, MuonOptions> {
  public:
-  explicit Muon(std::vector<Tensor> params, MuonOptions options = {});
-  explicit Muon(std::vector<ParamGroup<MuonOptions>> groups);
-  // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
-  void add_param_group(const ParamGroup<MuonOptions>& group);
-  ~Muon() override;
+  using FormulaOptimizer::FormulaOptimizer;
+  static constexpr const char* kName = "Muon";
+  static constexpr OptionList kOptions{Option{"lr", &MuonOptions::lr},
+                                       Option{"weight_decay", &MuonOptions::weight_decay},
+                                       Option{"momentum", &MuonOptions::momentum},
+                                       Option{"nesterov", &MuonOptions::nesterov, Saved::kLater},
+                                       Option{"ns_coefficient", &MuonOptions::ns_coefficients, Saved::kLater},
+                                       Option{"eps", &MuonOptions::eps, Saved::kLater},
+                                       Option{"ns_steps", &MuonOptions::ns_steps, Saved::kLater},
+                                       Option{"ns_dtype", &MuonOptions::ns_dtype, Saved::kLater},
+                                       Option{"adjust_lr", &MuonOptions::adjust_lr, Saved::kLater},
+                                       Option{"state", &MuonOptions::state, Saved::kLater},
+                                       Option{"masters", &MuonOptions::masters, Saved::kNever}};
+
+  static void check(const MuonOptions& o);
+  static FormulaCode<MuonOptions> code();
 
  protected:
-  const char* name() const override { return "Muon"; }
-  void visit_options(int group, OptionVisitor visit) override;
-  ScalarRule scalars(int group) const override;
   void prepare(int sweep, PreparedParam& param) override;
   void own_scalars(int group, const Tensor& param, std::span<double> scalars, std::span<double> numbers) const override;
 
  private:
-  std::vector<MuonOptions> groups_;
-  struct Iterations;  // of each group
-  std::vector<std::unique_ptr<Iterations>> iterations_;
+  struct Iterations;
+  std::vector<std::shared_ptr<Iterations>> iterations_;  // by group; shared, because the type is incomplete here
 };
 
 }  // namespace rondo::optim

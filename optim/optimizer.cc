@@ -5,11 +5,13 @@
 #include <iterator>
 #include <map>
 #include <string_view>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/optimizer_state.h"
+#include "rondo/optim/step.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
@@ -68,12 +70,7 @@ int64_t Optimizer::skipped_steps() const {
   return state_->skipped == nullptr ? 0 : static_cast<int64_t>(state_->skipped->value().item());
 }
 
-void Optimizer::add_group(std::span<const Tensor> params, const UpdatePlan& plan, StateInit init) {
-  add_group(
-      params, [&](const Tensor&) -> const UpdatePlan& { return plan; }, init);
-}
-
-void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
+void Optimizer::add_group(std::span<const Tensor> params) {
   check_between_steps(*this, *state_, "add_param_group");
   check_not_sharded(*this, *state_, "add_param_group", "add groups before the ShardedOptimizer is made");
   if (state_->at_seams)
@@ -81,7 +78,8 @@ void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
                              "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
                              "make it after adding groups"));
   const size_t first = state_->slots.size();
-  add();
+  check_options(n_groups());
+  add_slots(params);
   state_->signatures.clear();
   if (first == 0 || !state_->slots[0].copy.defined()) return;
   const NoGrad off;
@@ -91,8 +89,9 @@ void Optimizer::add_between_steps(absl::FunctionRef<void()> add) {
   }
 }
 
-void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateInit init) try {
+void Optimizer::add_slots(std::span<const Tensor> params) try {
   const int group = n_groups();
+  const StateInit init = state_init(group);
   const size_t before = state_->slots.size();
   absl::Cleanup forget = [&] { state_->slots.resize(before); };
   for (const Tensor& param : params) {
@@ -112,7 +111,7 @@ void Optimizer::add_group(std::span<const Tensor> params, PlanOf plan_of, StateI
     ParamSlot& slot = state_->slots.emplace_back();
     slot.param = param;
     slot.group = group;
-    slot.plan = &plan_of(param);
+    slot.plan = &update_plan(group, param);
     slot.init = init;
     if (slot.plan->matrices) {
       slot.columns = param.size(-1);
@@ -152,15 +151,15 @@ void Optimizer::zero_grad(bool set_to_none) try {
 
 namespace {
 
-using VisitOptions = absl::FunctionRef<void(absl::FunctionRef<void(const char* name, double& value)> visitor)>;
+using VisitOptions = absl::FunctionRef<void(OptionVisitor visitor)>;
 
 // The option "lr" among those of a group, which `visit` shows.
 double& lr_among(const Optimizer& optimizer, int group, VisitOptions visit) {
   if (group < 0 || group >= optimizer.n_groups())
     throw Error(absl::StrCat(optimizer.name(), ": group ", group, " of ", optimizer.n_groups(), " does not exist"));
   double* found = nullptr;
-  visit([&](const char* name, double& value) {
-    if (std::string_view(name) == "lr") found = &value;
+  visit([&](std::string_view name, Saved, double& value) {
+    if (name == "lr") found = &value;
   });
   invariant(found != nullptr, "an optimizer lacks an option");
   return *found;
@@ -306,6 +305,12 @@ std::string prefix_of(size_t slot) { return absl::StrCat("state.", slot, "."); }
 Tensor on_host(double value) { return Tensor::full({}, value, {kF64, kCPU}); }
 Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
 
+constexpr const char *kAverageDecay = "average.decay", *kAverageWarmup = "average.warmup";
+
+std::string option_key(int group, std::string_view option) {
+  return absl::StrCat("group.", group, ".", absl::string_view(option.data(), option.size()));
+}
+
 // Adds the tensors of a slot's state under their names in a state dict.
 void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
   const std::string prefix = prefix_of(i);
@@ -330,6 +335,7 @@ nn::StateDict Optimizer::state_dict() const try {
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     const ParamSlot& slot = state_->slots[i];
     if (slot.state.exists()) list_state(i, *slot.plan, slot.state, list);
+    if (slot.master.defined()) list.push_back({prefix_of(i) + "master", slot.master.detach()});
     if (slot.average.defined()) list.push_back({prefix_of(i) + "average", slot.average.detach()});
   }
   if (state_->buffers != nullptr) state_->buffers->list_state(list);
@@ -337,9 +343,13 @@ nn::StateDict Optimizer::state_dict() const try {
   for (nn::NamedTensor& entry : list) state[entry.name] = std::move(entry.tensor);
   for (int group = 0; group < n_groups(); ++group) {
     state[absl::StrCat("group.", group, ".params")] = on_host(state_->group_sizes[static_cast<size_t>(group)]);
-    const_cast<Optimizer*>(this)->visit_options(group, [&](const char* option_name, double& value) {
-      state[absl::StrCat("group.", group, ".", option_name)] = on_host(value);
+    const_cast<Optimizer*>(this)->visit_options(group, [&](std::string_view option, Saved saved, double& value) {
+      if (saved != Saved::kNever) state[option_key(group, option)] = on_host(value);
     });
+  }
+  if (state_->averaging) {
+    state[kAverageDecay] = on_host(state_->average_decay);
+    state[kAverageWarmup] = on_host(state_->average_warmup ? 1.0 : 0.0);
   }
   return state;
 } catch (const std::bad_alloc&) {
@@ -351,7 +361,7 @@ namespace {
 void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
   for (const auto& [key, value] : state) {
     const bool is_step = (key.starts_with("state.") && key.ends_with(".step")) || key == "buffer.updates",
-               is_option = key.starts_with("group.");
+               is_option = key.starts_with("group.") || key == kAverageDecay || key == kAverageWarmup;
     if ((!is_step && !is_option) || !value.defined() || value.numel() != 1) continue;
     if (is_step && is_floating(value.dtype())) continue;  // refused for its dtype
     const double number = value.item();
@@ -361,19 +371,104 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 }
 }  // namespace
 
+// The options that a state dict gives to all groups. They are set while they are checked, and for good by keep().
+class Optimizer::LoadedOptions {
+ public:
+  LoadedOptions(Optimizer& optimizer, const nn::StateDict& state) : optimizer_(optimizer) {
+    groups_.resize(static_cast<size_t>(optimizer.n_groups()));
+    for (int group = 0; group < optimizer.n_groups(); ++group)
+      optimizer.visit_options(group, [&](std::string_view name, Saved saved, double& own) {
+        Entry& entry = entries(group).emplace_back(Entry{option_key(group, name), own, own});
+        if (saved == Saved::kNever) return;
+        const auto found = state.find(entry.key);
+        if (found == state.end() && saved == Saved::kLater) return;
+        targets_.push_back({entry.key, on_host(own)});
+        const bool fits = found != state.end() && found->second.defined() && found->second.numel() == 1;
+        if (fits && std::isfinite(found->second.item())) entry.given = found->second.item();
+      });
+  }
+  ~LoadedOptions() {
+    for (int group = 0; group < optimizer_.n_groups(); ++group) set(group, &Entry::own);
+  }
+  LoadedOptions(const LoadedOptions&) = delete;
+  LoadedOptions& operator=(const LoadedOptions&) = delete;
+
+  // For load_tensors(), which knows what is missing and of which dtype.
+  const std::vector<nn::NamedTensor>& targets() const { return targets_; }
+
+  void check(const std::vector<ParamSlot>& slots, nn::StateDictReport& report) {
+    for (int group = 0; group < optimizer_.n_groups(); ++group) {
+      set(group, &Entry::given);
+      check_values(group, report);
+      set(group, &Entry::own);
+      for (Entry& e : entries(group)) {
+        if (e.given == e.own) continue;
+        const double own = std::exchange(e.own, e.given);  // this one alone
+        set(group, &Entry::own);
+        if (!fits(slots, group))
+          report.mismatched.push_back(absl::StrCat(e.key, ": ", own, " wanted, ", e.given,
+                                                   " given; it decides which states there are, so make the optimizer "
+                                                   "with it"));
+        e.own = own;
+        set(group, &Entry::own);
+      }
+    }
+  }
+  void keep() {
+    for (std::vector<Entry>& group : groups_)
+      for (Entry& e : group) e.own = e.given;
+    for (int group = 0; group < optimizer_.n_groups(); ++group) set(group, &Entry::own);
+  }
+
+ private:
+  struct Entry {
+    std::string key;
+    double own, given;
+  };
+  std::vector<Entry>& entries(int group) { return groups_[static_cast<size_t>(group)]; }
+
+  void set(int group, double Entry::*of) {
+    auto entry = entries(group).begin();
+    optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) { value = *entry++.*of; });
+  }
+  // REQUIRES: the given options are set. An option that cannot have its value has kept another.
+  void check_values(int group, nn::StateDictReport& report) {
+    auto entry = entries(group).begin();
+    optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) {
+      if (const Entry& e = *entry++; value != e.given)
+        report.mismatched.push_back(absl::StrCat(e.key, ": ", e.given, " is no value of this option"));
+    });
+    try {
+      optimizer_.check_options(group);
+    } catch (const Error& error) {
+      report.mismatched.push_back(absl::StrCat("group.", group, ": ", error.what()));
+    }
+  }
+  // Whether the options, as they are now, make of the group's parameters what the slots have.
+  bool fits(const std::vector<ParamSlot>& slots, int group) const {
+    const StateInit init = optimizer_.state_init(group);
+    return std::all_of(slots.begin(), slots.end(), [&](const ParamSlot& slot) {
+      if (slot.group != group || slot.param.numel() == 0) return true;  // empty: may stand for another process's
+      return &optimizer_.update_plan(group, slot.param) == slot.plan && init.format == slot.init.format;
+    });
+  }
+
+  Optimizer& optimizer_;
+  std::vector<std::vector<Entry>> groups_;
+  std::vector<nn::NamedTensor> targets_;
+};
+
 void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
   check_between_steps(*this, *state_, "load_state_dict");
   check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
   check_not_swapped(*this, *state_, "load_state_dict");
-  // A sharded run saves f32 weights of 16-bit parameters, too. Here the parameters themselves are updated.
   nn::StateDict state = given_state;
-  std::erase_if(
-      state, [](const auto& entry) { return entry.first.starts_with("state.") && entry.first.ends_with(".master"); });
   const NoGrad off;
   // Tensors that exist are written in place, step counts excepted. load_tensors checks everything before it writes
   // anything.
   std::vector<nn::NamedTensor> targets;
   std::vector<ParamSlot> loaded = state_->slots;
+  bool lacks_masters = false;
   // Parameters at the same step share a count.
   std::map<int64_t, std::shared_ptr<StepCount>> counts;
   const auto count_of = [&](const std::string& key) {
@@ -388,6 +483,8 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
   for (size_t i = 0; i < state_->slots.size(); ++i) {
     ParamSlot& slot = loaded[i];
     slot.fits = std::nullopt;
+    // Weights of a run whose parameters had 16 bits, or that had masters.
+    if (!slot.wants_master()) state.erase(prefix_of(i) + "master");
     const auto first = state.lower_bound(prefix_of(i));
     const bool has_average = state.contains(prefix_of(i) + "average");
     const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));
@@ -396,8 +493,17 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
       if (slot.state.exists()) slot.state.steps = CountShare(count);
       else slot.state = slot.new_state(count);
       list_state(i, *slot.plan, slot.state, targets);
+      if (state.contains(prefix_of(i) + "master")) {
+        if (!slot.master.defined()) slot.make_master();
+        targets.push_back({prefix_of(i) + "master", slot.master});
+        slot.master_of = {};  // the model may be loaded later: the next step compares
+      } else {
+        slot.drop_master();
+        lacks_masters = lacks_masters || slot.wants_master();
+      }
     } else {
       slot.state = {};
+      slot.drop_master();
     }
     // A parameter that was frozen when the state was saved has no average there.
     if (state_->averaging && (has_average || slot.state.exists())) {
@@ -413,35 +519,45 @@ void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
   const bool has_buffers = state_->buffers != nullptr && state.contains("buffer.updates");
   const Tensor buffer_updates = on_host(int64_t{0});
   if (has_buffers) state_->buffers->list_targets(targets, buffer_updates);
-  nn::StateDict options;
+  LoadedOptions options(*this, state);
   nn::StateDictReport report;
   for (int group = 0; group < n_groups(); ++group) {
-    const std::string prefix = absl::StrCat("group.", group, ".");
+    const std::string key = option_key(group, "params");
     const int64_t n_params = state_->group_sizes[static_cast<size_t>(group)];
-    const auto given = state.find(prefix + "params");
-    if (given != state.end()) options[prefix + "params"] = on_host(n_params);  // older files have none
+    const auto given = state.find(key);
+    if (given != state.end()) targets.push_back({key, on_host(n_params)});  // older files have none
     if (given != state.end() && given->second.defined() && given->second.numel() == 1 &&
         given->second.item() != static_cast<double>(n_params))
-      report.mismatched.push_back(
-          absl::StrCat(prefix, "params: ", n_params, " wanted, ", given->second.item(), " given"));
-    visit_options(group,
-                  [&](const char* option_name, double& value) { options[prefix + option_name] = on_host(value); });
+      report.mismatched.push_back(absl::StrCat(key, ": ", n_params, " wanted, ", given->second.item(), " given"));
   }
+  // Those of the averages. Older files have none.
+  const Tensor decay = on_host(state_->average_decay), warmup = on_host(state_->average_warmup ? 1.0 : 0.0);
+  const auto add_average_option = [&](const char* key, const Tensor& target, auto allows) {
+    const auto given = state.find(key);
+    if (!state_->averaging || given == state.end()) return;
+    targets.push_back({key, target});
+    if (given->second.defined() && given->second.numel() == 1 && !allows(given->second.item()))
+      report.mismatched.push_back(absl::StrCat(key, ": ", given->second.item(), " is no value of this option"));
+  };
+  add_average_option(kAverageDecay, decay, [](double number) { return number >= 0 && number <= 1; });
+  add_average_option(kAverageWarmup, warmup, [](double number) { return number == 0 || number == 1; });
   check_numbers(state, report);
+  options.check(state_->slots, report);
   if (!report.empty()) throw nn::StateDictError(name(), report);
-  for (const auto& [option_name, value] : options) targets.push_back({option_name, value});
+  targets.insert(targets.end(), options.targets().begin(), options.targets().end());
   nn::load_tensors(targets, state, true, name());
 
-  for (int group = 0; group < n_groups(); ++group)
-    visit_options(group, [&](const char* option_name, double& value) {
-      value = options.at(absl::StrCat("group.", group, ".", option_name)).item();
-    });
+  options.keep();
+  for (ParamSlot& slot : loaded) slot.init = state_init(slot.group);
+  state_->average_decay = decay.item();
+  state_->average_warmup = warmup.item() != 0;
   if (has_buffers) state_->buffers->note_loaded(buffer_updates.item<int64_t>());
   else if (state_->buffers != nullptr) state_->buffers->forget();
   state_->slots = std::move(loaded);
   state_->signatures.clear();
   state_->states_loaded = true;
   refresh(state_->slots);
+  if (lacks_masters) Step::say_no_masters(*this);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("Optimizer::load_state_dict");
 }

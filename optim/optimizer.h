@@ -24,6 +24,13 @@
 //   memory; launches compute them and read them there. Options of the host (lr) are taken by value when step() is
 //   called. Integers are kept as f64.
 //
+// Note [Master weights]. A bf16 number has 8 bits of precision: 1 + 6e-4 is 1. An update of less than half a unit in
+//   the last place of a 16-bit parameter would be lost, at every step. So the optimizer keeps an f32 weight of each
+//   bf16 and f16 parameter, updates that, and writes the rounded weight into the parameter, in the same pass. Weights
+//   are made from the parameters at the first step, are part of the state dict, and cost 4 bytes an element. Somebody
+//   else may write the parameter (a model is loaded): elements that are still the rounded weight keep it, the others
+//   become the new weight. Options have `masters`; false: the parameter itself is updated, and a step says so once.
+//
 // Invariants: all parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters
 // have none. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that
 // dtype unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count does not
@@ -43,6 +50,7 @@
 #include "absl/functional/function_ref.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/formula.h"
+#include "rondo/optim/option_list.h"
 #include "rondo/optim/step_report.h"
 #include "rondo/runtime/source_location.h"
 #include "rondo/runtime/tensor.h"
@@ -153,40 +161,41 @@ class Optimizer {
   std::vector<Tensor> copies() const;
 
   // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
-  // and for 8-bit states "state.<i>.<name>.scale". "state.<i>.average" if averages are tracked, and for their
-  // floating-point buffers "buffer.<i>.average" and one "buffer.updates" i64. For each group:
-  // "group.<g>.params" i64 (their number) and "group.<g>.<option>" f64. The state tensors share memory with the
+  // for 8-bit states "state.<i>.<name>.scale", and "state.<i>.master" if it has an f32 weight. If averages are tracked:
+  // "state.<i>.average", "average.decay" and "average.warmup" f64, and for their floating-point buffers
+  // "buffer.<i>.average" and one "buffer.updates" i64. For each group: "group.<g>.params" i64 (their number) and
+  // "group.<g>.<option>" f64, every option (option_list.h) but `masters`. The state tensors share memory with the
   // optimizer, step counts excepted.
   nn::StateDict state_dict() const;
-  // Restores state and options; a parameter without state in `state` has none afterwards. Throws nn::StateDictError,
-  // before anything is changed, if the state does not fit.
+  // Restores state and options, as PyTorch does: lr, betas, maximize and nesterov are those of `state` afterwards. A
+  // parameter without state in `state` has none afterwards. Throws nn::StateDictError, before anything is changed, if
+  // the state does not fit, an option is out of range, or one differs that decides which states there are: amsgrad,
+  // centered, the format, whether momentum is 0. Make the optimizer with those.
+  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: the optimizer's own
+  // stay. States without f32 weights load: the weights are made from the parameters at the next step, and the call says
+  // so once. With `masters` = false, f32 weights in `state` are ignored.
   void load_state_dict(const nn::StateDict& state);
 
   KernelReport kernels() const;
 
  protected:
   Optimizer();
-  // The next group. `plan` is asked for each parameter; plans live as long as the optimizer.
-  using PlanOf = absl::FunctionRef<const UpdatePlan&(const Tensor& param)>;
-  void add_group(std::span<const Tensor> params, PlanOf plan, StateInit init);
-  void add_group(std::span<const Tensor> params, const UpdatePlan& plan, StateInit init);
-  // For constructors: calls self.add_param_group() for each. Throws Error if there is no parameter at all.
-  template <class Self, class Options>
-  static void add_groups(Self& self, const std::vector<ParamGroup<Options>>& groups) {
-    for (const ParamGroup<Options>& group : groups) self.add_param_group(group);
-    self.check_has_parameters();
-  }
-  void check_has_parameters() const;  // add_groups() ends with it
+  // The next group, whose options the functions below know already. Throws Error in the middle of a step.
+  void add_group(std::span<const Tensor> params);
+  void check_has_parameters() const;  // constructors end with it
 
-  // For add_param_group(): calls add(), which calls add_group() once. Throws Error in the middle of a step.
-  void add_between_steps(absl::FunctionRef<void()> add);
-
-  // Numeric options of a group by name; "lr" is among them.
-  using OptionVisitor = absl::FunctionRef<void(const char* name, double& value)>;
+  // Every option of a group by name (option_list.h); "lr" is among them.
+  using OptionVisitor = optim::OptionVisitor;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
+  // Throws Error if an option of the group is out of range.
+  virtual void check_options(int group) const = 0;
+  // What the options make of a parameter. Plans live as long as the optimizer.
+  virtual const UpdatePlan& update_plan(int group, const Tensor& param) const = 0;
+  virtual StateInit state_init(int group) const = 0;
   // The scalars of a group's formulas, with the options as they are now.
   virtual ScalarRule scalars(int group) const = 0;
-  // For plans with own_scalars: changes the scalars of a parameter, and sets the numbers of its sweeps' programs.
+  // For plans with own_scalars: `param` is what is updated, with master weights those. Changes the scalars of a
+  // parameter, and sets the numbers of its sweeps' programs.
   virtual void own_scalars(int /*group*/, const Tensor& /*param*/, std::span<double> /*scalars*/,
                            std::span<double> /*numbers*/) const {}
 
@@ -195,7 +204,7 @@ class Optimizer {
     LaunchQueue& queue;
     Device device;
     int group;
-    const Tensor& param;
+    const Tensor& param;           // with master weights: those
     const Tensor& grad;            // contiguous; still to be multiplied by the decision's factor
     const Tensor& decision;        // what prepare() enqueues changes no state unless this is to update
     std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
@@ -211,6 +220,8 @@ class Optimizer {
   bool compiled() const;  // optim::compile was called
 
  private:
+  void add_slots(std::span<const Tensor> params);
+  class LoadedOptions;
   friend class Step;                       // one step (step.h)
   std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
 };

@@ -5,8 +5,11 @@
 namespace rondo::optim {
 
 // Not inline: the symbols of a kernel's inline functions are its own (cmake/isolate_kernel.sh).
-#define RONDO_FORMULA_CODE(Class) \
-  FormulaCode<Class##Options> Class::code() { return {&Class::plan, &Class::rule}; }
+#define RONDO_FORMULA_CODE(Class)                                                                                 \
+  FormulaCode<Class##Options> Class::code() {                                                                     \
+    return {[](const Class##Options& o, const Tensor& /*param*/) -> const UpdatePlan& { return Class::plan(o); }, \
+            &Class::rule};                                                                                        \
+  }
 RONDO_FORMULA_OPTIMIZERS(RONDO_FORMULA_CODE)
 #undef RONDO_FORMULA_CODE
 

@@ -64,6 +64,26 @@ ParamState ParamSlot::new_state(std::shared_ptr<StepCount> count) const {
   return made;
 }
 
+void ParamSlot::make_master() {
+  master = param.detach().to(kF32);
+  master.storage().set_purpose(Purpose::kStates);
+  master_data = master.mutable_address();
+  master_of = Contents::of(param);
+}
+
+void ParamSlot::drop_master() {
+  master = Tensor();
+  master_data = nullptr;
+  master_of = {};
+}
+
+void ParamSlot::refresh_master() {
+  if (!master.defined() || master_of == Contents::of(param)) return;
+  const Tensor rounded = param.detach();
+  master.copy_(ops::where(master.to(param.dtype()) == rounded, master, rounded.to(kF32)));
+  master_of = Contents::of(param);
+}
+
 void ParamSlot::make_average() {
   average = ops::cast(param.detach(), compute_dtype(param.dtype()));
   average.storage().set_purpose(Purpose::kStates);

@@ -1,6 +1,6 @@
-// ParamSlot: one parameter of an optimizer, with its state, average and 16-bit copy.
+// ParamSlot: one parameter of an optimizer, with its state, master weight, average and 16-bit copy.
 //
-// Invariant: once made, state and average are written in place, never replaced, until load_state_dict().
+// Invariant: once made, state, master weight and average are written in place, never replaced, until load_state_dict().
 #pragma once
 
 #include <array>
@@ -89,6 +89,12 @@ struct ParamSlot {
   StateInit init;
   ParamState state;
 
+  // The f32 weight of a 16-bit parameter: Note [Master weights] of optimizer.h. Undefined: the parameter itself is
+  // updated, or had no gradient yet.
+  Tensor master;
+  std::byte* master_data = nullptr;
+  Contents master_of;  // the parameter's contents that are the rounded master; nothing: not known
+
   Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
   Contents average_copied;     // the parameter's contents when `average` was copied from it
@@ -101,6 +107,13 @@ struct ParamSlot {
   int64_t columns = 0;
 
   ParamState new_state(std::shared_ptr<StepCount> count) const;
+  bool wants_master() const { return init.masters && is_low_precision(param.dtype()); }
+  // What a step updates.
+  const Tensor& weights() const { return master.defined() ? master : param; }
+  void make_master();
+  void drop_master();
+  // Follows a parameter that somebody else has written.
+  void refresh_master();
   void make_average();
   // Copies the parameter into an average that no step has moved, if the parameter was written since.
   void refresh_average();

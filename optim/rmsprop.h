@@ -22,6 +22,7 @@ struct RMSpropOptions {
   bool centered = false;  // divide by the gradient's standard deviation, not by its root mean square
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 template <bool kCentered, bool kMomentum> struct RMSpropFormula {
@@ -51,16 +52,19 @@ class RMSprop : public FormulaOptimizer<RMSprop, RMSpropOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "RMSprop";
 
+  static constexpr OptionList kOptions{Option{"lr", &RMSpropOptions::lr},
+                                       Option{"alpha", &RMSpropOptions::alpha},
+                                       Option{"eps", &RMSpropOptions::eps},
+                                       Option{"weight_decay", &RMSpropOptions::weight_decay},
+                                       Option{"momentum", &RMSpropOptions::momentum},
+                                       Option{"centered", &RMSpropOptions::centered, Saved::kLater},
+                                       Option{"maximize", &RMSpropOptions::maximize, Saved::kLater},
+                                       Option{"state", &RMSpropOptions::state, Saved::kLater},
+                                       Option{"masters", &RMSpropOptions::masters, Saved::kNever}};
+
   static void check(const RMSpropOptions& o) {
     if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
       throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
-  }
-  static void visit(RMSpropOptions& o, OptionVisitor visit) {
-    visit("lr", o.lr);
-    visit("alpha", o.alpha);
-    visit("eps", o.eps);
-    visit("weight_decay", o.weight_decay);
-    visit("momentum", o.momentum);
   }
   static ScalarRule rule(const RMSpropOptions& o) {
     static_assert(RMSpropFormula<false, false>::kScalars == 7);

@@ -1,14 +1,14 @@
 #include "rondo/optim/seam.h"
 
 #include <unordered_map>
+#include <unordered_set>
 
-#include "rondo/compile/region/region.h"
 #include "rondo/runtime/autograd.h"
 
 namespace rondo::optim {
 
 std::vector<Seam> plan_seams(const nn::ModuleBase& model) {
-  const std::vector<nn::ModuleBase*> blocks = compile::repeated_blocks(const_cast<nn::ModuleBase&>(model));
+  const std::vector<nn::ModuleBase*> blocks = model.repeated_blocks();
   std::vector<Seam> plan(blocks.size() + 2);
   const size_t after_blocks = 0, before_blocks = blocks.size() + 1;
   std::unordered_map<const TensorImpl*, size_t> seam_of;  // the last seam that uses a parameter of a block
@@ -17,10 +17,12 @@ std::vector<Seam> plan_seams(const nn::ModuleBase& model) {
     plan[s].path = block.path();
     for (const Tensor& p : block.parameters()) seam_of[p.impl()] = s;
   }
-  std::unordered_map<const TensorImpl*, size_t> uses_outside;
-  for (const Tensor* slot : model.tensor_slots()) ++uses_outside[slot->impl()];
+  std::unordered_set<const Tensor*> slots_of_blocks;
   for (const nn::ModuleBase* block : blocks)
-    for (const Tensor* slot : block->tensor_slots()) --uses_outside[slot->impl()];
+    for (const Tensor* slot : block->tensor_slots()) slots_of_blocks.insert(slot);
+  std::unordered_map<const TensorImpl*, size_t> uses_outside;
+  for (const Tensor* slot : model.tensor_slots())
+    if (!slots_of_blocks.contains(slot)) ++uses_outside[slot->impl()];
   bool met_block = false;
   for (const Tensor& p : model.parameters()) {
     const auto of_block = seam_of.find(p.impl());

@@ -1,6 +1,6 @@
 // Seams: the places in a backward where the gradients of one part of a model become final. The parts are the repeated
-// blocks, and what lies outside them. UpdateAtSeams (update_at_seams.h) updates a part at its seam; dist/ddp.h forms
-// its buckets from the parts.
+// blocks (ModuleBase::repeated_blocks()), and what lies outside them. UpdateAtSeams (update_at_seams.h) updates a part
+// at its seam; dist/ddp.h forms its buckets from the parts.
 #pragma once
 
 #include <functional>

@@ -20,6 +20,7 @@ struct SGDOptions {
   bool nesterov = false;    // requires momentum > 0 and dampening = 0
   bool maximize = false;
   StateFormat state = StateFormat::kFull;
+  bool masters = true;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
 template <bool kMomentum> struct SGDFormula {
@@ -52,17 +53,20 @@ class SGD : public FormulaOptimizer<SGD, SGDOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "SGD";
 
+  static constexpr OptionList kOptions{Option{"lr", &SGDOptions::lr},
+                                       Option{"momentum", &SGDOptions::momentum},
+                                       Option{"dampening", &SGDOptions::dampening},
+                                       Option{"weight_decay", &SGDOptions::weight_decay},
+                                       Option{"nesterov", &SGDOptions::nesterov, Saved::kLater},
+                                       Option{"maximize", &SGDOptions::maximize, Saved::kLater},
+                                       Option{"state", &SGDOptions::state, Saved::kLater},
+                                       Option{"masters", &SGDOptions::masters, Saved::kNever}};
+
   static void check(const SGDOptions& o) {
     if (!(o.lr >= 0 && o.momentum >= 0 && o.weight_decay >= 0))
       throw Error("SGD: lr, momentum and weight_decay must not be negative");
     if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
       throw Error("SGD: nesterov needs momentum and no dampening");
-  }
-  static void visit(SGDOptions& o, OptionVisitor visit) {
-    visit("lr", o.lr);
-    visit("momentum", o.momentum);
-    visit("dampening", o.dampening);
-    visit("weight_decay", o.weight_decay);
   }
   static ScalarRule rule(const SGDOptions& o) {
     static const RowProgram program = step_program<SGDGradWeight>("sgd_grad_weight", {4});

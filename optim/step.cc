@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/log.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step_launches.h"
@@ -24,6 +25,7 @@ namespace {
 void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   const Tensor& param = slot.param;
   const bool wide = compute_dtype(param.dtype()) == kF64;
+  if (!slot.wants_master()) slot.drop_master();
   for (const Tensor* held : {&slot.state.arrays[0].values, &slot.average})
     if (held->defined() && wide != (held->dtype() == kF64))
       throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now ", std::string(name_of(param.dtype())),
@@ -31,6 +33,11 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
                                "; convert the model before its first step"));
   if (param.dtype() == kF64 && slot.init.format != StateFormat::kFull)
     throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now f64; f64 state has no shorter format"));
+  if (is_low_precision(param.dtype()) && !slot.init.masters)
+    compile::log::warn_once(absl::StrCat(
+        optimizer.name(), " updates ", std::string(name_of(param.dtype())),
+        " parameters without f32 weights (masters = false): an update that is below half a unit in the last place of a "
+        "parameter is lost, and so may be all of them"));
   slot.fits = param.dtype();
 }
 
@@ -58,7 +65,7 @@ void open_for_writing(StepUpdate& u, bool zero_grad) {
   static_cast<void>(slot.param.mutable_address());
   for (const Tensor* written : {&slot.average, &u.copy})
     if (written->defined()) written->storage().bump_version();
-  slot.copy_of = {u.param, slot.param.impl()->storage.version()};
+  slot.copy_of = slot.master_of = {u.param, slot.param.impl()->storage.version()};
   slot.average_moved = true;
   if (zero_grad && !u.dense_grad.defined()) {
     Tensor grad = slot.param.grad();
@@ -86,6 +93,12 @@ void Step::throw_no_gradients(const Optimizer& optimizer) {
   throw Error(absl::StrCat(optimizer.name(), ": none of the ", state_of(optimizer).slots.size(),
                            " parameters has a gradient. Call backward() before the step, on a loss that depends on "
                            "them; a step that may find no gradients needs {.allow_no_gradients = true}"));
+}
+
+void Step::say_no_masters(const Optimizer& optimizer) {
+  compile::log::warn_once(absl::StrCat(optimizer.name(),
+                                       ": the loaded state has no f32 weights of 16-bit parameters (an earlier version "
+                                       "or masters = false has saved it); they are made from the parameters"));
 }
 
 Step::Step(Optimizer& optimizer) : optimizer_(optimizer), state_(state_of(optimizer)) {

@@ -40,6 +40,8 @@ class Step {
   static OptimizerState& state_of(const Optimizer& optimizer);
   static void check_options(const Optimizer& optimizer, const StepOptions& options);
   [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
+  // Once: a state was loaded that lacks f32 weights of 16-bit parameters.
+  static void say_no_masters(const Optimizer& optimizer);
   // Optimizer::step(), with work that joins it. `where`: the line of the call.
   static StepReport run(Optimizer& optimizer, const StepOptions& options, std::source_location where,
                         JoinedWork joined = no_joined_work);

@@ -17,11 +17,11 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
   std::vector<std::string> names;
   UpdateFacts facts;
   // `group`: negative for what concerns all groups.
-  const auto add = [&](int group, const char* name, double number) {
+  const auto add = [&](int group, std::string_view name, double number) {
     facts.numbers.push_back(number);
     if (!names_wanted) return;
     const std::string where = group < 0 ? "" : absl::StrCat(", group ", group);
-    names.push_back(absl::StrCat(optimizer.name(), where, ": ", name));
+    names.push_back(absl::StrCat(optimizer.name(), where, ": ", std::string(name)));
   };
   add(-1, "number of groups", optimizer.n_groups());
   add(-1, "max_norm", options.max_norm);
@@ -31,8 +31,8 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
   for (int group = 0; group < optimizer.n_groups(); ++group) {
     const auto g = static_cast<size_t>(group);
     add(group, "number of parameters", static_cast<double>(state.group_sizes[g]));
+    optimizer.visit_options(group, [&](std::string_view name, Saved, double& value) { add(group, name, value); });
     add(group, "hash of shapes, formula and format of states", number_of(state.group_hashes[g]));
-    optimizer.visit_options(group, [&](const char* name, double& value) { add(group, name, value); });
     const ScalarRule rule = optimizer.scalars(group);
     io::Checksum sum;
     sum.update(rule.values.data(), sizeof rule.values);

@@ -18,7 +18,7 @@ namespace {
 std::vector<ArraySpec> arrays_of(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
-  std::vector<ArraySpec> list = {{.dtype = dtype}, {.dtype = dtype, .zero = zero_grad && last}};
+  std::vector<ArraySpec> list = {{.dtype = slot.weights().dtype()}, {.dtype = dtype, .zero = zero_grad && last}};
   for (size_t k = 0; k < slot.plan->states.size(); ++k) {
     const StateSpec& spec = slot.plan->states[k];
     const StateArray& array = slot.state.arrays[k];
@@ -30,7 +30,8 @@ std::vector<ArraySpec> arrays_of(const ParamSlot& slot, size_t sweep, bool zero_
   }
   for (int k = 0; k < slot.plan->sweeps[sweep].body.n_sums; ++k) list.push_back({.role = Role::kSum, .dtype = kF64});
   if (last && slot.average.defined()) list.push_back({.role = Role::kAverage, .dtype = compute});
-  if (last && copy) list.push_back({.role = Role::kCopy, .dtype = *copy});
+  if (last && slot.master.defined()) list.push_back({.role = Role::kCopy, .dtype = dtype});
+  if (last && copy) list.push_back({.role = Role::kCopy, .dtype = *copy, .fresh = true});
   return list;
 }
 
@@ -60,7 +61,10 @@ Step::Launches::~Launches() {
 void Step::Launches::prepare(bool zero_grad) {
   make_states();
   if (zero_grad) copy_shared_gradients();
-  for (const StepUpdate& u : updates_) u.slot->refresh_average();
+  for (const StepUpdate& u : updates_) {
+    u.slot->refresh_master();
+    u.slot->refresh_average();
+  }
   sort_by_signature(zero_grad);
   prepare_scalars();
   for (Signature& signature : state_.signatures)
@@ -74,6 +78,7 @@ void Step::Launches::make_states() {
       if (first == nullptr) first = std::make_shared<StepCount>(0, device_);
       u.slot->state = u.slot->new_state(first);
     }
+    if (u.slot->wants_master() && !u.slot->master.defined()) u.slot->make_master();
     if (state_.averaging && !u.slot->average.defined()) u.slot->make_average();
   }
 }
@@ -153,7 +158,7 @@ void Step::Launches::prepare_update(size_t sweep, StepUpdate& u) {
   Optimizer::PreparedParam param{state_.queue,
                                  device_,
                                  slot.group,
-                                 slot.param,
+                                 slot.weights(),
                                  u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
                                  step_.decision_,
                                  std::span(slot.state.arrays).first(slot.plan->states.size()),
@@ -230,7 +235,8 @@ void Step::Launches::fill_table(ForeachTable& table, const Signature& signature,
       };
       const std::span<void*> operands = table.add(pass.item(numel, width, scalars), pass.n_operands());
       size_t next = 0, next_scale = static_cast<size_t>(pass.n_arrays());
-      operands[next++] = part(u.param, signature.dtype, numel);
+      if (slot.master_data != nullptr) operands[next++] = part(slot.master_data, kF32, numel);
+      else operands[next++] = part(u.param, signature.dtype, numel);
       operands[next++] = part(u.grad, signature.dtype, numel);
       for (size_t k = 0; k < plan.states.size(); ++k) {
         const StateArray& array = slot.state.arrays[k];
@@ -243,6 +249,7 @@ void Step::Launches::fill_table(ForeachTable& table, const Signature& signature,
         operands[next++] = reinterpret_cast<double*>(sums_.data()) + u.sums + static_cast<size_t>(k) * u.sum_rows +
                            static_cast<size_t>(m) * (u.sum_rows / static_cast<size_t>(count));
       if (last && slot.average_data != nullptr) operands[next++] = part(slot.average_data, compute, numel);
+      if (last && slot.master_data != nullptr) operands[next++] = part(u.param, signature.dtype, numel);
       if (last && u.copy.defined()) operands[next++] = part(u.copy.impl()->data(), u.copy.dtype(), numel);
     }
   }

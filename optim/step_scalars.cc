@@ -37,7 +37,7 @@ void Step::Launches::sort_into_rows() {
     ++cohorts_[count->cohort].size;
     const size_t group = static_cast<size_t>(slot.group);
     if (slot.plan->own_scalars || rows_.empty() || rows_.back().cohort != count->cohort || rows_.back().group != group)
-      rows_.push_back({count->cohort, group, slot.plan->own_scalars ? &slot.param : nullptr});
+      rows_.push_back({count->cohort, group, slot.plan->own_scalars ? &slot.weights() : nullptr});
     u.row = rows_.size() - 1;
   }
   for (Cohort& cohort : cohorts_) {

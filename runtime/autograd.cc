@@ -18,6 +18,20 @@ std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
 thread_local const Node* in_gradient_rule = nullptr;  // the node whose rule runs
 
+AutogradMeta& meta_of(const Tensor& tensor) {
+  auto& meta = tensor.impl()->autograd;
+  if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
+  return *meta;
+}
+
+// set_history(), for a tensor that no recording knows.
+void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
+  AutogradMeta& meta = meta_of(tensor);
+  meta.grad_fn = std::move(node);
+  meta.output = output;
+  tensor.impl()->requires_grad = true;
+}
+
 // Freeing a deep tape must not recurse: nodes queue up here and are freed one by one.
 thread_local absl::InlinedVector<std::shared_ptr<Node>, 8>* dying = nullptr;
 
@@ -27,7 +41,18 @@ bool grad_enabled() { return grad_mode; }
 GradMode::GradMode(bool on) : previous_(std::exchange(grad_mode, on)) {}
 GradMode::~GradMode() { grad_mode = previous_; }
 
-Node::Node() : sequence(next_sequence.fetch_add(1, std::memory_order_relaxed)) {}
+namespace {
+uint64_t take_sequence() { return next_sequence.fetch_add(1, std::memory_order_relaxed); }
+
+// What is recorded runs first, so that its node is older than this one: gradients meet in eager execution's order.
+uint64_t sequence_of_new_node(std::source_location where) {
+  if (Recorder* const recorder = active_recorder()) [[unlikely]]
+    recorder->interrupt("a tape node is made", where);
+  return take_sequence();
+}
+}  // namespace
+
+Node::Node(std::source_location where) : sequence(sequence_of_new_node(where)) {}
 
 Node::~Node() {
   std::remove_pointer_t<decltype(dying)> queue;
@@ -55,8 +80,9 @@ Node::OutputExtras& Node::extras_of(int output) {
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
 // would own each other. A parameter's history never changes.
-SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) {
+SavedTensor::SavedTensor(const Tensor& tensor, bool is_output, std::source_location where) {
   if (!tensor.defined()) return;
+  settle_history(tensor, where);
   version_ = tensor.version();
   const bool parameter = tensor.requires_grad() && tensor.is_leaf();
   if (parameter && !is_output) {
@@ -70,7 +96,7 @@ SavedTensor::SavedTensor(const Tensor& tensor, bool is_output) {
     tensor_.storage().set_purpose(Purpose::kActivations);
   if (is_output || !tensor.requires_grad()) return;
   const Edge history = autograd::gradient_edge(tensor);
-  if (history.node) autograd::set_history(tensor_, history.node, history.output);
+  if (history.node) put_history(tensor_, history.node, history.output);
 }
 
 const Tensor& SavedTensor::get(const char* op, std::source_location where) const {
@@ -254,7 +280,7 @@ class OpNode final : public Node {
       // For a second derivative the saved output needs its history back.
       if (grad_mode && outputs[i].defined()) {
         outputs[i] = outputs[i].detach();
-        autograd::set_history(outputs[i], self.lock(), static_cast<int>(i));
+        put_history(outputs[i], self.lock(), static_cast<int>(i));
       }
     }
     const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
@@ -348,7 +374,10 @@ struct ViewGeometry {
 // The history of a view after its base was overwritten: the gradient goes into a zero tensor of the base's shape.
 class ViewOfBaseNode final : public Node {
  public:
-  ViewOfBaseNode(ViewGeometry geometry, Edge base) : geometry_(geometry) { edges.push_back(std::move(base)); }
+  // A recording goes on: what is recorded does not change.
+  ViewOfBaseNode(ViewGeometry geometry, Edge base) : Node(take_sequence()), geometry_(geometry) {
+    edges.push_back(std::move(base));
+  }
   const char* name() const override { return "view"; }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
     refuse_second_derivative();
@@ -399,12 +428,6 @@ class OverwriteNode final : public Node {
   ViewGeometry geometry_;
 };
 
-AutogradMeta& meta_of(const Tensor& tensor) {
-  auto& meta = tensor.impl()->autograd;
-  if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
-  return *meta;
-}
-
 constexpr const char* kStaleNoGradView =
     "a view made under no_grad is read with gradients on, after its base was overwritten; take the view with gradients "
     "on, or detach() it";
@@ -431,8 +454,9 @@ void check_operand(const OpDef& op, const Tensor& input, std::source_location wh
   if (is_stale_no_grad_view(input)) throw_op_error(op.name, kStaleNoGradView, where);
 }
 
-Edge gradient_edge(const Tensor& tensor) {
+Edge gradient_edge(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
+  if (impl->recorder != nullptr && impl->requires_grad) settle_history(tensor, where);
   AutogradMeta* meta = impl->autograd.get();
   if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
     if (meta->no_grad_view) throw Error(absl::StrCat("autograd: ", kStaleNoGradView));
@@ -455,16 +479,6 @@ Edge gradient_edge(const Tensor& tensor) {
   std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(leaf_meta.slot);
   leaf_meta.accumulator = accumulator;
   return {std::move(accumulator), 0};
-}
-
-void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
-  AutogradMeta* meta = leaf.impl()->autograd.get();
-  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to it
-  auto next = std::make_shared<GradSlot>(*meta->slot);
-  *meta->slot = {};
-  meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
-  meta->slot = std::move(next);
-  meta->accumulator.reset();
 }
 
 GradientHome::GradientHome(const Tensor& leaf) {
@@ -490,25 +504,9 @@ Tensor gradient_home(const Node& leaf) {
   return node == nullptr ? Tensor() : node->home_for_all();
 }
 
-int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
-  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
-    throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");
-  gradient_edge(leaf);  // makes the slot
-  static std::atomic<int64_t> next_id{0};
-  const int64_t id = next_id.fetch_add(1);
-  leaf.impl()->autograd->slot->accumulated.emplace_back(id, std::move(fn));
-  return id;
-}
-void remove_on_accumulated(const Tensor& leaf, int64_t id) {
-  if (!leaf.defined() || leaf.impl()->autograd == nullptr || leaf.impl()->autograd->slot == nullptr) return;
-  std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
-}
-
-void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
-  AutogradMeta& meta = meta_of(tensor);
-  meta.grad_fn = std::move(node);
-  meta.output = output;
-  tensor.impl()->requires_grad = true;
+void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output, std::source_location where) {
+  before_history_change(tensor, where);
+  put_history(tensor, std::move(node), output);
 }
 
 void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
@@ -534,7 +532,7 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
   auto node = std::make_shared<OpNode>(op, inputs, attrs, where);
   node->self = node;
   for (size_t i = 0; i < outputs.size(); ++i)
-    if (outputs[i].defined() && is_floating(outputs[i].dtype())) set_history(outputs[i], node, static_cast<int>(i));
+    if (outputs[i].defined() && is_floating(outputs[i].dtype())) put_history(outputs[i], node, static_cast<int>(i));
   node->save_outputs(outputs);
 }
 
@@ -549,7 +547,7 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
   auto node = std::make_shared<OpNode>(op, inputs, attrs, where);
   node->self = node;
   if (!base.defined()) {
-    set_history(target, node, 0);
+    put_history(target, node, 0);
     node->save_outputs({&target, 1});
     return;
   }
@@ -557,8 +555,8 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
   const ViewGeometry geometry = ViewGeometry::of(target, base);
   Tensor root = base;
   const Edge old_base = root.requires_grad() ? gradient_edge(root) : Edge{};
-  set_history(root, std::make_shared<OverwriteNode>(geometry, old_base, Edge{node, 0}), 0);
-  set_history(target, std::make_shared<ViewOfBaseNode>(geometry, gradient_edge(root)), 0);
+  put_history(root, std::make_shared<OverwriteNode>(geometry, old_base, Edge{node, 0}), 0);
+  put_history(target, std::make_shared<ViewOfBaseNode>(geometry, gradient_edge(root)), 0);
   meta.view_version = target.version();
 }
 
@@ -569,7 +567,7 @@ void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std
     if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
     if (!node) node = std::make_shared<DeadEndNode>(op, inputs, where);
     node->n_outputs = static_cast<int>(outputs.size());
-    set_history(outputs[i], node, static_cast<int>(i));
+    put_history(outputs[i], node, static_cast<int>(i));
   }
 }
 

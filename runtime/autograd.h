@@ -47,7 +47,7 @@ class SavedTensor {
   SavedTensor() = default;
   // `is_output`: the node that saves the tensor also made it. Its history is then left out; otherwise node and tensor
   // would own each other.
-  SavedTensor(const Tensor& tensor, bool is_output);
+  SavedTensor(const Tensor& tensor, bool is_output, std::source_location where = std::source_location::current());
   const Tensor& get(const char* op, std::source_location where) const;
   bool defined() const { return tensor_.defined(); }
   bool overwritten() const { return tensor_.defined() && tensor_.version() != version_; }
@@ -88,9 +88,11 @@ struct LeafGrad {
   Tensor grad() const;
 };
 
+// A program may derive nodes of its own: it makes one, adds the edges of its inputs (gradient_edge), and makes it the
+// history of its results (set_history). Inside a compiled region a node of the program's own is a graph break.
 class Node {
  public:
-  Node();
+  explicit Node(std::source_location where = std::source_location::current());
   virtual ~Node();
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
@@ -176,10 +178,13 @@ template <class F> decltype(auto) no_grad(F&& fn) {
 namespace autograd {
 
 // The edge along which the gradient of `tensor` flows; empty if it needs none. Throws Error for a view made under
-// no_grad whose base was overwritten since (Note [Views]).
-Edge gradient_edge(const Tensor& tensor);
-// Makes `tensor` output `output` of `node`.
-void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
+// no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, a graph break if `tensor` is the
+// result of an op there.
+Edge gradient_edge(const Tensor& tensor, std::source_location where = std::source_location::current());
+// Makes `tensor`, of a floating dtype, output `output` of `node`. What was computed from it before keeps its own
+// history. Inside a compiled region, a graph break if an op there has made or read `tensor`.
+void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
+                 std::source_location where = std::source_location::current());
 // Puts a node for a call of `op` on the tape and makes it the history of `outputs`. Dispatch calls it when a gradient
 // is needed.
 void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,

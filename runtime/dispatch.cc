@@ -43,6 +43,7 @@ bool Recorder::append_known(const OpDef&, std::span<const Tensor* const>, const 
 }
 void Recorder::before_write(const Storage&, std::source_location) {}
 void Recorder::before_read(const Storage&, std::source_location) {}
+void Recorder::before_history_change(const Tensor&, std::source_location) {}
 void Recorder::interrupt(const char* what, std::source_location where) {
   throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
 }
@@ -56,6 +57,18 @@ void before_write(const Storage& storage, std::source_location where) {
 void before_read_of_written(const Storage& storage, std::source_location where) {
   for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
     if (scope->recorder_ != nullptr) scope->recorder_->before_read(storage, where);
+}
+
+void settle_history(const Tensor& tensor, std::source_location where) {
+  const TensorImpl& impl = *tensor.impl();
+  if (impl.recorder != nullptr) impl.recorder->interrupt("the history of a value is asked for", where);
+  if (impl.storage) before_read(impl.storage, where);  // a pending write may end this history
+}
+
+void before_history_change(const Tensor& tensor, std::source_location where) {
+  settle_history(tensor, where);
+  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
+    if (scope->recorder_ != nullptr) scope->recorder_->before_history_change(tensor, where);
 }
 
 namespace {

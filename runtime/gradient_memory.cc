@@ -1,9 +1,11 @@
 #include "rondo/runtime/gradient_memory.h"
 
+#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::autograd {
@@ -58,6 +60,30 @@ Tensor apart_from_grads(Tensor gradient) {
 // The node and its gradient rule both hold the handle, so only the memory is asked about.
 bool may_overwrite_saved(const Tensor& saved) {
   return last_read && active_recorder() == nullptr && owns_memory_alone(saved);
+}
+
+void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
+  AutogradMeta* meta = leaf.impl()->autograd.get();
+  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to it
+  auto next = std::make_shared<GradSlot>(*meta->slot);
+  *meta->slot = {};
+  meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
+  meta->slot = std::move(next);
+  meta->accumulator.reset();
+}
+
+int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
+  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
+    throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");
+  gradient_edge(leaf);  // makes the slot
+  static std::atomic<int64_t> next_id{0};
+  const int64_t id = next_id.fetch_add(1);
+  leaf.impl()->autograd->slot->accumulated.emplace_back(id, std::move(fn));
+  return id;
+}
+void remove_on_accumulated(const Tensor& leaf, int64_t id) {
+  if (!leaf.defined() || leaf.impl()->autograd == nullptr || leaf.impl()->autograd->slot == nullptr) return;
+  std::erase_if(leaf.impl()->autograd->slot->accumulated, [id](const auto& entry) { return entry.first == id; });
 }
 
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener) {

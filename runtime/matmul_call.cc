@@ -15,6 +15,16 @@ namespace {
 
 std::atomic<MatmulPrecision> precision_of_f32{MatmulPrecision::kHighest};
 
+MatrixStrides normal(int64_t batch, int64_t rows, int64_t columns, MatrixStrides s) {
+  if (columns == 1 && s.row != 1) s.column = 1;
+  if (rows == 1 && s.column == 1) s.row = columns;
+  if (rows == 1 && s.column != 1) s.row = 1;
+  if (columns == 1 && s.row == 1) s.column = rows;
+  if (batch == 1) s.batch = 0;
+  invariant(s.row == 1 || s.column == 1, "a matrix without a dense dimension");
+  return s;
+}
+
 // True if a library can read the last two dimensions as they are.
 bool readable(const Tensor& t) {
   const int rank = t.rank();
@@ -23,14 +33,13 @@ bool readable(const Tensor& t) {
   return ((cs == 1 || cols == 1) && (rs >= cols || rows == 1)) || ((rs == 1 || rows == 1) && (cs >= rows || cols == 1));
 }
 
-void matrix_strides(const Tensor& t, int64_t (&out)[3]) {
-  const int row = t.rank() - 2, col = t.rank() - 1;
-  set_matrix_strides(t.sizes()[row], t.sizes()[col], t.strides()[row], t.strides()[col], out);
+MatrixStrides matrix_strides(const Tensor& t, int64_t batch = 0) {
+  return {t.strides()[t.rank() - 2], t.strides()[t.rank() - 1], batch};
 }
 
 // True if the dimensions can be ordered such that each steps over all of the next: the layouts that oneDNN knows.
-bool nests(int64_t batch, int64_t rows, int64_t cols, const int64_t (&strides)[3]) {
-  std::array<std::pair<int64_t, int64_t>, 3> dims = {{{strides[0], batch}, {strides[1], rows}, {strides[2], cols}}};
+bool nests(int64_t batch, int64_t rows, int64_t cols, const MatrixStrides& s) {
+  std::array<std::pair<int64_t, int64_t>, 3> dims = {{{s.batch, batch}, {s.row, rows}, {s.column, cols}}};
   std::sort(dims.begin(), dims.end());
   int64_t extent = 0;
   for (auto [stride, size] : dims) {
@@ -55,7 +64,8 @@ void add_epilogues(const KernelContext& context, MatmulCall& call) {
   }
 }
 
-MatmulPlan copies(bool a, bool b) { return {.call = {}, .pieces = {}, .copy_a = a, .copy_b = b}; }
+absl::InlinedVector<MatmulPlan::Piece, 1> one_piece() { return {{0, 0, 0}}; }
+MatmulPlan copies(bool a, bool b) { return {.call = std::nullopt, .pieces = {}, .copy_a = a, .copy_b = b}; }
 
 // A result without an inner dimension.
 void fill_empty_product(const KernelContext& context) {
@@ -83,43 +93,40 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
 }
 MatmulPrecision float32_matmul_precision() { return precision_of_f32.load(std::memory_order_relaxed); }
 
-// So that products which differ in them only are one.
-void set_matrix_strides(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int64_t (&out)[3]) {
-  if (columns == 1 && row_stride != 1) column_stride = 1;
-  if (rows == 1 && column_stride == 1) row_stride = columns;
-  if (rows == 1 && column_stride != 1) row_stride = 1;
-  if (columns == 1 && row_stride == 1) column_stride = rows;
-  out[1] = row_stride;
-  out[2] = column_stride;
+MatmulCall::MatmulCall(DType dtype, int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, MatrixStrides c,
+                       int64_t batch)
+    : dtype(dtype),
+      batch(batch),
+      m(m),
+      n(n),
+      k(k),
+      a(normal(batch, m, k, a)),
+      b(normal(batch, k, n, b)),
+      c(m == 1 ? n : c.row, 1, batch == 1 ? 0 : c.batch) {
+  invariant(c.column == 1 && (m == 1 || c.row >= n), "rows of a product are dense and do not overlap");
+  invariant(batch == 1 || c.batch > 0, "products of a batch are written to one place");
+}
+
+MatmulCall MatmulCall::with_dense_operands(DType dtype) const {
+  return {dtype, m, n, k, {k, 1, a.batch == 0 ? 0 : m * k}, {n, 1, b.batch == 0 ? 0 : k * n}, {n, 1, m * n}, batch};
 }
 
 MatmulPlan plan_matmul(const KernelContext& context) {
   const Tensor &a = context.in(0), &b = context.in(1), &c = context.out();
   if (!readable(a) || !readable(b)) return copies(!readable(a), !readable(b));
   const int rank = c.rank();
-  MatmulPlan plan;
-  MatmulCall& call = plan.call;
-  call = {.dtype = a.dtype(),
-          .wide = c.dtype() != a.dtype(),
-          .m = c.sizes()[rank - 2],
-          .n = c.sizes()[rank - 1],
-          .k = a.sizes().back()};
-  matrix_strides(a, call.a_strides);
-  matrix_strides(b, call.b_strides);
-  call.c_strides[1] = call.n;
-  call.c_strides[2] = 1;
-  add_epilogues(context, call);
+  const int64_t m = c.sizes()[rank - 2], n = c.sizes()[rank - 1], k = a.sizes().back();
+  const auto planned = [&](MatmulCall call, auto pieces) {
+    call.wide = c.dtype() != a.dtype();
+    add_epilogues(context, call);
+    return MatmulPlan{.call = call, .pieces = std::move(pieces)};
+  };
   Dims batch = c.sizes();
   batch.erase(rank - 1);
   batch.erase(rank - 2);
   // A dense left operand against one shared matrix is a single tall product.
-  if (b.rank() == 2 && a.is_contiguous()) {
-    call.m *= batch.numel();
-    call.a_strides[1] = call.k;
-    call.a_strides[2] = call.k == 1 ? call.m : 1;  // a column's own stride spans it
-    plan.pieces.push_back({0, 0, 0});
-    return plan;
-  }
+  if (b.rank() == 2 && a.is_contiguous())
+    return planned({a.dtype(), m * batch.numel(), n, k, {k, 1}, matrix_strides(b), {n, 1}}, one_piece());
   auto batch_strides = [&](const Tensor& t) {
     Dims sizes = t.sizes(), strides = t.strides();
     for (int i = 0; i < 2; ++i) {
@@ -146,47 +153,36 @@ MatmulPlan plan_matmul(const KernelContext& context) {
     }
     --split;
   }
-  call.batch = inner;
-  call.a_strides[0] = a_stride;
-  call.b_strides[0] = b_stride;
-  call.c_strides[0] = call.m * call.n;
+  const MatmulCall call(a.dtype(), m, n, k, matrix_strides(a, a_stride), matrix_strides(b, b_stride), {n, 1, m * n},
+                        inner);
   // Rare layouts (every second row of each matrix) are copied.
-  const bool a_nests = nests(call.batch, call.m, call.k, call.a_strides),
-             b_nests = nests(call.batch, call.k, call.n, call.b_strides);
+  const bool a_nests = nests(inner, m, k, call.a), b_nests = nests(inner, k, n, call.b);
   if (!a_nests || !b_nests) return copies(!a_nests, !b_nests);
+  decltype(MatmulPlan::pieces) pieces;
   int64_t outer = 1;
   for (int d = 0; d < split; ++d) outer *= batch[d];
   for (int64_t o = 0; o < outer; ++o) {
-    MatmulPlan::Piece piece{0, 0, o * inner * call.m * call.n};
+    MatmulPlan::Piece piece{0, 0, o * inner * m * n};
     int64_t rest = o;
     for (int d = split - 1; d >= 0; --d) {
       piece.a += rest % batch[d] * a_batch[d];
       piece.b += rest % batch[d] * b_batch[d];
       rest /= batch[d];
     }
-    plan.pieces.push_back(piece);
+    pieces.push_back(piece);
   }
-  return plan;
+  return planned(call, std::move(pieces));
 }
 
 MatmulPlan plan_linear(const KernelContext& context) {
   const Tensor &x = context.in(0), &w = context.in(1), &y = context.out();
   if (!readable(w) || !x.is_contiguous()) return copies(!x.is_contiguous(), !readable(w));
   const int64_t in = w.sizes()[1], out = w.sizes()[0];
-  MatmulPlan plan;
-  plan.call = {.dtype = x.dtype(),
-               .wide = y.dtype() != x.dtype(),
-               .m = y.numel() / out,
-               .n = out,
-               .k = in,
-               .bias = context.has(2)};
-  set_matrix_strides(plan.call.m, in, in, 1, plan.call.a_strides);
-  set_matrix_strides(in, out, w.strides()[1], w.strides()[0], plan.call.b_strides);
-  plan.call.c_strides[1] = out;
-  plan.call.c_strides[2] = 1;
-  add_epilogues(context, plan.call);
-  plan.pieces.push_back({0, 0, 0});
-  return plan;
+  MatmulCall call(x.dtype(), y.numel() / out, out, in, {in, 1}, {w.strides()[1], w.strides()[0]}, {out, 1});
+  call.wide = y.dtype() != x.dtype();
+  call.bias = context.has(2);
+  add_epilogues(context, call);
+  return {.call = call, .pieces = one_piece()};
 }
 
 MatmulOperands MatmulPlan::at(const MatmulOperands& base, const Piece& piece) const {
@@ -195,10 +191,11 @@ MatmulOperands MatmulPlan::at(const MatmulOperands& base, const Piece& piece) co
                            : static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
   };
   MatmulOperands moved = base;
-  moved.a = move(base.a, piece.a, call.dtype);
-  moved.b = move(base.b, piece.b, call.dtype);
-  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c, call.result_dtype());
-  moved.c = static_cast<std::byte*>(base.c) + piece.c * static_cast<int64_t>(size_of(call.result_dtype()));
+  const DType result = call->result_dtype();
+  moved.a = move(base.a, piece.a, call->dtype);
+  moved.b = move(base.b, piece.b, call->dtype);
+  for (size_t i = 0; i < moved.added.size(); ++i) moved.added[i] = move(base.added[i], piece.c, result);
+  moved.c = static_cast<std::byte*>(base.c) + piece.c * static_cast<int64_t>(size_of(result));
   return moved;
 }
 
@@ -233,7 +230,7 @@ void run_products(const KernelContext& context, MakeMatmulPlan make_plan,
     if (epilogue.operand != nullptr) operands.added[post_op] = epilogue.operand->impl()->data();
     ++post_op;
   }
-  for (const MatmulPlan::Piece& piece : plan.pieces) run(plan.call, plan.at(operands, piece));
+  for (const MatmulPlan::Piece& piece : plan.pieces) run(*plan.call, plan.at(operands, piece));
 }
 
 bool is_preparable(const KernelContext& context) {

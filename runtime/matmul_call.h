@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -16,25 +17,40 @@
 
 namespace rondo {
 
-// One (batched) product C = A B (+ bias), then its epilogues. Strides are in elements; an operand must have one of its
-// last two strides equal to 1 (any size-1 dimension counts), C must be dense in its last dimension.
+// How the matrices of one operand lie, in elements. One of `row` and `column` is 1.
+struct MatrixStrides {
+  constexpr MatrixStrides(int64_t row, int64_t column, int64_t batch = 0) : row(row), column(column), batch(batch) {}
+  int64_t row, column;
+  int64_t batch;  // from one matrix to the next; 0: all products share one
+  friend bool operator==(const MatrixStrides&, const MatrixStrides&) = default;
+  template <class H> friend H AbslHashValue(H h, const MatrixStrides& s) {
+    return H::combine(std::move(h), s.row, s.column, s.batch);
+  }
+};
+
+// One (batched) product C = A B (+ bias), then its epilogues.
+//
+// Sizes and layouts come together: a library that is given a stride that nobody set writes in wrong places. Strides of
+// dimensions of size 1 become those of a dense matrix, so that products which differ in them only are one.
 struct MatmulCall {
-  DType dtype = kF32;  // f32, bf16, f16 or f64, all operands alike
-  bool wide = false;   // but C, and what is added to it, is f32 and the others are 16-bit: nothing is rounded
-  int64_t batch = 1, m = 0, n = 0, k = 0;
-  int64_t a_strides[3] = {};  // batch (0: shared), row, column
-  int64_t b_strides[3] = {};
-  int64_t c_strides[3] = {};                           // column is 1
+  // A (m, k) and B (k, n) may be transposed; rows of C (m, n) are dense. Throws InternalError for other strides.
+  MatmulCall(DType dtype, int64_t m, int64_t n, int64_t k, MatrixStrides a, MatrixStrides b, MatrixStrides c,
+             int64_t batch = 1);
+  DType dtype;        // f32, bf16, f16 or f64, all operands alike
+  bool wide = false;  // but C, and what is added to it, is f32 and the others are 16-bit: nothing is rounded
+  int64_t batch, m, n, k;
+  MatrixStrides a, b, c;
   bool bias = false;                                   // a row of n, added to every row
   std::array<Epilogue, kMaxEpilogues> epilogues = {};  // those that the device's library can do
   // By epilogue: the operand is C itself, as it was before.
   std::array<bool, kMaxEpilogues> in_place = {};
   DType result_dtype() const { return wide ? kF32 : dtype; }
+  // The same product of dense matrices of another dtype, without bias and epilogues.
+  MatmulCall with_dense_operands(DType dtype) const;
   friend bool operator==(const MatmulCall&, const MatmulCall&) = default;
   template <class H> friend H AbslHashValue(H h, const MatmulCall& c) {
-    return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a_strides[0], c.a_strides[1],
-                      c.a_strides[2], c.b_strides[0], c.b_strides[1], c.b_strides[2], c.c_strides[0], c.c_strides[1],
-                      c.bias, c.epilogues, c.in_place);
+    return H::combine(std::move(h), c.dtype, c.wide, c.batch, c.m, c.n, c.k, c.a, c.b, c.c, c.bias, c.epilogues,
+                      c.in_place);
   }
 };
 
@@ -48,21 +64,18 @@ struct MatmulOperands {
 
 // A call of an op: one product for all pieces, at offsets in elements.
 struct MatmulPlan {
-  MatmulCall call;
+  std::optional<MatmulCall> call;  // none if operands are copied first
   struct Piece {
     int64_t a, b, c;
   };
   absl::InlinedVector<Piece, 1> pieces;
-  // No library reads these operands as they lie. Nothing else is planned then.
+  // No library reads these operands as they lie.
   bool copy_a = false, copy_b = false;
   bool readable() const { return !copy_a && !copy_b; }
 
   // The operands of a piece. `base`: those of the call.
   MatmulOperands at(const MatmulOperands& base, const Piece& piece) const;
 };
-
-// Strides of one matrix operand (row, column, into [1] and [2]). Dimensions of size 1 get those of a dense matrix.
-void set_matrix_strides(int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride, int64_t (&out)[3]);
 
 // Read shapes and strides, no data. The inner dimension may not be 0.
 using MakeMatmulPlan = MatmulPlan (*)(const KernelContext&);
@@ -86,7 +99,7 @@ template <class Product> class PreparedProducts final : public PreparedKernel {
     MatmulOperands operands{.a = addresses[0], .b = addresses[1], .bias = inputs_ > 2 ? addresses[2] : nullptr};
     size_t next = inputs_;
     for (size_t i = 0; i < operands.added.size(); ++i)
-      if (plan_.call.epilogues[i] == Epilogue::kAdd) operands.added[i] = addresses[next++];
+      if (plan_.call->epilogues[i] == Epilogue::kAdd) operands.added[i] = addresses[next++];
     operands.c = addresses[next];
     for (const MatmulPlan::Piece& piece : plan_.pieces) product_->run(plan_.at(operands, piece));
   }

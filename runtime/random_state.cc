@@ -4,6 +4,7 @@
 
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/lowering.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo {
 namespace {
@@ -19,11 +20,14 @@ RandomState next_random_state(Generator& source, Device device) {
     return Tensor::from<int64_t>({static_cast<int64_t>(seed), static_cast<int64_t>(offset)}, {2}, device);
   };
   if (innermost_shared == nullptr) return {state(), 0};
+  const uint64_t waiting = active_recorder() != nullptr ? 1 : 0;
   // Unsigned: a stream that was set back has negative increments.
-  for (const SharedRandomState::Stream& stream : innermost_shared->streams_)
-    if (stream.source == &source && stream.seed == seed && stream.state.device() == device)
+  for (SharedRandomState::Stream& stream : innermost_shared->streams_)
+    if (stream.source == &source && stream.seed == seed && stream.state.device() == device) {
+      stream.waiting += waiting;
       return {stream.state, static_cast<int64_t>(offset - stream.base)};
-  innermost_shared->streams_.push_back({&source, seed, offset, state()});
+    }
+  innermost_shared->streams_.push_back({&source, seed, offset, state(), waiting});
   return {innermost_shared->streams_.back().state, 0};
 }
 
@@ -35,13 +39,32 @@ SharedRandomState::Stream* SharedRandomState::stream_of(const Tensor& state) {
 }
 
 bool SharedRandomState::is_state(const Tensor& tensor) { return stream_of(tensor) != nullptr; }
+bool SharedRandomState::is_state_at(const Tensor& tensor, const GeneratorState& drawn) {
+  const Stream* const stream = stream_of(tensor);
+  return stream != nullptr && stream->seed == drawn.seed && stream->base == drawn.offset;
+}
 
 void SharedRandomState::take_back(const Tensor& state, uint64_t draws) {
-  const Stream* const stream = stream_of(state);
-  if (stream == nullptr || stream->source == nullptr) return;
-  Generator& source = *stream->source;
-  if (source.seed() == stream->seed && source.offset() >= stream->base + draws)
-    source.set_state(stream->seed, source.offset() - draws);
+  if (const Stream* const stream = stream_of(state); stream != nullptr) take_back(*stream, draws);
+}
+
+void SharedRandomState::take_back(const Stream& stream, uint64_t draws) {
+  if (stream.source == nullptr || draws == 0) return;
+  Generator& source = *stream.source;
+  if (source.seed() == stream.seed && source.offset() >= stream.base + draws)
+    source.set_state(stream.seed, source.offset() - draws);
+}
+
+void SharedRandomState::op_recorded(std::span<const Tensor* const> operands) {
+  for (Stream& stream : streams_)
+    if (stream.waiting > 0 && std::any_of(operands.begin(), operands.end(), [&](const Tensor* operand) {
+          return operand->defined() && operand->is_same(stream.state);
+        }))
+      stream.waiting = 0;
+}
+
+void SharedRandomState::take_back_waiting() {
+  for (Stream& stream : streams_) take_back(stream, std::exchange(stream.waiting, 0));
 }
 
 void SharedRandomState::note_end(const Generator& generator) {

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "rondo/runtime/random.h"
@@ -44,10 +45,16 @@ class SharedRandomState {
   SharedRandomState& operator=(const SharedRandomState&) = delete;
   // The next draw from each generator makes its tensor anew, and increments count from there.
   void restart() { streams_.clear(); }
-  // For a tensor that holds the state of a generator in the innermost scope: the generator's latest draws have not
-  // happened. Does nothing if the generator is gone or was set to another state since.
+  // True if the innermost scope has made the tensor for a generator; `is_state_at`: for this state of it.
   static bool is_state(const Tensor& tensor);
+  static bool is_state_at(const Tensor& tensor, const GeneratorState& drawn);
+  // The latest draws of the state's generator have not happened. Does nothing if the generator is gone or was set to
+  // another state since.
   static void take_back(const Tensor& state, uint64_t draws);
+  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded.
+  void op_recorded(std::span<const Tensor* const> operands);
+  // What is recorded runs while an op's draw waits. If that throws, the draw has not happened.
+  void take_back_waiting();
 
  private:
   friend RandomState next_random_state(Generator& source, Device device);
@@ -57,8 +64,10 @@ class SharedRandomState {
     Generator* source;  // null once it was destroyed
     uint64_t seed, base;
     Tensor state;
+    uint64_t waiting = 0;
   };
   static Stream* stream_of(const Tensor& state);
+  static void take_back(const Stream& stream, uint64_t draws);
   std::vector<Stream> streams_;
   SharedRandomState* outer_;
 };

@@ -31,6 +31,9 @@ class Recorder {
   // The caller is about to read the memory of `storage` without an op: if a recorded call writes it, run what is
   // recorded first (a graph break).
   virtual void before_read(const Storage& storage, std::source_location where);
+  // `tensor`, which has storage, is about to get another history on the tape. If a recorded call reads it, run what is
+  // recorded first (a graph break): each call's gradient flows to the history that its operands had at that call.
+  virtual void before_history_change(const Tensor& tensor, std::source_location where);
   // The caller is about to do something that no op describes, for example a backward. `what` names it in messages. Run
   // what is recorded (a graph break); the caller then records nothing until it is done.
   virtual void interrupt(const char* what, std::source_location where);
@@ -50,6 +53,7 @@ class RecorderScope {
  private:
   friend void before_write(const Storage& storage, std::source_location where);
   friend void before_read_of_written(const Storage& storage, std::source_location where);
+  friend void before_history_change(const Tensor& tensor, std::source_location where);
   Recorder* recorder_;
   RecorderScope* outer_;
 };
@@ -67,6 +71,11 @@ inline void before_read(const Storage& storage, std::source_location where) {
   if (writing_recordings > 0) [[unlikely]]
     before_read_of_written(storage, where);
 }
+
+// REQUIRED before the history of `tensor` on the tape is read: a recorded value has none until it is computed.
+void settle_history(const Tensor& tensor, std::source_location where);
+// REQUIRED before it changes.
+void before_history_change(const Tensor& tensor, std::source_location where);
 
 // Runs what this thread has recorded so far (Recorder::interrupt) and lets ops run until it dies. Nothing happens where
 // nothing is recorded.

@@ -342,7 +342,6 @@ Tensor Tensor::host_copy(const char* op, DType dtype, std::source_location where
   const autograd::DetectAnomaly unchecked(false);  // a NaN may be looked at
   return contiguous(where).to(kCPU, where).to(dtype, where);
 }
-
 Tensor Tensor::one_element(DType dtype, std::source_location where) const {
   if (checked("item", where)->sizes.numel() != 1)
     throw_op_error("item", "needs one element, the shape is " + rondo::to_string(sizes()), where);
@@ -378,6 +377,7 @@ Tensor& Tensor::requires_grad_(bool on, std::source_location where) {
   if (on && !is_floating(dtype()))
     throw_op_error("requires_grad_", "only floating-point tensors have gradients", where);
   if (!is_leaf()) throw_op_error("requires_grad_", "this tensor is the result of an op; detach() it first", where);
+  if (on != impl_->requires_grad) before_history_change(*this, where);
   impl_->requires_grad = on;
   if (on && impl_->storage && impl_->storage.purpose() == Purpose::kWorkspace)
     impl_->storage.set_purpose(Purpose::kParameters);

@@ -2,18 +2,18 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
 #include <map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "rondo/compile/exec/run_eagerly.h"
-#include "rondo/compile/ir/scanner.h"
+#include "rondo/compile/exec/made_up.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/reproducer.h"
+#include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/passes.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
 
@@ -39,10 +39,9 @@ std::unique_ptr<const UnitCheck> eager_results(const Program& program, std::span
   for (const Launch& launch : program.plan().launches)
     if (!launch.nodes.empty()) units.push_back(launch.nodes);
   return std::make_unique<UnitCheck>(with_floats(program.plan(), floats), std::move(units), inputs,
-                                     ProgramOptions{.plan = program.how(), .device = program.code().device()});
+                                     ProgramOptions{.plan = program.how(), .device = program.code().device()},
+                                     floats.source.get());
 }
-
-bool same(double a, double b) { return (a == b && std::signbit(a) == std::signbit(b)) || (a != a && b != b); }
 
 }  // namespace
 
@@ -83,44 +82,13 @@ std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<
   return outputs;
 }
 
-UnitCheck::UnitCheck(Graph source, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
-                     const ProgramOptions& options)
-    : graph_(std::move(source)),
-      units_(std::move(units)),
+UnitCheck::UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
+                     const ProgramOptions& options, const Graph* source)
+    : units_(std::move(units)),
       options_{.plan = {.exact = options.plan.exact, .epilogues = options.plan.epilogues}, .device = options.device},
-      values_(graph_) {
-  NoGrad off;
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (inputs[i].defined()) values_[graph_.inputs[i]] = inputs[i].detach();
-  Graph plain = graph_;
-  for (Value& value : plain.values) value.requires_grad = false;
-  // What follows from an input that the caller left out is read by nobody.
-  ValueMap<bool> there(graph_);
-  for (size_t v = 0; v < there.size(); ++v) there[v] = values_[v].defined();
-  std::erase_if(plain.nodes, [&](const GraphNode& node) {
-    for (ValueId id : node.inputs)
-      if (id != kNoValue && !there[id]) return true;
-    for (ValueId id : node.outputs) there[id] = true;
-    return false;
-  });
-  run_eagerly(plain, values_);
-}
-
-std::string UnitCheck::difference(ValueId id, const Tensor& actual) const {
-  const Tensor& expected = values_[id];
-  const std::vector<double> e = expected.to_vector<double>(), a = actual.to_vector<double>();
-  double bound = 0;
-  const bool rounds = !options_.plan.exact && is_floating(expected.dtype());
-  if (rounds) {
-    for (double value : e)
-      if (std::isfinite(value)) bound = std::max(bound, std::abs(value));
-    bound *= is_low_precision(expected.dtype()) ? kRelaxedLowPrecision : kRelaxed;
-  }
-  for (size_t i = 0; i < e.size(); ++i)
-    if (!same(e[i], a[i]) && !(rounds && std::abs(e[i] - a[i]) <= bound))
-      return absl::StrCat("element ", i, " of ", rondo::to_string(expected.sizes()), ": eager ", exact_text(e[i]),
-                          ", compiled ", exact_text(a[i]));
-  return "";
+      eager_(std::move(graph), inputs, options.plan.exact),
+      graph_(eager_.graph()) {
+  if (source != nullptr) source_.emplace(*source, inputs, options.plan.exact);
 }
 
 UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
@@ -158,7 +126,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
         id = found->second;
         continue;
       }
-      const Tensor& value = values_[id];
+      const Tensor& value = eager_.value(id);
       if (!value.defined()) return {};
       made.inputs.push_back(id);
       made.graph.inputs.push_back(add(id, value.sizes(), value.strides()));
@@ -199,11 +167,11 @@ std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
-  for (ValueId id : alone.inputs) operands.push_back(values_[id]);
+  for (ValueId id : alone.inputs) operands.push_back(eager_.value(id));
   const std::shared_ptr<const Program> program = Program::compile(alone.graph, options_);
   const std::vector<Tensor> results = program->run(operands, program->floats());
   for (size_t i = 0; i < results.size(); ++i)
-    if (const std::string what = difference(alone.outputs[i], results[i]); !what.empty()) return what;
+    if (const std::string what = eager_.difference(alone.outputs[i], results[i]); !what.empty()) return what;
   return "";
 }
 
@@ -239,20 +207,36 @@ std::string UnitCheck::names_of(const std::vector<int32_t>& nodes) const {
   return absl::StrJoin(names, ", ");
 }
 
-std::string UnitCheck::first_difference(std::span<const Tensor> outputs) const {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const ValueId id = graph_.outputs[i];
-    if (!values_[id].defined()) continue;
-    if (std::string what = difference(id, outputs[i]); !what.empty()) return what;
+std::string UnitCheck::wrong_pass() const {
+  Graph graph = source_->graph();
+  for (int i = 0; i < kPasses; ++i) {
+    const auto stage = static_cast<CompilerStage>(i);
+    if (!enabled(stage)) continue;
+    const std::string pass(name_of(stage));
+    graph = run_pass(pass, graph);
+    const OpByOp after(graph, source_->inputs(), options_.plan.exact);
+    std::vector<Tensor> outputs;
+    for (ValueId id : graph.outputs) outputs.push_back(after.value(id));
+    if (!source_->first_difference(outputs).empty())
+      return absl::StrCat("the pass \"", pass, "\" makes another function of it (RONDO_DISABLE=", pass, ")");
   }
-  return "";
+  return "a pass behind those that RONDO_DISABLE knows makes another function of it";
+}
+
+void UnitCheck::check_source(std::span<const Tensor> outputs) const {
+  const std::string first = source_ ? source_->first_difference(outputs) : "";
+  if (first.empty()) return;
+  const std::string message = absl::StrCat("compiled code computes other numbers than eager execution: ", wrong_pass(),
+                                           "; ", first);
+  throw InternalError(
+      message + save_reproducer({.stage = "numbers", .text = [&] { return to_string(source_->graph()); }}, message));
 }
 
 void UnitCheck::check(std::span<const Tensor> outputs) const {
   const DumpsOff quiet;
   NoGrad off;
-  const std::string first = first_difference(outputs);
-  if (first.empty()) return;
+  const std::string first = eager_.first_difference(outputs);
+  if (first.empty()) return check_source(outputs);
   for (const std::vector<int32_t>& unit : units_) {
     std::string what = wrong_in(unit);
     if (what.empty()) continue;
@@ -278,14 +262,18 @@ std::vector<Tensor> made_up_inputs(const Graph& graph) {
   NoGrad off;
   std::vector<Tensor> inputs;
   uint32_t state = 1;
+  Generator generator(1);
   for (ValueId id : graph.inputs) {
     const Value& value = graph.value(id);
+    if (are_places(graph, id)) {
+      inputs.push_back(made_up(graph, id, kCPU, generator));
+      continue;
+    }
     int64_t last = 0;
     for (int d = 0; d < value.sizes.rank(); ++d) last += (value.sizes[d] - 1) * value.strides[d];
     std::vector<float> numbers(static_cast<size_t>(value.sizes.numel() == 0 ? 0 : last + 1));
     for (float& number : numbers) {
       state = state * 1664525u + 1013904223u;
-      // Integers are indices more often than not: 0 and 1 exist nearly everywhere.
       number = is_floating(value.dtype) ? static_cast<float>(state >> 8) * 0x1p-22f - 2.0f
                                         : static_cast<float>(state >> 31);
     }
@@ -298,10 +286,8 @@ std::vector<Tensor> made_up_inputs(const Graph& graph) {
 std::string check_graph(const Graph& source) {
   NoGrad off;
   const std::shared_ptr<const Program> program = Program::compile(source, {.plan = {.exact = true}});
-  const Graph& graph = program->graph();
-  const std::vector<Tensor> inputs = made_up_inputs(graph);
-  const UnitCheck eager(graph, {}, inputs, {.plan = {.exact = true}});
-  return eager.first_difference(program->run(inputs, program->floats()));
+  const std::vector<Tensor> inputs = made_up_inputs(source);
+  return OpByOp(source, inputs, /*exact=*/true).first_difference(program->run(inputs, program->floats()));
 }
 
 }  // namespace rondo::compile

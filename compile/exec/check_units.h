@@ -1,16 +1,19 @@
 // Wrong numbers: which part of a compiled graph computes something else than eager execution does? Every run of a
-// program is followed by the same graph op by op; where results differ, the smallest part that differs on its own is
-// named, with the user's line, in an InternalError and in a file for rondo_replay. On with RONDO_CHECK=units, or with
-// compile::set_check_units() (options.h). Slow: everything runs twice.
+// program is followed by the same graph op by op, as the passes left it and as they found it. Where results differ, the
+// smallest part that differs on its own is named, with the user's line, or the pass that changed what is computed, in
+// an InternalError and in a file for rondo_replay. On with RONDO_CHECK=units, or with compile::set_check_units()
+// (options.h). Slow: everything runs three times.
 //
-// In exact mode any other bit differs (NaNs are equal). In default mode, more than kRelaxed of the largest element
-// does.
+// In exact mode any other bit differs (NaNs are equal). In default mode, more does than rounding: Note [What rounding
+// moves] of op_by_op.h.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "rondo/compile/exec/op_by_op.h"
 #include "rondo/compile/exec/program.h"
 
 namespace rondo::compile {
@@ -35,19 +38,17 @@ std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<
                                             const std::shared_ptr<const Floats>& floats,
                                             std::span<const Tensor> homes = {});
 
-inline constexpr double kRelaxed = 1e-5;              // f64 and f32
-inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
-
 class UnitCheck {
  public:
-  // Runs the graph eagerly. `graph`: simplified. `units`: the nodes of each launch, in order.
+  // Runs the graphs eagerly. `graph`: simplified. `units`: the nodes of each launch, in order. `source`: the graph
+  // before all passes; null: it is not known.
   UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
-            const ProgramOptions& options);
+            const ProgramOptions& options, const Graph* source = nullptr);
 
   // Throws InternalError if they differ from eager execution's. `outputs`: what the compiled graph returned.
   void check(std::span<const Tensor> outputs) const;
-  // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal.
-  std::string first_difference(std::span<const Tensor> outputs) const;
+  UnitCheck(const UnitCheck&) = delete;
+  UnitCheck& operator=(const UnitCheck&) = delete;
 
  private:
   // Some nodes of the graph as a graph of its own.
@@ -61,17 +62,21 @@ class UnitCheck {
   // Fewer nodes that are wrong, too.
   std::vector<int32_t> smallest(std::vector<int32_t> nodes) const;
   std::string names_of(const std::vector<int32_t>& nodes) const;
-  std::string difference(ValueId id, const Tensor& actual) const;
+  // Throws InternalError if these are not the source's results.
+  void check_source(std::span<const Tensor> outputs) const;
+  // The pass that made another function of the source, in words.
+  std::string wrong_pass() const;
 
-  const Graph graph_;
   const std::vector<std::vector<int32_t>> units_;
   const ProgramOptions options_;
-  ValueMap<Tensor> values_;  // eager, by value
+  const OpByOp eager_;
+  const Graph& graph_;  // the simplified one
+  std::optional<OpByOp> source_;
 };
 
 // Operands for a graph's inputs, made up from a seed.
 std::vector<Tensor> made_up_inputs(const Graph& graph);
-// The same for a graph with made-up operands: "" if compiled results equal eager ones.
+// Compiles a graph, in exact mode, and runs it on made-up operands: "" if its results are those of the graph op by op.
 std::string check_graph(const Graph& graph);
 
 }  // namespace rondo::compile

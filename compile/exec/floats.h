@@ -2,6 +2,7 @@
 // a plan that was made for some floats runs with others.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "rondo/compile/capture/float_trace.h"
@@ -13,6 +14,8 @@ namespace rondo::compile {
 struct Floats {
   std::vector<double> scalars;  // of all kernels: LoweredUnit::first_scalar
   std::vector<Attrs> attrs;     // of the library calls that have floats: Launch::floats
+  // What the program was compiled from, with these floats, if it keeps that (ProgramOptions::keeps_source); else null.
+  std::shared_ptr<const Graph> source = nullptr;
 };
 
 // REQUIRES: same_but_floats(plan.graph, graph).

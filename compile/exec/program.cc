@@ -60,7 +60,31 @@ CompiledKernels code_for(const Plan& plan, const Target& target, const PlanOptio
   return emit(kernels, options.sizes, compare(kernels, marks->graph_at(), target, plan_options), target);
 }
 
+Program::Source keep_source(Graph graph) {
+  std::vector<SymFloat> numbers;
+  for (const GraphNode& node : graph.nodes)
+    numbers.insert(numbers.end(), node.attrs.floats.begin(), node.attrs.floats.end());
+  FloatFormulas formulas = formulas_of(numbers);
+  forget_symbols(graph);
+  return {std::move(graph), std::move(formulas)};
+}
+
 }  // namespace
+
+Program::Program(Plan plan, Code code, FloatFormulas formulas, std::optional<Source> source, ProgramStats stats,
+                 PlanOptions how)
+    : plan_(std::move(plan)),
+      code_(std::move(code)),
+      formulas_(std::move(formulas)),
+      source_(std::move(source)),
+      floats_vary_(formulas_.vary() || (source_ && source_->formulas.vary())),
+      floats_([this] {
+        Floats floats = floats_for(plan_, plan_.graph);
+        if (source_) floats.source = std::make_shared<const Graph>(source_->graph);
+        return std::make_shared<const Floats>(std::move(floats));
+      }()),
+      stats_(stats),
+      how_(std::move(how)) {}
 
 std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptions& options) {
   const auto start = std::chrono::steady_clock::now();
@@ -71,6 +95,8 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
     plan_options.epilogues_pay = [&](const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues) {
       return epilogues_pay(options.device, graph, product, epilogues);
     };
+  std::optional<Program::Source> kept;
+  if (options.keeps_source) kept = keep_source(source);
   Plan plan = make_plan(std::move(source), target, plan_options);
   FloatFormulas formulas = formulas_for(plan);
   forget_symbols(plan.graph);
@@ -84,12 +110,21 @@ std::shared_ptr<const Program> Program::compile(Graph source, const ProgramOptio
   for (const Launch& launch : plan.launches) stats.library_calls += launch.kind == Launch::Kind::kLibraryCall;
   stats.compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
   const PlanOptions how{.exact = plan_options.exact, .epilogues = plan_options.epilogues};
-  return std::make_shared<const Program>(std::move(plan), std::move(code), std::move(formulas), stats, how);
+  return std::make_shared<const Program>(std::move(plan), std::move(code), std::move(formulas), std::move(kept), stats,
+                                         how);
 }
 
 std::shared_ptr<const Floats> Program::floats_at(std::span<const double> recorded) const {
   if (!floats_vary_) return floats_;
-  return std::make_shared<const Floats>(compile::floats_at(plan_, formulas_, recorded));
+  Floats floats = compile::floats_at(plan_, formulas_, recorded);
+  if (source_) {
+    FloatFormulas::Registers registers;
+    source_->formulas.evaluate(recorded, registers);
+    std::vector<double> numbers;
+    for (int32_t result : source_->formulas.results) numbers.push_back(registers[static_cast<size_t>(result)]);
+    floats.source = std::make_shared<const Graph>(with_recorded_floats(source_->graph, numbers));
+  }
+  return std::make_shared<const Floats>(std::move(floats));
 }
 
 std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& floats) const {

@@ -42,6 +42,8 @@ struct ProgramOptions {
   // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes`
   // says, and assumes that they stay within their ranges.
   const SizeMarks* marks = nullptr;
+  // The program's floats have the graph as it was before all passes (Floats::source): for checks of its numbers.
+  bool keeps_source = false;
 };
 
 class Program : public std::enable_shared_from_this<Program> {
@@ -67,14 +69,13 @@ class Program : public std::enable_shared_from_this<Program> {
   const ProgramStats& stats() const { return stats_; }
   const PlanOptions& how() const { return how_; }  // it was made: for checks of its numbers
 
-  Program(Plan plan, Code code, FloatFormulas formulas, ProgramStats stats, PlanOptions how)
-      : plan_(std::move(plan)),
-        code_(std::move(code)),
-        formulas_(std::move(formulas)),
-        floats_vary_(formulas_.vary()),
-        floats_(std::make_shared<Floats>(floats_for(plan_, plan_.graph))),
-        stats_(stats),
-        how_(std::move(how)) {}
+  // A graph before all passes. Its floats: those of all nodes, in order.
+  struct Source {
+    Graph graph;
+    FloatFormulas formulas;
+  };
+  Program(Plan plan, Code code, FloatFormulas formulas, std::optional<Source> source, ProgramStats stats,
+          PlanOptions how);
 
  private:
   // Kept for launches that run late.
@@ -83,6 +84,7 @@ class Program : public std::enable_shared_from_this<Program> {
   const Plan plan_;
   const Code code_;
   const FloatFormulas formulas_;
+  const std::optional<Source> source_;
   const bool floats_vary_;
   const std::shared_ptr<const Floats> floats_;
   const ProgramStats stats_;

@@ -10,14 +10,14 @@
 
 namespace rondo::compile {
 
-void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted,
-                 const std::function<void(const GraphNode&)>& made) {
+void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted, const MadeNode& made,
+                 const GivenResults& given) {
   RecorderScope eager(nullptr);
   amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
   static const Tensor kUndefined;
   // Calls without operands run where the others do.
-  const auto given = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
-  const DeviceScope device(given != values.end() ? given->device() : default_device());
+  const auto some = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
+  const DeviceScope device(some != values.end() ? some->device() : default_device());
   for (const GraphNode& node : graph.nodes) {
     const auto is_wanted = [&](ValueId id) { return (*wanted)[static_cast<size_t>(id)]; };
     if (wanted != nullptr && std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
@@ -29,7 +29,7 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     bool differentiable = false;  // what ran under no_grad stays constant
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
-    call(*node.op, args, node.attrs, outputs);
+    if (!given || !given(node, args, outputs)) call(*node.op, args, node.attrs, outputs);
     // A call may have no operands.
     if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
       const Edge edge = autograd::gradient_edge(args[0].tensor);

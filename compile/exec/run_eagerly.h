@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
@@ -11,8 +12,11 @@ namespace rondo::compile {
 
 // Runs a recording op by op on the eager tape. Double backward differentiates it, and it runs when a compiled program
 // cannot. `values` holds the inputs and receives all other values. With `wanted` (by value), only nodes that make a
-// wanted value run. `made` is called after each node that has run, before another reads its results.
+// wanted value run. `made` is called after each node that has run, before another reads its results. `given` may make
+// the results of a node, with their histories, in place of its op; it returns false where it does not.
+using MadeNode = std::function<void(const GraphNode&)>;
+using GivenResults = std::function<bool(const GraphNode&, std::span<const TensorArg> operands, std::span<Tensor>)>;
 void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted = nullptr,
-                 const std::function<void(const GraphNode&)>& made = nullptr);
+                 const MadeNode& made = nullptr, const GivenResults& given = nullptr);
 
 }  // namespace rondo::compile

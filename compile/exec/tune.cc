@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/exec/executor.h"
+#include "rondo/compile/exec/made_up.h"
 #include "rondo/compile/exec/tuner.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
@@ -15,29 +16,6 @@
 
 namespace rondo::compile {
 namespace {
-
-// Integers of a made-up value lie below this: they may be indices, and which dimension an index goes into only its op
-// knows, so every dimension of what the op reads and writes beside it is a bound. Views pass their operand on. 1:
-// nothing is known.
-int64_t bound_of_indices(const Graph& graph, ValueId id) {
-  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  int64_t bound = kNone;
-  const auto take = [&](ValueId other) {
-    if (other == kNoValue || other == id) return;
-    const Dims& sizes = graph.value(other).sizes;
-    for (int d = 0; d < sizes.rank(); ++d) bound = std::min(bound, sizes[d]);
-  };
-  for (const GraphNode& node : graph.nodes) {
-    if (std::find(node.inputs.begin(), node.inputs.end(), id) == node.inputs.end()) continue;
-    if (node.op->kind == OpKind::kView) {
-      bound = std::min(bound, bound_of_indices(graph, node.outputs[0]));
-      continue;
-    }
-    for (const ValueId input : node.inputs) take(input);
-    for (const ValueId output : node.outputs) take(output);
-  }
-  return bound == kNone ? 1 : std::max<int64_t>(bound, 1);
-}
 
 // Times depend on these.
 void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
@@ -57,28 +35,53 @@ class PlanTuner {
     std::vector<Tensor> inputs;
     for (ValueId id : plan.graph.inputs) inputs.push_back(made_up(plan.graph, id, code.device(), generator_));
     frame_ = executor_.make_frame(inputs, /*release=*/false);
-    for (size_t i = plan.graph.inputs.size(); i < frame_.slots.size(); ++i) fill(frame_.slots[i]);
   }
 
   void run() {
     for (size_t i = 0; i < plan_.launches.size(); ++i) {
       if (plan_.launches[i].kind == Launch::Kind::kKernel) tune_kernel(i);
       else if (code_.prepared(i) != nullptr && !exact_) tune_library_call(i);  // other products are other sums
+      make_results(i);
     }
   }
 
  private:
-  // Numbers between a half and one in f32 and bf16, and some ordinary ones in any other type. Launches are tuned in
-  // their order, so each reads what the ones before it have computed; this is for memory that nobody has written.
-  void fill(const Frame::Slot& slot) {
-    if (slot.data == nullptr) return;
-    std::vector<uint16_t> numbers(slot.storage.bytes() / sizeof(uint16_t));
-    uint32_t random = 12345;
-    for (uint16_t& number : numbers) {
-      random = random * 1664525 + 1013904223;  // Numerical Recipes
-      number = static_cast<uint16_t>(0x3f00 | random >> 25);
+  // What later launches read of this one.
+  void make_results(size_t index) {
+    const Launch& launch = plan_.launches[index];
+    // The other processes do not tune at this moment.
+    const bool is_called = std::any_of(launch.nodes.begin(), launch.nodes.end(),
+                                       [&](int32_t n) { return plan_.graph.node(n).op->traits.communicates; });
+    bool made = false;
+    if (!is_called) {
+      try {
+        executor_.run_launch(index, frame_);
+        made = true;
+      } catch (const Error&) {  // an op of the program's own may demand more of its operands than is known
+        if (launch.kind != Launch::Kind::kLibraryCall || !plan_.graph.node(launch.op()).op->checks) throw;
+      }
     }
-    copy_bytes(code_.device(), slot.data, kCPU, numbers.data(), numbers.size() * sizeof(uint16_t));
+    for (const auto& [id, address] : results_of(launch)) {
+      if (made && !are_places(plan_.graph, id)) continue;
+      Tensor result = frame_.tensor(plan_.graph.value(id), address);
+      // What the program's own numbers keep in range, made-up ones need not.
+      if (made && are_good_places(plan_.graph, id, result.to(kCPU).to_vector<int64_t>())) continue;
+      result.copy_(made_up(plan_.graph, id, code_.device(), generator_));
+    }
+  }
+
+  std::vector<std::pair<ValueId, Address>> results_of(const Launch& launch) const {
+    std::vector<std::pair<ValueId, Address>> results;
+    if (launch.kind == Launch::Kind::kCombine) {
+      const std::vector<ColumnResult>& sums = plan_.kernel_of(launch).column_results;
+      for (size_t i = 0; i < sums.size(); ++i) results.emplace_back(sums[i].value, launch.addresses[2 * i + 1]);
+      return results;
+    }
+    const std::vector<ValueId> all = touched(plan_, launch), made = written(plan_, launch);
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all[i] != kNoValue && std::find(made.begin(), made.end(), all[i]) != made.end())
+        results.emplace_back(all[i], launch.addresses[i]);
+    return results;
   }
 
   void tune_kernel(size_t index) {
@@ -154,18 +157,6 @@ class PlanTuner {
 };
 
 }  // namespace
-
-Tensor made_up(const Graph& graph, ValueId id, Device device, Generator& generator) {
-  const Value& value = graph.value(id);
-  int64_t extent = 1;
-  for (int d = 0; d < value.sizes.rank(); ++d) extent += std::max<int64_t>(value.sizes[d] - 1, 0) * value.strides[d];
-  const Tensor memory = is_floating(value.dtype)
-                            ? Tensor::rand({extent}, {value.dtype, device}, &generator)
-                            : Tensor::randint(0, value.dtype == kBool ? 2 : bound_of_indices(graph, id), {extent},
-                                              {kI64, device}, &generator)
-                                  .to(value.dtype);
-  return Tensor::over(memory.storage(), 0, value.sizes, value.strides, value.dtype);
-}
 
 void tune(Plan& plan, Code& code, bool exact) {
   NoGrad off;

@@ -11,5 +11,7 @@ const char* build_hash();
 const char* build_mark();
 // "19.1.7"; "none" if Rondo was built without LLVM.
 const char* llvm_version();
+// RONDO_CPU, the processor that kernels are compiled for: "native", "x86-64-v3".
+const char* kernel_cpu_name();
 
 }  // namespace rondo::compile

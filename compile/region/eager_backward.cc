@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
@@ -67,7 +68,10 @@ class Replayed {
         saved_(saved),
         create_graph_(create_graph),
         values_(graph()),
+        kept_at_(graph(), -1),
         stale_(graph(), false) {
+    const std::vector<ValueId> laid_out = entry_.lays_out ? entry_.layouts_of(graph()).needed() : entry_.saved;
+    for (size_t i = 0; i < laid_out.size(); ++i) kept_at_[entry_.saved[i]] = entry_.partition->kept_index(laid_out[i]);
     const ValueMap<bool> needed = leads_to_gradients(entry_);
     for (size_t i = 0; i < graph().inputs.size(); ++i)
       if (const ValueId id = graph().inputs[i]; needed[id]) read_input(i, id);
@@ -79,7 +83,13 @@ class Replayed {
       for (int d = 0; d < value(id).rank(); ++d) same.push_back(d);
       value(id) = ops::permute(value(id), same);
     }
-    compile::run_eagerly(graph(), values_, &needed, [this](const GraphNode& made) { after(made); });
+    compile::run_eagerly(
+        graph(), values_, &needed, [this](const GraphNode& made) { after(made); },
+        [this](const GraphNode& node, std::span<const TensorArg> operands, std::span<Tensor> results) {
+          if (!node.op->traits.communicates) return false;
+          give_sums(node, operands, results);
+          return true;
+        });
   }
   Tensor& value(ValueId id) { return values_[id]; }
 
@@ -138,6 +148,30 @@ class Replayed {
       }
     if (create_graph_) put_passage(made);
   }
+  // A collective does not run again (Note [Collectives are effects]): its results are those of the forward. No rule
+  // reads one that was not kept, nor anything that is computed from it (collectives_read()).
+  void give_sums(const GraphNode& node, std::span<const TensorArg> operands, std::span<Tensor> results) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      const ValueId id = node.outputs[i];
+      const int32_t at = kept_value(id);
+      const bool is_kept = at >= 0 && saved_.values[static_cast<size_t>(at)].defined() &&
+                           !saved_.values[static_cast<size_t>(at)].overwritten();
+      if (!is_kept) {
+        results[i] = zeros_like(graph().value(id), entry_.device);
+        stale_[id] = at >= 0;
+        computed_stale_ = computed_stale_ || stale_[id];
+        has_stale_inputs_ = has_stale_inputs_ || stale_[id];
+        continue;
+      }
+      const NoGrad off;
+      const Tensor& kept = saved_.values[static_cast<size_t>(at)].get("a compiled region", {});
+      results[i] = kept.to(graph().value(id).dtype).contiguous().detach();
+    }
+    if (!grad_enabled()) return;
+    absl::InlinedVector<const Tensor*, kUsualInputs> inputs;
+    for (const TensorArg& operand : operands) inputs.push_back(&operand.tensor);
+    autograd::record_call(*node.op, inputs, node.attrs, results, line_of(node));
+  }
   // The value that the region has kept for its backward, instead of one computed from zeros.
   bool restore(ValueId id) {
     const int32_t at = kept_value(id);
@@ -157,7 +191,7 @@ class Replayed {
 
   // Where the region keeps this value, unless it is an input; otherwise -1.
   int32_t kept_value(ValueId id) const {
-    const int32_t at = entry_.partition->kept_index(id);
+    const int32_t at = kept_at_[id];
     return at < 0 || entry_.partition->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
   }
 
@@ -190,7 +224,8 @@ class Replayed {
   const KeptValues::Tensors& saved_;
   const bool create_graph_;
   ValueMap<Tensor> values_;
-  ValueMap<bool> stale_;  // by value: computed from an input that was overwritten
+  ValueMap<int32_t> kept_at_;  // by value: where the region keeps it; -1: it does not
+  ValueMap<bool> stale_;       // by value: computed from an input that was overwritten
   bool has_stale_inputs_ = false, computed_stale_ = false;
   std::vector<Led> passages_;
 };
@@ -225,8 +260,9 @@ void backward_eagerly(RegionNode& region, const Binding& binding, const KeptValu
     for (int i : asked->outputs) targets.push_back(replayed.value(graph.outputs[static_cast<size_t>(i)]));
   replayed.mark_overwritten();
   if (replayed.has_stale()) {
-    // First without the others, so that the error is that of eager execution, if there is one.
-    autograd::grad(roots, targets, seeds, true, false, true);
+    // First without the others, so that the error is that of eager execution, if there is one. Collectives of the
+    // backward run once.
+    if (!communicates(graph)) autograd::grad(roots, targets, seeds, true, false, true);
     replayed.mark_stale();
   }
   for (const Node::OutputExtras& extra : region.extras) {

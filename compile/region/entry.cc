@@ -5,11 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/relax.h"
+#include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -117,7 +119,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   const CompileOptions& options = request.options;
   ProgramOptions program{.plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues},
                          .sizes = request.sizes,
-                         .device = request.device};
+                         .device = request.device,
+                         .keeps_source = checks_units()};
   entry->device = request.device;
   bool& exact = program.plan.exact;
   std::vector<Update> written;
@@ -162,6 +165,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   }
   entry->program_options = program;
   entry->saved = values_read(derived);
+  for (ValueId id : collectives_read(recorded))
+    if (std::find(entry->saved.begin(), entry->saved.end(), id) == entry->saved.end()) entry->saved.push_back(id);
   choose_layouts();
   const Layouts layouts = entry->layouts_of(symbolic);
   entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);

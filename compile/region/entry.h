@@ -51,12 +51,13 @@ struct Entry {
   CompileOptions options;
   std::shared_ptr<Ledger> ledger;                 // of the region; null: there is none
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
-  std::vector<ValueId> saved;                     // values of the recording that the usual backward reads
-  bool lays_out = false;                          // Note [Chosen layouts] in transform/lay_out.h
-  mutable std::atomic<int64_t> last_use = 0;      // counted by the region
-  mutable std::atomic<bool> forgotten = false;    // by the region
-  uint64_t number = 0;                            // no other entry of the process has it
-  uint64_t stages_disabled = 0;                   // when it was compiled
+  // Values of the recording that the usual backward reads, or one that runs the recording again.
+  std::vector<ValueId> saved;
+  bool lays_out = false;                        // Note [Chosen layouts] in transform/lay_out.h
+  mutable std::atomic<int64_t> last_use = 0;    // counted by the region
+  mutable std::atomic<bool> forgotten = false;  // by the region
+  uint64_t number = 0;                          // no other entry of the process has it
+  uint64_t stages_disabled = 0;                 // when it was compiled
 
   // The dimensions of the outputs that are these dimensions of the inputs.
   const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/stages/outcomes.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random_state.h"
@@ -40,6 +42,11 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
     for (size_t n = graph.nodes.size(); n-- > 0;) {
       const GraphNode& node = graph.nodes[n];
       if (std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
+      if (node.op->traits.communicates)
+        throw Error(absl::StrCat("backward of ", node.op->name,
+                                 ": its region failed, and to run it again would repeat the collective, which the "
+                                 "other processes do not",
+                                 describe_location(node.where)));
       for (ValueId id : node.inputs)
         if (id != kNoValue) wanted[id] = true;
     }
@@ -85,7 +92,7 @@ void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size
 }
 
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs) {
-  if (std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
+  if (communicates(recorded) || std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
   ValueMap<Tensor> values(recorded);
   for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
   size_t made = 0;

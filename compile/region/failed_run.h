@@ -10,7 +10,7 @@
 namespace rondo::compile {
 
 // The history of the complete results. A backward from them computes what leads to them again, op by op; the run kept
-// nothing.
+// nothing. It throws Error if a collective would run again.
 std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
                                                     std::span<const Tensor> inputs);
 
@@ -19,7 +19,8 @@ std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Bindin
 //
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
-// The same after a run that has written nothing. Runs op by op to find that call, if anything was drawn at all.
+// The same after a run that has written nothing. Runs op by op to find that call, if anything was drawn at all. Takes
+// nothing back where that would repeat a collective.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

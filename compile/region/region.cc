@@ -76,6 +76,7 @@ class Missing final : public Recorder {
     throw_internal("a value that was never computed records", where);
   }
   void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
+  void interrupt(const char*, std::source_location where) override { throw_op_error("data", reason_, where); }
 
  private:
   const std::string reason_;
@@ -94,17 +95,6 @@ Recorder* recorder_of_missing(const std::string& reason) {
 }
 
 }  // namespace
-
-std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model) {
-  const auto is_list_item = [](const std::string& name) {
-    return !name.empty() && name.find_first_not_of("0123456789") == std::string::npos;
-  };
-  std::vector<nn::ModuleBase*> blocks;
-  for (const nn::NamedModule& named : model.named_modules())
-    for (nn::ModuleBase* child : named.module.children())
-      if (is_list_item(child->name())) blocks.push_back(child);
-  return blocks;
-}
 
 Region::Region(std::string name, CompileOptions options)
     : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
@@ -311,7 +301,7 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
     const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
     if (trace.has_writes() || waits) {
       // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
-      if (!has_written(graph, trace.external(), finished)) {
+      if (!must_not_repeat(graph, trace.external(), finished)) {
         run_op_by_op(trace, binding->graph());
         return nullptr;
       }
@@ -424,6 +414,17 @@ void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
     report.replays += is_replayed;
     most_launches_ = 0;
   });
+}
+void Region::note_use_without_call(const std::string& what) {
+  const bool is_known = ledger_->update([&](RegionReport& report) {
+    const bool known = !report.used_without_call.empty();
+    if (!known) report.used_without_call = what;
+    return known;
+  });
+  if (is_known) return;
+  log::warn_once(absl::StrCat(ledger_->name(), " is compiled, but runs eagerly: ", what,
+                              " without a call of the compiled module. Only the module's own call runs compiled, as "
+                              "model(x) does. model.forward(x) does not, and no function that calls its parts"));
 }
 void Region::count_loop_piece() {
   ledger_->update([](RegionReport& report) { ++report.loop_pieces; });

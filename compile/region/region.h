@@ -22,9 +22,6 @@ namespace rondo::compile {
 
 class RegionNode;
 
-// The items of every list of modules, in the order of the tree.
-std::vector<nn::ModuleBase*> repeated_blocks(nn::ModuleBase& model);
-
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
  public:
@@ -44,6 +41,8 @@ class [[gnu::visibility("hidden")]] Region {
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call, bool is_replayed);
   void count_loop_piece();
+  // A module of it was used, but never called: `what`, as in RegionReport::used_without_call. Warns, once.
+  void note_use_without_call(const std::string& what);
   // The steps of loops that recordings have; null: none. Note [Loops over time].
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
   void add_loop(const LoopSteps::Step& step);

@@ -19,12 +19,6 @@ namespace {
 constexpr uint64_t kDefaultGenerator = 0;  // GeneratorState::id
 }  // namespace
 
-bool Replay::is_random_state(const Tensor& tensor, std::span<const GeneratorState> drawn) {
-  if (drawn.empty() || tensor.dtype() != kI64 || !(tensor.sizes() == Dims{2})) return false;
-  const std::vector<int64_t> values = tensor.to_vector<int64_t>();
-  return static_cast<uint64_t>(values[0]) == drawn[0].seed && static_cast<uint64_t>(values[1]) == drawn[0].offset;
-}
-
 std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
                                            std::span<const GeneratorState> drawn,
                                            std::shared_ptr<const Binding> binding, std::string& why_not) {
@@ -80,7 +74,7 @@ std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Tra
     if (const int32_t i = at(arguments); i < std::ssize(arguments)) replay->sources_.push_back({Source::kArgument, i});
     else if (const int32_t k = at(replay->in_slots_); k < std::ssize(replay->in_slots_))
       replay->sources_.push_back({Source::kSlot, k});
-    else if (is_random_state(input, drawn)) {
+    else if (drawn.size() == 1 && SharedRandomState::is_state_at(input, drawn[0])) {
       replay->sources_.push_back({Source::kRandomState});
       replay->random_device_ = input.device();
     } else return refuse("forward reads a tensor that is no argument, parameter or buffer: a mask it makes");
@@ -157,7 +151,7 @@ void Replay::run(const nn::ModuleCall& call) const {
     results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
   } catch (...) {
     if (written_.empty() && !has_waiting_checks(entry.forward->plan())) take_back_draws(binding_->graph(), inputs);
-    else if (!has_written(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
+    else if (!must_not_repeat(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
     throw;
   }
   write_back(entry.forward_graph, inputs, results);

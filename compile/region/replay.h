@@ -25,8 +25,6 @@ class Replay {
                                             std::span<const GeneratorState> drawn,
                                             std::shared_ptr<const Binding> binding, std::string& why_not);
 
-  // Note [Random state]: true for the state that a recording reads if its draws began at `drawn`.
-  static bool is_random_state(const Tensor& tensor, std::span<const GeneratorState> drawn);
   // True if the arguments, the parameters and the modes are of the kind that was recorded: dtypes, devices, shapes,
   // strides, requires_grad, leaf or result, train/eval, grad mode, autocast, default device. What else forward depends
   // on is the user's promise.

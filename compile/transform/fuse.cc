@@ -22,6 +22,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/compile/transform/spaces.h"
 
@@ -145,8 +146,7 @@ class Fuser {
         epilogues_(epilogues),
         most_ops_(static_cast<size_t>(limits.most_ops)),
         most_operands_(static_cast<size_t>(limits.most_operands)),
-        communicates_(std::any_of(graph.nodes.begin(), graph.nodes.end(),
-                                  [](const GraphNode& node) { return node.op->traits.communicates; })),
+        communicates_(communicates(graph)),
         unit_of_(graph, -1),
         last_touch_(graph, kNone) {
     extents_.reserve(graph.values.size());

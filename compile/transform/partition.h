@@ -8,7 +8,8 @@
 // per block has to be saved.
 //
 // In-place writes between forward and backward raise StaleTensorError as in eager mode: the only inputs and outputs
-// that are saved are parameters and what the ops' rules save. Recomputed values relax this: they are not saved, so a
+// that are saved are parameters, what the ops' rules save, and sums over ranks from which that is computed
+// (collectives_read()). Recomputed values relax this: they are not saved, so a
 // write to them is no error. One write more is an error: one to a parameter from which a value is recomputed (with
 // kFull, and with kBudget where it recomputes more than kAuto: to any input, as with activation checkpointing). No
 // gradient is ever wrong.

@@ -29,7 +29,41 @@ Leading leading(const Graph& recorded, const std::vector<bool>* inputs, const st
   return leads;
 }
 
+// Whether the eager tape saves operand `i` of the call.
+bool saves_input(const Graph& recorded, const GraphNode& node, size_t i) {
+  const SavedSpec& saved = node.op->saved;
+  if (!saved.input(i) || node.inputs[i] == kNoValue) return false;
+  return !saved.product || (i < 2 && differentiable(recorded, node.inputs[1 - i]));
+}
+
 }  // namespace
+
+bool communicates(const Graph& recorded) {
+  return std::any_of(recorded.nodes.begin(), recorded.nodes.end(),
+                     [](const GraphNode& node) { return node.op->traits.communicates; });
+}
+
+std::vector<ValueId> collectives_read(const Graph& recorded) {
+  std::vector<ValueId> results;
+  ValueMap<bool> read(recorded, false);
+  for (size_t n = recorded.nodes.size(); n-- > 0;) {
+    const GraphNode& node = recorded.nodes[n];
+    const bool on_tape = std::any_of(node.outputs.begin(), node.outputs.end(),
+                                     [&](ValueId id) { return differentiable(recorded, id); });
+    bool runs = false;
+    for (size_t i = 0; i < node.outputs.size(); ++i) {
+      const ValueId id = node.outputs[i];
+      read[id] = read[id] || (on_tape && node.op->saved.output(i));
+      runs = runs || read[id];
+      if (read[id] && node.op->traits.communicates) results.push_back(id);
+    }
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if ((runs && node.inputs[i] != kNoValue && !node.op->traits.communicates) ||
+          (on_tape && saves_input(recorded, node, i)))
+        read[node.inputs[i]] = true;
+  }
+  return results;
+}
 
 std::vector<bool> outputs_leading_to(const Graph& recorded, const std::vector<bool>& inputs,
                                      const std::vector<int>& inner) {
@@ -43,13 +77,8 @@ OpSet ops_that_save(const Graph& recorded) {
   OpSet saving(recorded.nodes.size(), false);
   for (size_t n = 0; n < recorded.nodes.size(); ++n) {
     const GraphNode& node = recorded.nodes[n];
-    const SavedSpec& saved = node.op->saved;
-    const auto reads = [&](size_t i) {
-      if (!saved.input(i) || node.inputs[i] == kNoValue) return false;
-      return !saved.product || (i < 2 && differentiable(recorded, node.inputs[1 - i]));
-    };
-    for (size_t i = 0; i < node.inputs.size(); ++i) saving[n] = saving[n] || reads(i);
-    for (size_t i = 0; i < node.outputs.size(); ++i) saving[n] = saving[n] || saved.output(i);
+    for (size_t i = 0; i < node.inputs.size(); ++i) saving[n] = saving[n] || saves_input(recorded, node, i);
+    for (size_t i = 0; i < node.outputs.size(); ++i) saving[n] = saving[n] || node.op->saved.output(i);
   }
   return saving;
 }

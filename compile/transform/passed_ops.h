@@ -17,6 +17,14 @@ using OpSet = std::vector<bool>;
 OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const std::vector<bool>* inputs = nullptr,
                  const std::vector<int>& inner = {});
 
+// True if one of the calls is a collective. Such a recording never runs a second time, in whole or in part: the ranks
+// would part (Note [Collectives are effects] in runtime/op.h).
+bool communicates(const Graph& recorded);
+
+// The results of collectives from which something is computed that the eager tape saves. A backward that runs the
+// recording again reads them, since it cannot compute them.
+std::vector<ValueId> collectives_read(const Graph& recorded);
+
 // Those for which the eager tape saves a tensor. Only they free something; a view goes backward any number of times.
 OpSet ops_that_save(const Graph& recorded);
 

@@ -80,6 +80,8 @@ ValueId shown_elements(const Graph& graph, ValueId id);
 
 // The standard pipeline before fusion.
 Graph simplify(Graph graph);
+// Tests plant wrong passes: changes what the pass of this name made. Null: nothing.
+extern void (*misrewrite_for_tests)(std::string_view pass, Graph& graph);
 // One of its passes (pass_names()), on a graph that is verified before and after; "verify" does only that. Throws Error
 // if there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph);

@@ -6,7 +6,9 @@
 // Note [Rows in another order]. An elementwise node makes row i of its result of row i of its operands, of the same
 //   elements for all rows, or (Traits::picks) of a table's row that an index names. So a row of the result in another
 //   order is that of operands in this order. This holds unless the node has no operand with such rows, or draws random
-//   numbers, which depend on the place.
+//   numbers, which depend on the place. It is a matter of an operand's role, and not of its value: reads_rows() says
+//   which operands are read row by row. One value may be both, as h is in gather(h, 0, index) + h: such a value is made
+//   in its own order, and its rows are picked from it.
 #include <algorithm>
 
 #include "rondo/compile/transform/passes.h"
@@ -19,14 +21,16 @@ namespace {
 
 class RowSorter {
  public:
-  explicit RowSorter(const Graph& graph) : graph_(graph), readers_(graph), is_seen_(graph, false) {
+  explicit RowSorter(const Graph& graph) : graph_(graph), reads_(graph), is_seen_(graph, false) {
     for (ValueId id : graph.outputs) is_seen_[graph.value(id).root] = true;
     for (size_t n = 0; n < graph.nodes.size(); ++n) {
       if (graph.nodes[n].op->kind == OpKind::kView) continue;
-      for (ValueId id : graph.nodes[n].inputs) {
-        if (id == kNoValue) continue;
-        readers_[whole(id)].push_back(static_cast<int32_t>(n));
-        if (whole(id) != graph.value(id).root) is_seen_[graph.value(id).root] = true;
+      const ValueIds& inputs = graph.nodes[n].inputs;
+      for (size_t i = 0; i < inputs.size(); ++i) {
+        if (inputs[i] == kNoValue) continue;
+        const ValueId value = whole(inputs[i]);
+        reads_[value].push_back({static_cast<int32_t>(n), i});
+        if (value != graph.value(value).root) is_seen_[graph.value(value).root] = true;
       }
     }
   }
@@ -36,6 +40,7 @@ class RowSorter {
   bool find(size_t n) {
     const GraphNode& node = graph_.nodes[n];
     made_.clear();
+    sum_ = static_cast<int32_t>(n);
     if (!node.op->traits.scatters) return false;
     const Value &values = graph_.value(node.inputs[0]), &index = graph_.value(node.inputs[1]);
     rows_ = values.sizes.empty() ? 0 : values.sizes[0];
@@ -43,7 +48,7 @@ class RowSorter {
     if (!adds_up || rows_ < 2 || values.sizes.numel() == 0 || graph_.value(node.outputs[0]).sizes.numel() == 0 ||
         !names_rows(node, values, index))
       return false;
-    collect(node.inputs[0], static_cast<int32_t>(n));
+    collect(node.inputs[0]);
     return !made_.empty();
   }
 
@@ -96,37 +101,51 @@ class RowSorter {
 
   bool has_rows(const Dims& sizes, int rank) const { return sizes.rank() == rank && sizes[0] == rows_; }
 
-  // Note [Rows in another order]
+  // Note [Rows in another order]. True if row i of the node's result is made of row i of operand `at`, and of no other
+  // row of it: neither a table nor what broadcasts to all rows.
+  bool reads_rows(const GraphNode& node, size_t at) const {
+    const ValueId id = node.inputs[at];
+    const bool is_table = node.op->traits.picks && at == 0;
+    return id != kNoValue && !is_table && has_rows(graph_.value(id).sizes, graph_.value(node.outputs[0]).sizes.rank());
+  }
   bool keeps_rows(const GraphNode& node) const {
     if (node.op->kind != OpKind::kElementwise || node.op->lower == nullptr || node.op->traits.random_state >= 0 ||
         node.op->checks)
       return false;
     const int rank = graph_.value(node.outputs[0]).sizes.rank();
-    const bool picks = node.op->traits.picks;
-    if (picks && node.attrs.ints[0] != 0) return false;
+    if (node.op->traits.picks && node.attrs.ints[0] != 0) return false;
     bool any = false;
-    for (size_t i = picks ? 1 : 0; i < node.inputs.size(); ++i)
-      any = any || (node.inputs[i] != kNoValue && has_rows(graph_.value(node.inputs[i]).sizes, rank));
+    for (size_t i = 0; i < node.inputs.size(); ++i) any = any || reads_rows(node, i);
     return any && std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
              return graph_.value(id).root == id && has_rows(graph_.value(id).sizes, rank);
            });
   }
 
-  // Adds the maker of `id` and those of its operands, in graph order, if nothing but these and `reader` reads them.
-  void collect(ValueId id, int32_t reader) {
+  // An operand of a node, by position.
+  struct Read {
+    int32_t node;
+    size_t operand;
+  };
+  // True if the sum, or a node of made_, reads rows there.
+  bool takes_rows(const Read& read) const {
+    if (read.node == sum_) return read.operand == 0;
+    return contains(read.node) && reads_rows(graph_.node(read.node), read.operand);
+  }
+  // Adds the maker of `id` and those of its operands, in graph order, if nothing else is made of them than rows of the
+  // sum.
+  void collect(ValueId id) {
     const ValueId value = whole(id);
     const int32_t maker = graph_.value(value).producer;
     if (maker < 0 || graph_.value(value).root != value || contains(maker)) return;
     const GraphNode& node = graph_.node(maker);
-    for (ValueId out : node.outputs) {
-      if (is_seen_[out]) return;
-      for (int32_t n : readers_[out])
-        if (n != reader && !contains(n)) return;
-    }
+    for (ValueId out : node.outputs)
+      if (is_seen_[out] ||
+          !std::all_of(reads_[out].begin(), reads_[out].end(), [&](const Read& read) { return takes_rows(read); }))
+        return;
     if (!keeps_rows(node)) return;
     made_.insert(std::lower_bound(made_.begin(), made_.end(), maker), maker);
-    for (size_t i = node.op->traits.picks ? 1 : 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i] != kNoValue) collect(node.inputs[i], maker);
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (reads_rows(node, i)) collect(node.inputs[i]);
   }
   bool contains(int32_t n) const { return std::binary_search(made_.begin(), made_.end(), n); }
 
@@ -137,21 +156,21 @@ class RowSorter {
     return t;
   }
 
-  // Operand `i` of a node, its rows in order.
+  // Operand `i` of a node of made_: its rows in order, if the node reads rows.
   Tensor operand(const GraphNode& node, size_t i, const Symbols& symbols, const Symbols& ordered,
                  const Tensor& order) const {
     const ValueId id = node.inputs[i];
     if (id == kNoValue) return Tensor();
-    if (const Tensor& made = ordered[whole(id)]; made.defined()) return made;
     const Tensor& given = symbols[id];
-    const Dims& sizes = graph_.value(id).sizes;
-    if ((node.op->traits.picks && i == 0) || !has_rows(sizes, graph_.value(node.outputs[0]).sizes.rank())) return given;
-    return ops::expand(ops::in_order(one_for_each_row(given), order), sizes);
+    if (!reads_rows(node, i)) return given;
+    if (const Tensor& made = ordered[whole(id)]; made.defined()) return made;
+    return ops::expand(ops::in_order(one_for_each_row(given), order), graph_.value(id).sizes);
   }
 
   const Graph& graph_;
-  ValueMap<std::vector<int32_t>> readers_;  // nodes, but views
-  ValueMap<bool> is_seen_;                  // returned, or in another way than whole
+  ValueMap<std::vector<Read>> reads_;  // by nodes, but views
+  ValueMap<bool> is_seen_;             // returned, or in another way than whole
+  int32_t sum_ = -1;                   // the node that adds up
   int64_t rows_ = 0;
   std::vector<int32_t> made_;  // nodes, in graph order
 };

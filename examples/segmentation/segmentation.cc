@@ -242,7 +242,7 @@ class Segmenter : optim::Callback {
     return ops::argmax(ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear}), 1).to(kCPU);
   }
 
-  // With the averages, and with rank 0's running statistics on all ranks: what is saved is what is measured.
+  // With the averages. Running statistics are rank 0's on all ranks (dist/ddp.h): what is saved is what is measured.
   void evaluate(const optim::Progress& now) {
     std::optional<optim::AverageScope> averages;
     if (o_.ema_decay > 0) averages.emplace(*optimizer_);
@@ -250,7 +250,6 @@ class Segmenter : optim::Callback {
     ConfusionMatrix matrix(o_.classes);
     {
       const NoGrad off;
-      const std::vector<Tensor> own = share_buffers();
       data::DataLoader source(std::make_shared<PictureSet>(validation_, kMultiple), {.batch_size = o_.eval_batch_size});
       data::BatchShare mine(source, job_.group->rank(), job_.group->world_size());
       for (;;) {
@@ -263,7 +262,6 @@ class Segmenter : optim::Callback {
       }
       if (replicas_) matrix.set_counts(replicas_->sum(matrix.counts(), "the confusion matrix"));
       if (job_.lead()) show_pictures(now.step);
-      for (size_t i = 0; i < own.size(); ++i) buffers_now()[i].copy_(own[i]);
     }
     network_.module->train();
     std::string each;
@@ -273,24 +271,6 @@ class Segmenter : optim::Callback {
     job_.say(absl::StrFormat("step %d  mIoU %.4f  pixel accuracy %.4f  (%s)", now.step, matrix.mean_iou(),
                              matrix.accuracy(), each));
     if (job_.lead()) log_.write(now.step, matrix.mean_iou(), matrix.accuracy());
-  }
-  std::vector<Tensor> buffers_now() const {
-    std::vector<Tensor> buffers;
-    for (const nn::NamedTensor& buffer : network_.module->named_buffers())
-      if (is_floating(buffer.tensor.dtype())) buffers.push_back(buffer.tensor);
-    return buffers;
-  }
-  // Each rank's statistics are of its own batches. Returns copies of this rank's; none with one process.
-  std::vector<Tensor> share_buffers() {
-    std::vector<Tensor> own;
-    if (!replicas_) return own;
-    for (Tensor& buffer : buffers_now()) {
-      own.push_back(buffer.clone());
-      std::vector<double> values = buffer.to(kF64).to_vector<double>();
-      if (!job_.lead()) std::fill(values.begin(), values.end(), 0.0);
-      buffer.copy_(Tensor::from(replicas_->sum(values, "running statistics"), buffer.sizes(), kCPU).to(o_.device));
-    }
-    return own;
   }
 
   // Held-out pictures: image, truth, prediction.

@@ -21,7 +21,7 @@ namespace {
 // No padding: what a later version appends must not lie in bytes that an older program left undefined.
 static_assert(sizeof(rondo_model_options) == sizeof(size_t) + 2 * sizeof(char*) + 8 + 4 * 4);
 static_assert(sizeof(rondo_lora_options) == sizeof(size_t) + 3 * 8 + sizeof(char*) + 2 * 4);
-static_assert(sizeof(rondo_optimizer_options) == sizeof(size_t) + 6 * 8);
+static_assert(sizeof(rondo_optimizer_options) == sizeof(size_t) + 6 * 8 + 2 * 4);
 static_assert(sizeof(rondo_chat_options) == sizeof(size_t) + sizeof(char*) + 2 * 4);
 static_assert(sizeof(rondo_generate_options) == sizeof(size_t) + 6 * 8 + 2 * 4 + 4 * sizeof(void*));
 // The numbers of reasons are nn::FinishReason's.

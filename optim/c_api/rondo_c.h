@@ -129,6 +129,9 @@ typedef struct rondo_optimizer_options { /* AdamW */
   double beta2;         /* default 0.999 */
   double eps;           /* default 1e-8 */
   double max_grad_norm; /* gradients are clipped to this norm; default: not clipped */
+  int32_t no_masters;   /* 0: weights of 16 bits have an f32 weight in the optimizer, which steps update (4 bytes each).
+                           1: steps update the 16 bits themselves, and small updates are lost */
+  int32_t reserved;     /* 0 */
 } rondo_optimizer_options;
 
 /* Starts a new optimizer with these settings. Without this call, the first step starts one with the defaults. */

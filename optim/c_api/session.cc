@@ -156,7 +156,8 @@ Optimizer& Session::optimizer() {
                                       AdamWOptions{.lr = or_default(o.lr, 1e-3),
                                                    .betas = {or_default(o.beta1, 0.9), or_default(o.beta2, 0.999)},
                                                    .eps = or_default(o.eps, 1e-8),
-                                                   .weight_decay = o.weight_decay});
+                                                   .weight_decay = o.weight_decay,
+                                                   .masters = o.no_masters == 0});
   if (options_.compile != 0) optim::compile(*made);
   optimizer_ = std::move(made);
   return *optimizer_;

@@ -120,8 +120,10 @@ int64_t batch_rows(const data::Batch& batch) {
 
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch) {
   if (options.max_steps > 0) return options.max_steps;
-  return static_cast<int64_t>(
-      std::ceil(options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch))));
+  if (batches_per_epoch == data::BatchSource::kEndless)
+    throw Error("Trainer: the training data does not end (BatchSource::kEndless); set max_steps");
+  const double steps = options.num_train_epochs * static_cast<double>(steps_of_epoch(options, batches_per_epoch));
+  return static_cast<int64_t>(std::min(std::ceil(steps), 0x1p62));
 }
 
 Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
@@ -138,9 +140,7 @@ Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data:
 }
 Trainer::~Trainer() = default;
 
-void Trainer::add_callback(Callback& callback) {
-  return within_memory("Trainer::add_callback", [&] { run_->add_callback(callback); });
-}
+void Trainer::add_callback(Callback& callback) { run_->add_callback(callback); }
 TrainResult Trainer::train() {
   return within_memory("Trainer::train", [&] { return run_->train(); });
 }
@@ -191,6 +191,8 @@ void Trainer::Run::check_options() const {
   require(o.count_targets != nullptr, "count_targets is empty");
   require(train_data_.size() > 0, "the training data holds no batch");
   require(eval_data_ == nullptr || eval_data_->size() > 0, "the evaluation data holds no batch");
+  require(eval_data_ == nullptr || eval_data_->size() != data::BatchSource::kEndless,
+          "the evaluation data does not end (BatchSource::kEndless)");
   require(o.gradient_accumulation_steps >= 1, "gradient_accumulation_steps is ", o.gradient_accumulation_steps,
           ", must be at least 1");
   require(o.max_steps > 0 || (o.num_train_epochs >= 0 && o.num_train_epochs < 1e9), "num_train_epochs is ",

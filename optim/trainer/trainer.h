@@ -17,7 +17,8 @@
 //
 // Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
 // with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,
-// loss, data and number of threads as before. The optimizer's options come from the checkpoint, its learning rate too.
+// loss, data and number of threads as before; another seed, max_grad_norm or autocast is said once. The optimizer's
+// options come from the checkpoint, its learning rate too.
 // Random numbers of a step are a function of (seed, step): train() sets default_generator() for each step, and puts it
 // back when it returns.
 //
@@ -30,15 +31,16 @@
 //
 // Several processes (TrainerOptions::replicas; dist/trainer_replicas.h makes one of a DistributedDataParallel): each
 // makes the same Trainer on the same data, and takes its share of the batches (data/batch_share.h, Note [Global batch
-// order]): n processes with `a` batches each make the steps of one with n * a batches. Evaluations are shared, too. All
-// processes read checkpoints, rank 0 writes them. train(), evaluate() and resuming are called by all of them. A
-// cancel() in one process ends all, after at most one whole step or evaluation. What throws in one process ends the
-// others' train() with an error that names it; none of them can go on in this job. A checkpoint resumes on any number
-// of processes. The position in the data is exact: the job's order of batches goes on. If ranks times
-// gradient_accumulation_steps is as before, every step has the same batches, and losses differ by the order of sums
-// only (and by dropout, whose masks belong to ranks). Otherwise steps have other sizes from there on: Note [Other
-// steps]. The optimizer's states may be in shards (TrainerReplicasOptions::shards): a checkpoint has those of whole
-// parameters, and resumes with shards or without. save_checkpoint() is then called by all processes, too.
+// order]): n processes with `a` batches each make the steps of one with n * a batches. Evaluations are shared, too,
+// with rank 0's buffers (running statistics) on every process. All processes read checkpoints, rank 0 writes them.
+// train(), evaluate() and resuming are called by all of them. A cancel() in one process ends all, after at most one
+// whole step or evaluation. What throws in one process ends the others' train() with an error that names it; none of
+// them can go on in this job. A checkpoint resumes on any number of processes. The position in the data is exact: the
+// job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has the same
+// batches, and losses differ by the order of sums only (and by dropout, whose masks belong to ranks). Otherwise steps
+// have other sizes from there on: Note [Other steps]. The optimizer's states may be in shards
+// (TrainerReplicasOptions::shards): a checkpoint has those of whole parameters, and resumes with shards or without.
+// save_checkpoint() is then called by all processes, too.
 //
 // Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
 // adapters and compile regions before.
@@ -107,6 +109,7 @@ struct TrainerOptions {
 };
 
 // How many steps a run makes with these options: for schedules that need it. `batches_per_epoch`: of all processes.
+// Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 struct TrainResult {
@@ -128,7 +131,8 @@ class Trainer {
   // training mode with gradients, and in evaluation mode without.
   using LossFn = std::function<Tensor(const data::Batch& batch)>;
 
-  // Throws Error if an option is out of range or the training data is empty.
+  // Throws Error if an option is out of range, if data is empty, if training data does not end (kEndless) and max_steps
+  // is not set, or if evaluation data does not end.
   Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
           TrainerOptions options = {});
   Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,

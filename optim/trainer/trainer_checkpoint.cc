@@ -1,11 +1,13 @@
 // Checkpoints of a Trainer: their contents, and the checks before a run resumes from one.
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <system_error>
 #include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/log.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/lora_layer.h"
 #include "rondo/optim/trainer/trainer_run.h"
@@ -55,6 +57,13 @@ bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
   return std::filesystem::equivalent(a, b, none);
 }
 
+// What a resumed run takes from its own options, and what the interrupted one had: by name.
+std::map<std::string, std::string> settings_of(const TrainerOptions& o) {
+  return {{"seed", absl::StrCat(o.seed)},
+          {"max_grad_norm", absl::StrCat(o.max_grad_norm)},
+          {"autocast", o.autocast ? std::string(name_of(*o.autocast)) : "off"}};
+}
+
 void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict& state, const std::string& what) {
   nn::load_tensors(targets, state, /*strict=*/true, what, [](Tensor& /*target*/, const Tensor& /*value*/) {});
 }
@@ -98,17 +107,19 @@ const std::string& Trainer::Run::base_checksum() {
 }
 
 // The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
-// first and the last among them. Other data, batch sizes, tokenizers, shuffles or masks make other ones.
+// first and the last among them, or of the first few where the epoch does not end. Other data, batch sizes, tokenizers,
+// shuffles or masks make other ones.
 const std::string& Trainer::Run::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
   const data::BatchSource::Position before = source_.position();
-  const int64_t last = source_.size() - 1, parts = std::min<int64_t>(last, 3);
+  const bool ends = source_.size() != data::BatchSource::kEndless;
+  const int64_t last = ends ? source_.size() - 1 : 3, parts = std::min<int64_t>(last, 3);
   io::Checksum sum;
   try {
     for (int64_t part = 0; part <= parts; ++part) {
-      source_.seek({0, parts == 0 ? 0 : last * part / parts});
+      source_.seek({0, parts == 0 ? 0 : last / parts * part + last % parts * part / parts});
       const std::optional<data::Batch> batch = source_.next();
       if (!batch) throw Error("Trainer: the training data holds no batch");
       for (const Tensor& tensor : *batch) add(sum, tensor);
@@ -170,6 +181,7 @@ std::string Trainer::Run::write_checkpoint() {
     now.state["base_checksum"] = base_checksum();
     now.state["adapter"] = adapter_identity(model_);
   }
+  for (const auto& [name, value] : settings_of(options_)) now.state["option." + name] = value;
   now.state["loss"] = state_.loss;
   now.state["lr"] = state_.lr;
   now.state["grad_norm"] = state_.grad_norm;
@@ -262,6 +274,15 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   std::optional<amp::GradScaler> new_scaler = scaler_;
   if (new_scaler && !scaler.empty()) new_scaler->load_state_dict(scaler);
 
+  // Other settings are allowed, because a user may want them. Files of before lack them.
+  std::vector<std::string> warnings;
+  for (const auto& [name, value] : settings_of(options_)) {
+    if (!checkpoint.state.contains("option." + name)) continue;
+    if (const auto& before = checkpoint.get<std::string>("option." + name); before != value)
+      warnings.push_back(absl::StrCat("Trainer: ", path, " was saved with ", name, " = ", before,
+                                      " and is resumed with ", value, ": it is not the run that was interrupted"));
+  }
+
   // The last that can fail: it changes nothing then.
   if (replicas_ != nullptr) replicas_->load_optimizer_state(optimizer_, checkpoint.optimizer);
   else optimizer_.load_state_dict(checkpoint.optimizer);
@@ -270,6 +291,7 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   train_data_.seek(at);
   state_ = std::move(state);
   epoch_offset_ = epoch_offset;
+  for (const std::string& text : warnings) compile::log::warn_once(text);
   max_steps_ = planned_steps(options_, train_data_.size()) - (options_.max_steps > 0 ? 0 : epoch_offset_);
   resumed_path_ = path;
   owns_output_dir_ = false;

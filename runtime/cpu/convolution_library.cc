@@ -80,9 +80,18 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
   return known ? std::optional(blocks) : std::nullopt;
 }
 
-bool is_reference(const char* name) {
-  const std::string_view text(name);
-  return text.starts_with("ref") || text.starts_with("simple");
+bool is_reference(std::string_view name) { return name.starts_with("ref") || name.starts_with("simple"); }
+
+// Note [Reduced strides]. For a kernel of 1x1 with a stride, oneDNN's jit_1x1 copies the pixels that are read into its
+// scratchpad. For the gradient of the weight it copies channels last, C numbers a pixel, but counts a whole block of
+// channels for each pixel before (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends behind
+// the scratchpad: memory is corrupted, and the sums are wrong. This is so in 2.6.3 (guard pages around the scratchpad
+// show it) and in later versions (https://github.com/uxlfoundation/oneDNN/issues/6035). The forward pass and the
+// gradient of the input place the copy right. The library's next kernel takes the place of this one.
+bool overruns_scratch(std::string_view name, const ConvolutionCall& part) {
+  if (part.computes != Computes::kWeight || !name.starts_with("jit_1x1")) return false;
+  const int64_t block = name.find("avx512") == std::string_view::npos ? 8 : 16;
+  return (part.stride[0] > 1 || part.stride[1] > 1) && part.channels / part.groups < block;
 }
 
 }  // namespace
@@ -180,8 +189,14 @@ class LibraryConvolution::Primitive {
   void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
 
  private:
+  // The first that is safe. REQUIRES, for the gradient of the weight: the descriptor and the hint that `chosen` was
+  // made from still exist. The library reads both while it looks for another.
   template <class Chosen> void set(Chosen chosen) {
+    while (overruns_scratch(chosen.impl_info_str(), part_))
+      if (!chosen.next_impl()) return;
     fast_ = !is_reference(chosen.impl_info_str());
+    weight_ = chosen.query_md(part_.computes == Computes::kWeight ? dnnl::query::diff_weights_md
+                                                                  : dnnl::query::weights_md);
     using P =
         std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_forward::primitive_desc>, dnnl::convolution_forward,
                            std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_backward_data::primitive_desc>,
@@ -242,27 +257,21 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   };
   switch (part.computes) {
     case Computes::kOutput: {
-      const auto chosen = forward(wanted);
-      weight_ = chosen.weights_desc();
-      set(chosen);
+      set(forward(wanted));
       break;
     }
     case Computes::kInput: {
       const dnnl::convolution_backward_data::desc desc(direct, input_, wanted, output_, stride, dilation, before,
                                                        after);
-      const dnnl::convolution_backward_data::primitive_desc chosen(desc, Step::with_own_scratch(), library_engine(),
-                                                                   forward(hint_weight));
-      weight_ = chosen.weights_desc();
-      set(chosen);
+      set(dnnl::convolution_backward_data::primitive_desc(desc, Step::with_own_scratch(), library_engine(),
+                                                          forward(hint_weight)));
       break;
     }
     case Computes::kWeight: {
       const dnnl::convolution_backward_weights::desc desc(direct, input_, wanted, output_, stride, dilation, before,
                                                           after);
-      const dnnl::convolution_backward_weights::primitive_desc chosen(desc, Step::with_own_scratch(), library_engine(),
-                                                                      forward(hint_weight));
-      weight_ = chosen.diff_weights_desc();
-      set(chosen);
+      const auto hint = forward(hint_weight);
+      set(dnnl::convolution_backward_weights::primitive_desc(desc, Step::with_own_scratch(), library_engine(), hint));
       break;
     }
   }

@@ -30,10 +30,8 @@ template <class T> class Patches {
       std::vector<T> patches(static_cast<size_t>(band_ * call_.output[1] * taps_));
       each_band([&](int64_t row, int64_t rows, int64_t group) {
         copy_patches<true>(image, row, rows, group, patches.data());
-        MatmulCall product = products(rows * call_.output[1], outputs_, taps_);
-        set_matrix_strides(product.m, product.k, taps_, 1, product.a_strides);
-        set_matrix_strides(product.k, product.n, 1, taps_, product.b_strides);
-        product.c_strides[1] = call_.outputs;
+        MatmulCall product(call_.dtype, rows * call_.output[1], outputs_, taps_, {taps_, 1}, {1, taps_},
+                           {call_.outputs, 1});
         product.bias = bias_ != nullptr;
         matmul(product, {.a = patches.data(),
                          .b = weight_of(group),
@@ -47,10 +45,8 @@ template <class T> class Patches {
     each_image([&](int64_t image) {
       std::vector<T> patches(static_cast<size_t>(band_ * call_.output[1] * taps_));
       each_band([&](int64_t row, int64_t rows, int64_t group) {
-        MatmulCall product = products(rows * call_.output[1], taps_, outputs_);
-        set_matrix_strides(product.m, product.k, call_.outputs, 1, product.a_strides);
-        set_matrix_strides(product.k, product.n, taps_, 1, product.b_strides);
-        product.c_strides[1] = taps_;
+        const MatmulCall product(call_.dtype, rows * call_.output[1], taps_, outputs_, {call_.outputs, 1}, {taps_, 1},
+                                 {taps_, 1});
         matmul(product, {.a = output_at(image, row, group), .b = weight_of(group), .c = patches.data()});
         copy_patches<false>(image, row, rows, group, patches.data());
       });
@@ -63,10 +59,8 @@ template <class T> class Patches {
     for (int64_t image = 0; image < call_.batch; ++image)
       each_band([&](int64_t row, int64_t rows, int64_t group) {
         copy_patches<true>(image, row, rows, group, patches.data());
-        MatmulCall product = products(outputs_, taps_, rows * call_.output[1]);
-        set_matrix_strides(product.m, product.k, 1, call_.outputs, product.a_strides);
-        set_matrix_strides(product.k, product.n, taps_, 1, product.b_strides);
-        product.c_strides[1] = taps_;
+        const MatmulCall product(call_.dtype, outputs_, taps_, rows * call_.output[1], {1, call_.outputs}, {taps_, 1},
+                                 {taps_, 1});
         matmul(product, {.a = output_at(image, row, group), .b = patches.data(), .c = sums.data()});
         T* const total = weight_of(group);
         for (size_t i = 0; i < sums.size(); ++i) total[i] += sums[i];
@@ -74,7 +68,6 @@ template <class T> class Patches {
   }
 
  private:
-  MatmulCall products(int64_t m, int64_t n, int64_t k) const { return {.dtype = call_.dtype, .m = m, .n = n, .k = k}; }
   T* weight_of(int64_t group) const { return weight_ + group * outputs_ * taps_; }
   T* output_at(int64_t image, int64_t row, int64_t group) const {
     return output_ + (image * call_.output[0] + row) * call_.output[1] * call_.outputs + group * outputs_;

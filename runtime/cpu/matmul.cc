@@ -28,12 +28,12 @@ void matmul_f64(const MatmulCall& call, const double* a, const double* b, const 
   parallel_for(call.batch * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t piece = begin; piece < end; ++piece) {
       const int64_t i = piece / pieces, first = piece % pieces * kRows, rows = std::min(kRows, call.m - first);
-      Eigen::Map<const MatrixF64, 0, Strided> left(a + i * call.a_strides[0] + first * call.a_strides[1], rows, call.k,
-                                                   Strided(call.a_strides[1], call.a_strides[2]));
-      Eigen::Map<const MatrixF64, 0, Strided> right(b + i * call.b_strides[0], call.k, call.n,
-                                                    Strided(call.b_strides[1], call.b_strides[2]));
-      Eigen::Map<MatrixF64, 0, Strided> result(c + i * call.c_strides[0] + first * call.c_strides[1], rows, call.n,
-                                               Strided(call.c_strides[1], 1));
+      Eigen::Map<const MatrixF64, 0, Strided> left(a + i * call.a.batch + first * call.a.row, rows, call.k,
+                                                   Strided(call.a.row, call.a.column));
+      Eigen::Map<const MatrixF64, 0, Strided> right(b + i * call.b.batch, call.k, call.n,
+                                                    Strided(call.b.row, call.b.column));
+      Eigen::Map<MatrixF64, 0, Strided> result(c + i * call.c.batch + first * call.c.row, rows, call.n,
+                                               Strided(call.c.row, 1));
       result.noalias() = left * right;
       if (call.bias) result.rowwise() += Eigen::Map<const Eigen::RowVectorXd>(bias, call.n);
     }
@@ -44,37 +44,32 @@ void matmul_f64(const MatmulCall& call, const double* a, const double* b, const 
 // rounds once.
 template <class T> void matmul_in_f32(const MatmulCall& call, const MatmulOperands& o) {
   // A dense copy in f32.
-  const auto widen = [](const auto* data, int64_t batch, int64_t rows, int64_t cols, const int64_t(&s)[3]) {
+  const auto widen = [](const auto* data, int64_t batch, int64_t rows, int64_t cols, const MatrixStrides& s) {
     std::vector<float> dense(static_cast<size_t>(batch * rows * cols));
     parallel_for(batch * rows, std::max<int64_t>(1, kElementwiseGrain / cols), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i)
         for (int64_t k = 0; k < cols; ++k)
           dense[static_cast<size_t>(i * cols + k)] = static_cast<float>(
-              data[i / rows * s[0] + i % rows * s[1] + k * s[2]]);
+              data[i / rows * s.batch + i % rows * s.row + k * s.column]);
     });
     return dense;
   };
   const auto widen_result = [&](const void* data) {
-    return call.wide ? widen(static_cast<const float*>(data), call.batch, call.m, call.n, call.c_strides)
-                     : widen(static_cast<const T*>(data), call.batch, call.m, call.n, call.c_strides);
+    return call.wide ? widen(static_cast<const float*>(data), call.batch, call.m, call.n, call.c)
+                     : widen(static_cast<const T*>(data), call.batch, call.m, call.n, call.c);
   };
-  const int64_t a_batch = call.a_strides[0] == 0 ? 1 : call.batch, b_batch = call.b_strides[0] == 0 ? 1 : call.batch;
-  const std::vector<float> left = widen(static_cast<const T*>(o.a), a_batch, call.m, call.k, call.a_strides),
-                           right = widen(static_cast<const T*>(o.b), b_batch, call.k, call.n, call.b_strides);
+  const int64_t a_batch = call.a.batch == 0 ? 1 : call.batch, b_batch = call.b.batch == 0 ? 1 : call.batch;
+  const std::vector<float> left = widen(static_cast<const T*>(o.a), a_batch, call.m, call.k, call.a),
+                           right = widen(static_cast<const T*>(o.b), b_batch, call.k, call.n, call.b);
   std::vector<float> row(static_cast<size_t>(call.bias ? call.n : 0));
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<float>(static_cast<const T*>(o.bias)[i]);
   const bool adds_to_c = std::count(call.in_place.begin(), call.in_place.end(), true) > 0;
   std::vector<float> result = adds_to_c ? widen_result(o.c)
                                         : std::vector<float>(static_cast<size_t>(call.batch * call.m * call.n));
-  MatmulCall wide = call;
-  wide.dtype = kF32;
-  wide.wide = false;
-  const auto dense = [](int64_t(&s)[3], int64_t batch_stride, int64_t cols) {
-    s[0] = batch_stride, s[1] = cols, s[2] = 1;
-  };
-  dense(wide.a_strides, a_batch == 1 ? 0 : call.m * call.k, call.k);
-  dense(wide.b_strides, b_batch == 1 ? 0 : call.k * call.n, call.n);
-  dense(wide.c_strides, call.m * call.n, call.n);
+  MatmulCall wide = call.with_dense_operands(kF32);
+  wide.bias = call.bias;
+  wide.epilogues = call.epilogues;
+  wide.in_place = call.in_place;
   MatmulOperands operands{.a = left.data(), .b = right.data(), .bias = row.data(), .c = result.data()};
   std::array<std::vector<float>, kMaxEpilogues> added;
   for (size_t i = 0; i < added.size(); ++i) {
@@ -89,7 +84,7 @@ template <class T> void matmul_in_f32(const MatmulCall& call, const MatmulOperan
                  [&](int64_t begin, int64_t end) {
                    for (int64_t i = begin; i < end; ++i)
                      for (int64_t k = 0; k < call.n; ++k)
-                       c[i / call.m * call.c_strides[0] + i % call.m * call.c_strides[1] + k] = static_cast<C>(
+                       c[i / call.m * call.c.batch + i % call.m * call.c.row + k] = static_cast<C>(
                            result[static_cast<size_t>(i * call.n + k)]);
                  });
   };
@@ -122,8 +117,8 @@ std::unique_ptr<const PreparedKernel> prepare_product(const KernelContext& conte
   if (const DType dtype = context.in(0).dtype(); dtype != kF32 && dtype != kBF16) return nullptr;
   if (!is_preparable(context)) return nullptr;
   MatmulPlan plan = make_plan(context);
-  if (!plan.readable() || !Product::runs(plan.call)) return nullptr;
-  std::shared_ptr<const Product> product = Product::get(plan.call, variant);
+  if (!plan.readable() || !Product::runs(*plan.call)) return nullptr;
+  std::shared_ptr<const Product> product = Product::get(*plan.call, variant);
   if (product == nullptr) return nullptr;
   return std::make_unique<PreparedProducts<Product>>(std::move(plan), std::move(product), context.inputs.size());
 }

@@ -68,15 +68,15 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
   };
   const auto type = library_type(call.dtype);
   const bool batched = call.batch > 1;
-  auto desc = [&](int64_t rows, int64_t cols, const int64_t(&s)[3], memory::data_type type) {
-    if (!batched) return memory::desc({rows, cols}, type, memory::dims{s[1], s[2]});
+  auto desc = [&](int64_t rows, int64_t cols, const MatrixStrides& s, memory::data_type type) {
+    if (!batched) return memory::desc({rows, cols}, type, memory::dims{s.row, s.column});
     // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
-    const int64_t batch = s[0] == 0 ? 1 : call.batch;
-    return memory::desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s[0], s[1], s[2]});
+    const int64_t batch = s.batch == 0 ? 1 : call.batch;
+    return memory::desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s.batch, s.row, s.column});
   };
-  a_ = desc(call.m, call.k, call.a_strides, type);
-  b_ = desc(call.k, call.n, call.b_strides, type);
-  c_ = desc(call.m, call.n, call.c_strides, library_type(call.result_dtype()));
+  a_ = desc(call.m, call.k, call.a, type);
+  b_ = desc(call.k, call.n, call.b, type);
+  c_ = desc(call.m, call.n, call.c, library_type(call.result_dtype()));
   if (call.bias)
     bias_ = batched ? memory::desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
                     : memory::desc({1, call.n}, type, memory::dims{call.n, 1});
@@ -165,9 +165,9 @@ namespace {
 // the time, (2048 x 768)(768 x 3072) 0.79.
 bool columns_conflict(const MatmulCall& call) {
   constexpr int64_t kPage = 4096, kOwnCache = 4 << 20;
-  if (call.dtype != kF32 || call.b_strides[2] != 1) return false;
-  const int64_t row = call.b_strides[1] * 4, apart = row & -row, whole = call.k * call.n * 4;
-  return apart >= kPage || (apart >= kPage / 4 && whole >= kOwnCache && call.a_strides[2] == 1);
+  if (call.dtype != kF32 || call.b.column != 1) return false;
+  const int64_t row = call.b.row * 4, apart = row & -row, whole = call.k * call.n * 4;
+  return apart >= kPage || (apart >= kPage / 4 && whole >= kOwnCache && call.a.column == 1);
 }
 
 // A power of two, so that 2, 4 or 8 threads get equal shares.
@@ -203,7 +203,7 @@ Product::Grid Product::grid_of(const MatmulCall& call, int variant) {
   }
   if (variant == 1) return grid.rows = parts(call.m, kRowsOfTransposed, wanted), grid;
   if (variant == 2) return grid.columns = parts(call.n, kColumns / 2, wanted), grid;
-  grid.rows = parts(call.m, call.a_strides[2] == 1 ? kRows : kRowsOfTransposed, wanted);
+  grid.rows = parts(call.m, call.a.column == 1 ? kRows : kRowsOfTransposed, wanted);
   if (columns_conflict(call)) {
     grid.columns = parts(call.n, kColumns, std::min<int64_t>(wanted, 8));
     grid.rows = parts(call.m, 512, std::max<int64_t>(1, wanted / grid.columns));
@@ -231,9 +231,9 @@ Product::Product(const MatmulCall& call, const Grid& grid) : call_(call) {
         part.n = columns;
         auto at = std::find_if(primitives_.begin(), primitives_.end(), [&](const auto& p) { return p->is_for(part); });
         if (at == primitives_.end()) at = primitives_.insert(at, std::make_unique<const Primitive>(part));
-        slices_.push_back({at->get(), batch * call.a_strides[0] + row * call.a_strides[1],
-                           batch * call.b_strides[0] + column * call.b_strides[2], column,
-                           batch * call.c_strides[0] + row * call.c_strides[1] + column});
+        slices_.push_back({at->get(), batch * call.a.batch + row * call.a.row,
+                           batch * call.b.batch + column * call.b.column, column,
+                           batch * call.c.batch + row * call.c.row + column});
       });
     });
   });

@@ -92,7 +92,7 @@ struct Output {
   // Bias and addends in the order of the call; stored in R.
   template <class T, class R> void write(int64_t row, int64_t column, float value) const {
     if (call.bias) value += read<T>(operands.bias, column);
-    const int64_t at = row * call.c_strides[1] + column;
+    const int64_t at = row * call.c.row + column;
     for (size_t e = 0; e < kMaxEpilogues; ++e)
       if (call.epilogues[e] == Epilogue::kAdd) value += read<R>(call.in_place[e] ? operands.c : operands.added[e], at);
     static_cast<R*>(operands.c)[at] = static_cast<R>(value);
@@ -104,7 +104,7 @@ template <class T, class R, int M, int N>
 void columns(const MatmulCall& call, const float* a, int64_t a_stride, const MatmulOperands& operands, int64_t begin,
              int64_t end) {
   const T* const b = static_cast<const T*>(operands.b);
-  const int64_t stride = call.b_strides[2];
+  const int64_t stride = call.b.column;
   const Output output{call, operands};
   int64_t n = begin;
   for (; n + N <= end; n += N) {
@@ -125,10 +125,10 @@ template <class T, class R> void run(const MatmulCall& call, const MatmulOperand
   const Storage packed = Storage::allocate(static_cast<size_t>(call.m * stride) * sizeof(float));
   float* const a = reinterpret_cast<float*>(packed.data());
   for (int64_t m = 0; m < call.m; ++m) {
-    const T* const row = static_cast<const T*>(operands.a) + m * call.a_strides[1];
+    const T* const row = static_cast<const T*>(operands.a) + m * call.a.row;
     std::fill(a + (m + 1) * stride - kStep, a + (m + 1) * stride, 0.0f);
     int64_t i = 0;
-    if (call.a_strides[2] == 1) {
+    if (call.a.column == 1) {
       for (; i + kStep <= call.k; i += kStep)
         for (int part = 0; part < kParts; ++part) {
           const Chains<T> step = load_step(row + i, part);
@@ -137,7 +137,7 @@ template <class T, class R> void run(const MatmulCall& call, const MatmulOperand
           store(to + kLanes, step.of[1]);
         }
     }
-    for (; i < call.k; ++i) a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a_strides[2]]);
+    for (; i < call.k; ++i) a[m * stride + packed_at<T>(i)] = static_cast<float>(row[i * call.a.column]);
   }
   constexpr int64_t kBytes = 1 << 16;  // of B, for a piece that pays for a thread
   const int64_t grain = std::max<int64_t>(8, kBytes / (call.k * static_cast<int64_t>(sizeof(T))));
@@ -155,7 +155,7 @@ template <class T, class R> void run(const MatmulCall& call, const MatmulOperand
 
 bool is_thin_product(const MatmulCall& call) {
   if (call.dtype != kF32 && call.dtype != kBF16) return false;
-  if (call.batch != 1 || call.m > kThinRows || call.b_strides[1] != 1) return false;
+  if (call.batch != 1 || call.m > kThinRows || call.b.row != 1) return false;
   for (const Epilogue epilogue : call.epilogues)
     if (epilogue != Epilogue::kNone && epilogue != Epilogue::kAdd && epilogue != Epilogue::kWiden) return false;
   return true;

@@ -237,22 +237,15 @@ class Multiplier {
            Of of_c, Options options) const {
     if (m == 0 || n == 0 || k == 0) return;
     const int64_t groups = call_.heads / call_.kv_heads;
-    MatmulCall product{
-        .dtype = call_.dtype, .wide = options.wide && call_.dtype != compute_of(call_.dtype), .m = m, .n = n, .k = k};
+    const auto strides = [&](const Matrices& x, Of of) {
+      return MatrixStrides(x.row, x.column, of == kQueries ? x.head * groups : x.head);
+    };
+    MatmulCall product(call_.dtype, m, n, k, strides(a, of_a), strides(b, of_b), strides(c, of_c),
+                       call_.kv_heads * call_.batch);
+    product.wide = options.wide && call_.dtype != compute_of(call_.dtype);
     if (options.adds) {
       product.epilogues[0] = Epilogue::kAdd;
       product.in_place[0] = true;
-    }
-    set_matrix_strides(m, k, a.row, a.column, product.a_strides);
-    set_matrix_strides(k, n, b.row, b.column, product.b_strides);
-    product.c_strides[1] = m == 1 ? n : c.row;
-    product.c_strides[2] = 1;
-    const auto step = [&](const Matrices& x, Of of) { return of == kQueries ? x.head * groups : x.head; };
-    product.batch = call_.kv_heads * call_.batch;
-    if (product.batch > 1) {
-      product.a_strides[0] = step(a, of_a);
-      product.b_strides[0] = step(b, of_b);
-      product.c_strides[0] = step(c, of_c);
     }
     const std::shared_ptr<const Product> prepared = Product::get(call_.device, product);
     const auto at = [&](const Matrices& x, Of of, int64_t group, DType dtype) {

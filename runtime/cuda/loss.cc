@@ -417,16 +417,17 @@ class Head {
     for (int64_t at = 0; at < rows_; at += chunk) {
       const int64_t n = std::min(chunk, rows_ - at);
       const std::byte* const x = address_of(narrow_x_) + at * inner_ * static_cast<int64_t>(size_of(lower_));
-      multiply({.dtype = lower_, .m = n, .n = cols_, .k = inner_, .bias = bias_.defined()}, {x, inner_, 1},
-               {address_of(weight_), 1, inner_}, address_of(logits), stride_, false);
+      multiply(n, cols_, inner_, {x, inner_, 1}, {address_of(weight_), 1, inner_},
+               {.data = address_of(logits), .row = stride_, .bias = bias_.defined()});
       run_rows(logits, losses, arriving, scale, at, n, wants_grad);
       if (dx.defined())
-        multiply({.dtype = lower_, .wide = dx.dtype() != lower_, .m = n, .n = inner_, .k = cols_},
-                 {address_of(logits), stride_, 1}, {address_of(weight_), inner_, 1},
-                 address_of(dx) + at * inner_ * static_cast<int64_t>(size_of(dx.dtype())), inner_, false);
+        multiply(n, inner_, cols_, {address_of(logits), stride_, 1}, {address_of(weight_), inner_, 1},
+                 {.data = address_of(dx) + at * inner_ * static_cast<int64_t>(size_of(dx.dtype())),
+                  .row = inner_,
+                  .wide = dx.dtype() != lower_});
       if (dweight.defined())
-        multiply({.dtype = lower_, .wide = weight_sum.dtype() != lower_, .m = cols_, .n = inner_, .k = n},
-                 {address_of(logits), 1, stride_}, {x, inner_, 1}, address_of(weight_sum), inner_, at > 0);
+        multiply(cols_, inner_, n, {address_of(logits), 1, stride_}, {x, inner_, 1},
+                 {.data = address_of(weight_sum), .row = inner_, .wide = weight_sum.dtype() != lower_, .adds = at > 0});
       if (dbias.defined())
         launch_threads(device(), kernel(kHeadBias, "rondo_head_bias", lower_), cols_, address_of(logits),
                        address_of(bias_sums), count(n), count(cols_), count(stride_), static_cast<long long>(at == 0));
@@ -489,17 +490,24 @@ class Head {
     const void* data;
     int64_t row, column;  // strides
   };
-  void multiply(MatmulCall call, const Matrix& a, const Matrix& b, void* c, int64_t c_stride, bool adds) const {
-    set_matrix_strides(call.m, call.k, a.row, a.column, call.a_strides);
-    set_matrix_strides(call.k, call.n, b.row, b.column, call.b_strides);
-    call.c_strides[1] = c_stride;
-    call.c_strides[2] = 1;
-    MatmulOperands operands{.a = a.data, .b = b.data, .c = c};
+  struct Result {
+    void* data;
+    int64_t row;        // stride
+    bool wide = false;  // of the compute type
+    bool bias = false;  // bias_ is added
+    bool adds = false;  // to what the result holds
+  };
+  // (m, n) = (m, k) (k, n).
+  void multiply(int64_t m, int64_t n, int64_t k, const Matrix& a, const Matrix& b, const Result& c) const {
+    MatmulCall call(lower_, m, n, k, {a.row, a.column}, {b.row, b.column}, {c.row, 1});
+    call.wide = c.wide;
+    call.bias = c.bias;
+    MatmulOperands operands{.a = a.data, .b = b.data, .c = c.data};
     if (call.bias) operands.bias = address_of(bias_);
-    if (adds) {
+    if (c.adds) {
       call.epilogues[0] = Epilogue::kAdd;
       call.in_place[0] = true;
-      operands.added[0] = c;
+      operands.added[0] = c.data;
     }
     Product::get(device(), call)->run(operands);
   }

@@ -30,7 +30,7 @@ std::unique_ptr<const PreparedKernel> prepare(const KernelContext& context, int 
   if (!is_preparable(context) || has_narrow_bias(context)) return nullptr;
   MatmulPlan plan = make_plan(context);
   if (!plan.readable()) return nullptr;
-  std::shared_ptr<const Product> product = Product::get(context.out().device().index, plan.call, variant);
+  std::shared_ptr<const Product> product = Product::get(context.out().device().index, *plan.call, variant);
   if (product == nullptr) return nullptr;
   return std::make_unique<PreparedProducts<Product>>(std::move(plan), std::move(product), context.inputs.size());
 }

@@ -115,7 +115,7 @@ Product::Product(DeviceState& state, const MatmulCall& call, int variant)
     if (e == Epilogue::kGeluTanh) epilogue |= static_cast<uint32_t>(LtEpilogue::kGelu);
   if (epilogue == 0) epilogue = static_cast<uint32_t>(LtEpilogue::kDefault);
   // Note [Row-major]: true if our operand's columns are dense.
-  const bool b_transposed = call.b_strides[2] != 1, a_transposed = call.a_strides[2] != 1;
+  const bool b_transposed = call.b.column != 1, a_transposed = call.a.column != 1;
   const auto make_desc = [&](LtCompute compute) {
     Scoped<LtDesc> made{nullptr, library_.desc_destroy};
     const auto set = [&](LtDescAttribute attribute, auto value) {
@@ -131,13 +131,12 @@ Product::Product(DeviceState& state, const MatmulCall& call, int variant)
   try {
     desc_ = make_desc(f64 ? LtCompute::kF64 : LtCompute::kF32);
     if (call.dtype == kF32) fast_desc_ = make_desc(LtCompute::kTF32);
-    const auto operand = [&](int64_t rows, int64_t columns, const int64_t(&strides)[3], bool transposed) {
-      return transposed ? layout(in, rows, columns, strides[2], strides[0])
-                        : layout(in, columns, rows, strides[1], strides[0]);
+    const auto operand = [&](int64_t rows, int64_t columns, const MatrixStrides& s, bool transposed) {
+      return transposed ? layout(in, rows, columns, s.column, s.batch) : layout(in, columns, rows, s.row, s.batch);
     };
-    a_ = operand(call.k, call.n, call.b_strides, b_transposed);
-    b_ = operand(call.m, call.k, call.a_strides, a_transposed);
-    d_ = layout(out, call.n, call.m, call.c_strides[1], call.c_strides[0]);
+    a_ = operand(call.k, call.n, call.b, b_transposed);
+    b_ = operand(call.m, call.k, call.a, a_transposed);
+    d_ = layout(out, call.n, call.m, call.c.row, call.c.batch);
   } catch (...) {
     destroy();
     throw;
@@ -215,25 +214,14 @@ Report& report() {
 
 // The same product of the same operands, in sums that are not rounded.
 MatmulCall without_epilogues(const MatmulCall& call) {
-  MatmulCall plain{.dtype = call.dtype,
-                   .wide = is_low_precision(call.dtype),
-                   .batch = call.batch,
-                   .m = call.m,
-                   .n = call.n,
-                   .k = call.k};
-  std::copy(std::begin(call.a_strides), std::end(call.a_strides), plain.a_strides);
-  std::copy(std::begin(call.b_strides), std::end(call.b_strides), plain.b_strides);
-  plain.c_strides[0] = call.m * call.n, plain.c_strides[1] = call.n, plain.c_strides[2] = 1;
+  MatmulCall plain(call.dtype, call.m, call.n, call.k, call.a, call.b, {call.n, 1, call.m * call.n}, call.batch);
+  plain.wide = is_low_precision(call.dtype);
   return plain;
 }
 // The same of dense operands.
 MatmulCall of_copies(const MatmulCall& call) {
-  MatmulCall dense = without_epilogues(call);
-  const auto set = [](int64_t(&strides)[3], int64_t rows, int64_t columns) {
-    strides[0] = strides[0] == 0 ? 0 : rows * columns, strides[1] = columns, strides[2] = 1;
-  };
-  set(dense.a_strides, call.m, call.k);
-  set(dense.b_strides, call.k, call.n);
+  MatmulCall dense = call.with_dense_operands(call.dtype);
+  dense.wide = is_low_precision(call.dtype);
   return dense;
 }
 // The part of a key that A and B have in it; everything else is as the allocator gives it.
@@ -300,10 +288,10 @@ void Product::run_otherwise(const Choice& choice, const MatmulOperands& o, doubl
   MatmulOperands operands{.a = o.a, .b = o.b, .c = sums.data()};
   Storage a, b;
   if (choice.way == ProductWay::kCopied) {
-    a = take((c.a_strides[0] == 0 ? 1 : c.batch) * c.m * c.k, c.dtype);
-    b = take((c.b_strides[0] == 0 ? 1 : c.batch) * c.k * c.n, c.dtype);
-    copy_matrices(device_, c.dtype, o.a, a.data(), c.batch, c.m, c.k, c.a_strides);
-    copy_matrices(device_, c.dtype, o.b, b.data(), c.batch, c.k, c.n, c.b_strides);
+    a = take((c.a.batch == 0 ? 1 : c.batch) * c.m * c.k, c.dtype);
+    b = take((c.b.batch == 0 ? 1 : c.batch) * c.k * c.n, c.dtype);
+    copy_matrices(device_, c.dtype, o.a, a.data(), c.batch, c.m, c.k, c.a);
+    copy_matrices(device_, c.dtype, o.b, b.data(), c.batch, c.k, c.n, c.b);
     operands.a = a.data(), operands.b = b.data();
   }
   choice.part->run(operands, alpha);

@@ -1,5 +1,7 @@
 #include "rondo/runtime/cuda/product_kernel.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/status.h"
@@ -78,25 +80,16 @@ extern "C" __global__ void rondo_product_copy(const T* from, T* to, long long ro
 )cuda";
 
 ProductArgument argument(const MatmulCall& c, double alpha) {
-  return {c.batch,
-          c.m,
-          c.n,
-          c.k,
-          c.a_strides[0],
-          c.a_strides[1],
-          c.a_strides[2],
-          c.b_strides[0],
-          c.b_strides[1],
-          c.b_strides[2],
-          c.c_strides[0],
-          c.c_strides[1],
-          alpha};
+  return {c.batch,   c.m,     c.n,        c.k,       c.a.batch, c.a.row, c.a.column,
+          c.b.batch, c.b.row, c.b.column, c.c.batch, c.c.row,   alpha};
+}
+Kernel kernel(int device, DType operands, DType result, bool gelu, const char* name) {
+  return kernel_of(device, product_source(), name,
+                   {{"T", type_name(operands)}, {"R", type_name(result)}, {"GELU", gelu ? "1" : "0"}});
 }
 Kernel kernel(int device, const MatmulCall& call, const char* name) {
-  bool gelu = false;
-  for (const Epilogue epilogue : call.epilogues) gelu = gelu || epilogue == Epilogue::kGeluTanh;
-  return kernel_of(device, product_source(), name,
-                   {{"T", type_name(call.dtype)}, {"R", type_name(call.result_dtype())}, {"GELU", gelu ? "1" : "0"}});
+  const bool gelu = std::ranges::count(call.epilogues, Epilogue::kGeluTanh) > 0;
+  return kernel(device, call.dtype, call.result_dtype(), gelu, name);
 }
 const void* added_of(const MatmulCall& call, const MatmulOperands& operands) {
   return call.epilogues[0] == Epilogue::kAdd ? operands.added[0] : nullptr;
@@ -128,11 +121,11 @@ void finish_product(int device, const MatmulCall& call, const void* sums, const 
 }
 
 void copy_matrices(int device, DType dtype, const void* from, void* to, int64_t batch, int64_t rows, int64_t columns,
-                   const int64_t (&strides)[3]) {
-  const long long elements = (strides[0] == 0 ? 1 : batch) * rows * columns;
-  launch_threads(device, kernel(device, {.dtype = dtype}, "rondo_product_copy"), elements, from, to,
-                 static_cast<long long>(rows), static_cast<long long>(columns), static_cast<long long>(strides[0]),
-                 static_cast<long long>(strides[1]), static_cast<long long>(strides[2]), elements);
+                   const MatrixStrides& strides) {
+  const long long elements = (strides.batch == 0 ? 1 : batch) * rows * columns;
+  launch_threads(device, kernel(device, dtype, dtype, false, "rondo_product_copy"), elements, from, to,
+                 static_cast<long long>(rows), static_cast<long long>(columns), static_cast<long long>(strides.batch),
+                 static_cast<long long>(strides.row), static_cast<long long>(strides.column), elements);
 }
 
 }  // namespace rondo::cuda

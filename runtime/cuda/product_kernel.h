@@ -13,9 +13,9 @@ void product_by_kernel(int device, const MatmulCall& call, const MatmulOperands&
 // [batch, m, n], of compute_dtype(call.dtype).
 void finish_product(int device, const MatmulCall& call, const void* sums, const MatmulOperands& operands);
 // Enqueues a dense copy [batch, rows, columns] of a matrix operand; of one matrix if the batch shares it (its stride of
-// batches is 0). `strides`: MatmulCall's.
+// batches is 0).
 void copy_matrices(int device, DType dtype, const void* from, void* to, int64_t batch, int64_t rows, int64_t columns,
-                   const int64_t (&strides)[3]);
+                   const MatrixStrides& strides);
 
 const Source& product_source();
 

@@ -36,8 +36,9 @@ class BatchSource {
   virtual Position position() const = 0;
   // Goes anywhere, at any time. Throws Error if the epoch has no such batch; one past the last is its end.
   virtual void seek(Position position) = 0;
-  // Batches in an epoch.
+  // Batches in an epoch. kEndless: it does not end, so that no arithmetic with its last batch makes sense.
   virtual int64_t size() const = 0;
+  static constexpr int64_t kEndless = INT64_MAX;
   // A hint: the reader goes on to seek() so that it takes every n-th batch only (batch_share.h). A source that prepares
   // batches ahead prepares these.
   virtual void read_every(int64_t /*n*/) {}

@@ -25,7 +25,6 @@ class FunctionBatches : public BatchSource {
   // `size` batches in an epoch; kEndless: an epoch that does not end. Throws Error if `size` is negative or there is no
   // function.
   FunctionBatches(int64_t size, Make make);
-  static constexpr int64_t kEndless = INT64_MAX;
 
   // Rethrows what the function threw; the batch is then skipped.
   std::optional<Batch> next() override;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What building costs in CPU seconds, without a compiler cache: this checkout beside another one.
-#   tests/bench/build_cost.sh OTHER_CHECKOUT [TARGET ...]       TARGET: rondo_dist (the library), all (with the tests), train_gpt
+#   tests/bench/build_cost.sh OTHER_CHECKOUT [TARGET ...]       TARGET: rondo_dist (the library), all (with the tests), train_gpt;
+#                                                              short_tests:all compares ours with another target of the other
 # Then a user's file that includes two headers or all of them (g++ -O2 -c, median of 5).
 set -euo pipefail
 ours=$(cd "$(dirname "$0")/../.." && pwd)
@@ -18,8 +19,8 @@ for target; do
     rm -rf "$work/build"
     # Not ccache; an empty launcher would be replaced by it.
     cmake -S "$checkout" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER=/usr/bin/env >"$work/log" 2>&1
-    [ "$checkout" = "$ours" ] || before=$(seconds ninja -C "$work/build" "$target")
-    [ "$checkout" = "$other" ] || ratio "$(seconds ninja -C "$work/build" "$target")" "$before" "$target"
+    [ "$checkout" = "$ours" ] || before=$(seconds ninja -C "$work/build" "${target#*:}")
+    [ "$checkout" = "$other" ] || ratio "$(seconds ninja -C "$work/build" "${target%:*}")" "$before" "$target"
   done
 done
 # The last build is ours; the other's headers are found by a configured build folder of its own.

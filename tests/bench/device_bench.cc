@@ -1,15 +1,17 @@
 // bench_device: what a CUDA device reaches with Rondo's kernels, beside what it can do. Times are those of the driver's
 // events on the compute stream.
 //
-//   bench_device [--only=memory,products,attention,compile,step] [--json=FILE] [--small]
+//   bench_device [--only=memory,products,attention,compile,step] [--batch=4] [--json=FILE] [--small]
 //
 // `memory`: bytes a second of ops that read and write each byte once, beside a copy on the device by the driver.
-// `products`: Tflop/s of GPT-2 124M's products: forward, gradient of the input, gradient of the weight.
-// `attention`: causal, B 4, H 12, T 1024, D 64; tests/bench/peers/sdpa.py has PyTorch's.
+// `products`: Tflop/s of each product of a step of GPT-2 124M, in bf16, TF32 and f32. They are the calls that the step
+// makes, repeated where it makes them: with its leading dimensions, epilogues and addresses.
+// `attention`: causal, H 12, T 1024, D 64, by our kernels and by cuDNN; tests/bench/peers/sdpa.py has PyTorch's.
 // `compile`: one small kernel through NVRTC, and how long the first compiled step of GPT-2 takes.
 // `step`: launches of a compiled step of GPT-2 124M and the time of each kernel. Each launch stands between two events,
 // so the sum is more than a step takes without them.
-// --small: sizes for the fake driver, on which no figure says anything.
+// --batch: sequences of 1024 tokens, of all but `memory`. --small: sizes for the fake driver, on which no figure says
+// anything.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -27,6 +29,9 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/runtime/cuda/dnn_attention.h"
+#include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/error.h"
@@ -79,7 +84,13 @@ template <class Work> double seconds_of(int runs, Work work) {
 
 // ---- Bytes a second
 
-Json memory(bool small) {
+struct Sizes {
+  bool small;
+  int64_t batch;
+};
+
+Json memory(const Sizes& sizes) {
+  const bool small = sizes.small;
   const int runs = small ? 2 : 20;
   const int64_t rows = small ? 8 : 1 << 16, columns = small ? 64 : 1024;
   Json result = Json::array();
@@ -117,56 +128,20 @@ Json memory(bool small) {
   return result;
 }
 
-// ---- Products
-
-Json products(bool small) {
-  const int runs = small ? 1 : 10;
-  const int64_t rows = small ? 16 : 4096, scale = small ? 32 : 1;
-  struct Shape {
-    const char* name;
-    int64_t in, out;
-  };
-  constexpr Shape kShapes[] = {
-      {"qkv", 768, 2304}, {"proj", 768, 768}, {"fc", 768, 3072}, {"fc_proj", 3072, 768}, {"head", 768, 50257}};
-  Json result = Json::array();
-  const NoGrad off;
-  std::printf("%-26s %24s %24s %24s\n", "Tflop/s: y, dx, dw", "bf16", "TF32", "f32");
-  for (const Shape& shape : kShapes) {
-    const int64_t in = shape.in / scale, out = shape.out / scale;
-    std::string line = absl::StrFormat("%-8s %5dx%5dx%5d", shape.name, rows, in, out);
-    for (const char* kind : {"bf16", "tf32", "f32"}) {
-      const DType dtype = kind[0] == 'b' ? kBF16 : kF32;
-      set_float32_matmul_precision(kind[0] == 't' ? MatmulPrecision::kHigh : MatmulPrecision::kHighest);
-      const auto random = [&](int64_t n, int64_t m) { return Tensor::randn({n, m}, {kF32, kGpu}).to(dtype); };
-      const Tensor x = random(rows, in), weight = random(out, in), grad = random(rows, out);
-      const double flop = 2 * static_cast<double>(rows * in * out);
-      const double each[] = {
-          flop / 1e12 / seconds_of(runs, [&] { ops::linear(x, weight, Tensor()); }),
-          flop / 1e12 / seconds_of(runs, [&] { ops::matmul(grad, weight); }),
-          flop / 1e12 / seconds_of(runs, [&] { ops::matmul(grad.transpose(0, 1), x); }),
-      };
-      absl::StrAppendFormat(&line, "   %7.1f%7.1f%7.1f", each[0], each[1], each[2]);
-      result.push_back(
-          {{"name", shape.name}, {"kind", kind}, {"rows", rows}, {"in", in}, {"out", out}, {"tflops", each}});
-    }
-    std::puts(line.c_str());
-  }
-  set_float32_matmul_precision(MatmulPrecision::kHighest);
-  return result;
-}
-
 // ---- Attention
 
-Json attention(bool small) {
+Json attention(const Sizes& sizes) {
+  const bool small = sizes.small;
   const int runs = small ? 1 : 10;
-  const int64_t B = small ? 1 : 4, H = small ? 2 : 12, T = small ? 16 : 1024, D = small ? 16 : 64;
+  const int64_t B = sizes.batch, H = small ? 2 : 12, T = small ? 16 : 1024, D = small ? 16 : 64;
   Json result = Json::array();
-  for (const DType dtype : {kBF16, kF32}) {
+  const auto row = [&](const char* peer, DType dtype) {
     Tensor q, k, v;
     for (Tensor* made : {&q, &k, &v})
       *made = Tensor::randn({B, H, T, D}, {kF32, kGpu}).to(dtype).detach().requires_grad_();
     const Tensor grad = Tensor::ones({B, H, T, D}, {dtype, kGpu});
     const auto forward = [&] { return ops::scaled_dot_product_attention(q, k, v, {}, {.causal = true}); };
+    const int64_t without = cuda::dnn_report().runs_otherwise;
     const double first = 1e3 * seconds_of(runs, [&] {
                            const NoGrad off;
                            forward();
@@ -175,25 +150,34 @@ Json attention(bool small) {
                           for (Tensor* input : {&q, &k, &v}) input->set_grad(Tensor());
                           forward().backward(grad);
                         });
+    const bool refused = cuda::dnn_report().runs_otherwise > without;
     const std::string name(name_of(dtype));
-    std::printf("attention %-5s rondo    forward %8.3f ms   with backward %8.3f ms\n", name.c_str(), first, both);
-    result.push_back({{"peer", "rondo"}, {"dtype", name}, {"forward_ms", first}, {"both_ms", both}});
+    std::printf("attention %-5s %-8s forward %8.3f ms   with backward %8.3f ms%s\n", name.c_str(), peer, first, both,
+                refused ? "   (cuDNN has no plan: these are our kernels)" : "");
+    result.push_back({{"peer", peer}, {"dtype", name}, {"forward_ms", first}, {"both_ms", both}, {"refused", refused}});
+  };
+  row("rondo", kBF16);
+  row("rondo", kF32);
+  if (std::string why_not; cuda::find_cudnn(&why_not) == nullptr) {
+    std::printf("attention by cuDNN: %s\n", why_not.c_str());
+    return result;
   }
+  cuda::use_cudnn_attention(true);
+  row("cuDNN", kBF16);
+  cuda::use_cudnn_attention(false);
   return result;
 }
 
 // ---- Compiling. Nothing may be found on disk: RONDO_CACHE=off.
 
-test::StepOptions step_options(bool small) {
-  test::StepOptions options{.dtype = kBF16};
-  if (small) {
-    options.batch = 2;
-    options.model = {.vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 32};
-  }
+test::StepOptions step_options(const Sizes& sizes, DType dtype = kBF16) {
+  test::StepOptions options{.dtype = dtype, .batch = sizes.batch};
+  if (sizes.small)  // chunks of logits, as at the real size
+    options.model = {.vocab_size = 65, .block_size = 16, .n_layer = 2, .n_head = 2, .n_embd = 32, .whole_logits = 0};
   return options;
 }
 
-Json compiling(bool small) {
+Json compiling(const Sizes& sizes) {
   std::vector<double> small_kernel;
   const int architecture = cuda::architecture_of(cuda::device_state(0).capability());
   for (int i = 0; i < 5; ++i) {
@@ -208,7 +192,7 @@ Json compiling(bool small) {
   const int64_t before = compile::cache_report().misses;
   std::vector<double> steps;
   auto start = Clock::now();
-  test::train_steps(step_options(small), kGpu, 3, [&] {
+  test::train_steps(step_options(sizes), kGpu, 3, [&] {
     steps.push_back(seconds_since(start));  // of the model's construction, of the first step, of the second
     start = Clock::now();
   });
@@ -228,24 +212,33 @@ Json compiling(bool small) {
 struct Watch {
   struct Mark {
     std::string name;
+    double tflop;  // of a product
     cuda::EventPtr from, to;
+  };
+  struct Matrix {
+    cuda::LtType type;
+    uint64_t rows, columns;
+    int64_t line;  // the leading dimension
   };
   cuda::Driver driver, timed;
   cuda::CublasLt lt, timed_lt;
   std::map<cuda::FunctionPtr, std::string> names;
-  std::map<cuda::LtLayout, std::pair<uint64_t, uint64_t>> layouts;
+  std::map<cuda::LtLayout, Matrix> layouts;
   std::vector<Mark> marks;
   bool on = false;
+  int times = 1;  // that each product runs between its events
 };
 Watch watch;
 
-template <class Work> auto marked(const std::string& name, cuda::StreamPtr stream, Work work) {
+template <class Work>
+auto marked(const std::string& name, cuda::StreamPtr stream, Work work, int times = 1, double tflop = 0) {
   if (!watch.on) return work();
-  Watch::Mark mark{name, nullptr, nullptr};
+  Watch::Mark mark{name, tflop, nullptr, nullptr};
   watch.driver.event_create(&mark.from, 0);
   watch.driver.event_create(&mark.to, 0);
   watch.driver.event_record(mark.from, stream);
-  const auto result = work();
+  auto result = work();
+  for (int i = 1; i < times; ++i) result = work();
   watch.driver.event_record(mark.to, stream);
   watch.marks.push_back(std::move(mark));
   return result;
@@ -278,31 +271,89 @@ void install_watch() {
   watch.timed_lt.layout_create = [](cuda::LtLayout* layout, cuda::LtType type, uint64_t rows, uint64_t columns,
                                     int64_t ld) {
     const cuda::LtStatus status = watch.lt.layout_create(layout, type, rows, columns, ld);
-    if (status == cuda::LtStatus::kSuccess) watch.layouts[*layout] = {rows, columns};
+    if (status == cuda::LtStatus::kSuccess) watch.layouts[*layout] = {type, rows, columns, ld};
     return status;
   };
   watch.timed_lt.matmul = [](cuda::LtHandle handle, cuda::LtDesc desc, const void* alpha, const void* a,
                              cuda::LtLayout a_layout, const void* b, cuda::LtLayout b_layout, const void* beta,
                              const void* c, cuda::LtLayout c_layout, void* d, cuda::LtLayout d_layout,
                              const cuda::LtAlgo* algo, void* workspace, size_t bytes, cuda::StreamPtr stream) {
-    // Columns of cuBLASLt are our rows (product.h).
-    const auto [ar, ac] = watch.layouts[a_layout];
-    const auto [dr, dc] = watch.layouts[d_layout];
-    return marked(absl::StrFormat("product %dx%d, K %d", dc, dr, ar == dr ? ac : ar), stream, [&] {
+    // Columns of cuBLASLt are our rows, and its A is our B (product.h).
+    const Watch::Matrix &left = watch.layouts[b_layout], &right = watch.layouts[a_layout],
+                        &to = watch.layouts[d_layout];
+    const uint64_t inner = right.rows == to.rows ? right.columns : right.rows;
+    const std::string name = absl::StrFormat("product %dx%d, K %d, lines of %d, %d and %d%s", to.columns, to.rows,
+                                             inner, left.line, right.line, to.line,
+                                             to.type == left.type ? "" : " in f32");
+    const auto run = [&] {
       return watch.lt.matmul(handle, desc, alpha, a, a_layout, b, b_layout, beta, c, c_layout, d, d_layout, algo,
                              workspace, bytes, stream);
-    });
+    };
+    return marked(name, stream, run, watch.times, 2e-12 * static_cast<double>(to.columns * to.rows * inner));
   };
   cuda::close();
   cuda::use_libraries(&watch.timed, &watch.timed_lt);
 }
 
-Json step(bool small) {
+// What the marks have seen, by name; forgets them.
+struct Sum {
+  int64_t launches = 0;
+  double ms = 0, tflop = 0;
+};
+std::map<std::string, Sum> take_sums() {
+  std::map<std::string, Sum> by_name;
+  cuda::DeviceState& device = cuda::device_state(0);
+  const cuda::ContextScope scope(device);
+  for (const Watch::Mark& mark : watch.marks) {
+    float ms = 0;
+    device.check(watch.driver.event_elapsed(&ms, mark.from, mark.to), "cuEventElapsedTime");
+    Sum& sum = by_name[mark.name];
+    ++sum.launches, sum.ms += static_cast<double>(ms), sum.tflop += mark.tflop;
+    watch.driver.event_destroy(mark.from);
+    watch.driver.event_destroy(mark.to);
+  }
+  watch.marks.clear();
+  return by_name;
+}
+void remove_watch() {
+  cuda::close();
+  cuda::use_libraries(nullptr, nullptr);
+}
+
+// A product that adds to its result does so several times: no value of this step is used.
+Json products(const Sizes& sizes) {
+  install_watch();
+  Json result = Json::array();
+  for (const char* kind : {"bf16", "TF32", "f32"}) {
+    set_float32_matmul_precision(kind[0] == 'T' ? MatmulPrecision::kHigh : MatmulPrecision::kHighest);
+    watch.times = sizes.small ? 1 : 5;
+    int begun = 0;
+    test::train_steps(step_options(sizes, kind[0] == 'b' ? kBF16 : kF32), kGpu, 3, [&] {
+      synchronize(kGpu);
+      watch.on = ++begun > 2;
+    });
+    synchronize(kGpu);
+    watch.on = false;
+    for (const auto& [name, sum] : take_sums()) {
+      if (sum.tflop == 0) continue;
+      const double ms = sum.ms / watch.times, rate = sum.tflop / (ms / 1e3);
+      std::printf("%-4s %-60s %4d x %7.1f us  %6.1f Tflop/s\n", kind, name.c_str(), static_cast<int>(sum.launches),
+                  1e3 * ms / static_cast<double>(sum.launches), rate);
+      result.push_back({{"name", name}, {"kind", kind}, {"launches", sum.launches}, {"ms", ms}, {"tflops", rate}});
+    }
+  }
+  watch.times = 1;
+  set_float32_matmul_precision(MatmulPrecision::kHighest);
+  remove_watch();
+  return result;
+}
+
+Json step(const Sizes& sizes) {
   install_watch();
   constexpr int kSteps = 6;  // the first three compile, allocate and make states
   int begun = 0;
   std::vector<int64_t> launches;
-  test::train_steps(step_options(small), kGpu, kSteps, [&] {
+  test::train_steps(step_options(sizes), kGpu, kSteps, [&] {
     synchronize(kGpu);
     launches.push_back(static_cast<int64_t>(watch.marks.size()));
     watch.on = ++begun > 3;
@@ -312,24 +363,9 @@ Json step(bool small) {
   watch.on = false;
   const int timed = kSteps - 3;
   const int64_t per_step = launches[kSteps] - launches[kSteps - 1];
-  struct Sum {
-    int64_t launches = 0;
-    double ms = 0;
-  };
-  std::map<std::string, Sum> by_name;
+  std::map<std::string, Sum> by_name = take_sums();
   double all = 0;
-  {
-    cuda::DeviceState& device = cuda::device_state(0);
-    const cuda::ContextScope scope(device);
-    for (const Watch::Mark& mark : watch.marks) {
-      float ms = 0;
-      device.check(watch.driver.event_elapsed(&ms, mark.from, mark.to), "cuEventElapsedTime");
-      Sum& sum = by_name[mark.name];
-      ++sum.launches, sum.ms += static_cast<double>(ms) / timed, all += static_cast<double>(ms) / timed;
-      watch.driver.event_destroy(mark.from);
-      watch.driver.event_destroy(mark.to);
-    }
-  }
+  for (auto& [name, sum] : by_name) all += sum.ms /= timed;
   std::vector<std::pair<std::string, Sum>> sorted(by_name.begin(), by_name.end());
   std::sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.second.ms > b.second.ms; });
   std::printf("launches a step: %d\n", static_cast<int>(per_step));
@@ -341,12 +377,11 @@ Json step(bool small) {
     const double each = 1e3 * sum.ms * timed / static_cast<double>(sum.launches);
     if (i < kShown)
       std::printf("%8.3f ms %5.1f%% %4d x %8.1f us  %s\n", sum.ms, 100 * sum.ms / all,
-                  static_cast<int>(sum.launches / timed), each, name.substr(0, 70).c_str());
+                  static_cast<int>(sum.launches / timed), each, name.substr(0, 80).c_str());
     kernels.push_back({{"name", name}, {"launches", sum.launches / timed}, {"ms", sum.ms}});
   }
   if (sorted.size() > kShown) std::printf("and %d more names\n", static_cast<int>(sorted.size() - kShown));
-  cuda::close();
-  cuda::use_libraries(nullptr, nullptr);
+  remove_watch();
   return {{"launches", per_step}, {"kernel_ms", all}, {"kernels", kernels}};
 }
 
@@ -355,20 +390,21 @@ Json step(bool small) {
 int main(int argc, char** argv) try {
   const bench::Options options(argc, argv);
   const bool small = options.integer("small", 0) != 0;
+  const Sizes sizes{small, options.integer("batch", small ? 2 : 4)};
   const std::string only = options.text("only", "memory,products,attention,compile,step"),
                     file = options.text("json", "");
   std::string why_not;
   if (cuda::open_devices(&why_not) == 0) throw Error(why_not);
-  const std::map<std::string, Json (*)(bool)> parts = {{"memory", &memory},
-                                                       {"products", &products},
-                                                       {"attention", &attention},
-                                                       {"compile", &compiling},
-                                                       {"step", &step}};
+  const std::map<std::string, Json (*)(const Sizes&)> parts = {{"memory", &memory},
+                                                               {"products", &products},
+                                                               {"attention", &attention},
+                                                               {"compile", &compiling},
+                                                               {"step", &step}};
   Json result = Json::object();
   for (const absl::string_view name : absl::StrSplit(only, ',')) {
     const auto part = parts.find(std::string(name));
     if (part == parts.end()) throw Error(absl::StrCat("--only takes memory, products, ..., not ", name));
-    result[part->first] = part->second(small);
+    result[part->first] = part->second(sizes);
     std::fflush(stdout);
     if (!file.empty()) std::ofstream(file) << result.dump() << "\n";
   }

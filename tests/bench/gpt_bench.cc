@@ -11,8 +11,9 @@
 // --whole_logits=N: the loss computes more logits than these in chunks. --recompute=auto, none or full: what a backward
 // computes again; full with --compile=none checkpoints each block. --memory_report: where the memory went, also in the
 // JSON. --device=cuda: there is no floor, a step's time is that of N steps from one wait for the device to the next,
-// and host_ms is what the host needs of it; --tf32 lets products of f32 round their operands. With --serve it speaks
-// the protocol of tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
+// and host_ms is what the host needs of it; --tf32 lets products of f32 round their operands. --zipf: tokens are as
+// frequent as in texts (tests/zipf_tokens.h), not equally likely. With --serve it speaks the protocol of
+// tests/bench/peers: each line N on stdin runs N steps and prints one JSON line.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -32,12 +33,14 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/matmul_precision.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bench/options.h"
+#include "rondo/tests/zipf_tokens.h"
 
 namespace {
 
@@ -59,27 +62,9 @@ double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
   const Tensor x = Tensor::randn({rows, in}).to(dtype), w = Tensor::randn({out, in}).to(dtype);
   const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}),
                dw = Tensor::zeros({out, in}, {dtype});
-  const cpu::MatmulCall calls[] = {{.dtype = dtype,
-                                    .m = rows,
-                                    .n = out,
-                                    .k = in,
-                                    .a_strides = {0, in, 1},
-                                    .b_strides = {0, 1, in},
-                                    .c_strides = {0, out, 1}},
-                                   {.dtype = dtype,
-                                    .m = rows,
-                                    .n = in,
-                                    .k = out,
-                                    .a_strides = {0, out, 1},
-                                    .b_strides = {0, in, 1},
-                                    .c_strides = {0, in, 1}},
-                                   {.dtype = dtype,
-                                    .m = out,
-                                    .n = in,
-                                    .k = rows,
-                                    .a_strides = {0, 1, out},
-                                    .b_strides = {0, in, 1},
-                                    .c_strides = {0, in, 1}}};
+  const cpu::MatmulCall calls[] = {{dtype, rows, out, in, {in, 1}, {1, in}, {out, 1}},
+                                   {dtype, rows, in, out, {out, 1}, {in, 1}, {in, 1}},
+                                   {dtype, out, in, rows, {1, out}, {in, 1}, {in, 1}}};
   const void* operands[3][3] = {{x.raw_data(), w.raw_data(), y.raw_data()},
                                 {y.raw_data(), w.raw_data(), dx.raw_data()},
                                 {y.raw_data(), x.raw_data(), dw.raw_data()}};
@@ -127,7 +112,11 @@ class Trainer {
     const double clip = std::stod(o.text("grad_clip", "1"));
     if (clip > 0) step_options_.max_norm = clip;
     manual_seed(1);
-    const Tensor tokens = Tensor::randint(0, config_.vocab_size, {batch_, config_.block_size + 1});
+    const int64_t length = config_.block_size + 1;
+    const Tensor tokens = o.integer("zipf", 0) != 0
+                              ? Tensor::from(test::zipf_tokens(batch_ * length, config_.vocab_size, 1),
+                                             {batch_, length})
+                              : Tensor::randint(0, config_.vocab_size, {batch_, length});
     x_ = tokens.slice(1, {0, -1}).contiguous().to(device_);
     y_ = tokens.slice(1, {1}).contiguous().to(device_);
     model_.to(device_);
@@ -239,6 +228,9 @@ class Trainer {
       json["device"] = to_string(device_);
       json["host_ms"] = host_ms;
       json["peak_device_mib"] = static_cast<double>(backend_of(device_).stats(device_.index).peak_bytes) / (1 << 20);
+      const cuda::DnnReport plans = cuda::dnn_report();  // RONDO_CUDA_ATTENTION=cudnn
+      json["cudnn_runs"] = plans.runs;
+      json["runs_without_plan"] = plans.runs_otherwise;
     }
     if (recording != nullptr) {
       const memory::Report r = recording->report();

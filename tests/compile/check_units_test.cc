@@ -10,6 +10,9 @@
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/exec/reproduce.h"
 #include "rondo/compile/explain.h"
+#include "rondo/compile/transform/passes.h"
+#include "rondo/modules/channel_norm.h"
+#include "rondo/modules/convolution.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/compiled_runs.h"
@@ -50,6 +53,13 @@ void negate_magnitudes(LoopKernel& kernel) {
     if (instr.op == LoopOp::kAbs) instr.op = LoopOp::kNeg;
 }
 
+// A pass that makes sums of products: each kernel computes what the graph says.
+void add_for_multiply(std::string_view pass, compile::Graph& graph) {
+  if (pass != "segments") return;
+  for (compile::GraphNode& node : graph.nodes)
+    if (node.op == find_op("mul")) node.op = find_op("add");
+}
+
 class CheckUnits : public test::BlockTest {
  protected:
   void SetUp() override {
@@ -59,6 +69,7 @@ class CheckUnits : public test::BlockTest {
   }
   void TearDown() override {
     compile::miscompile_for_tests = nullptr;
+    compile::misrewrite_for_tests = nullptr;
     compile::set_check_units(false);
     unsetenv("RONDO_REPRODUCERS");
     BlockTest::TearDown();
@@ -161,6 +172,69 @@ TEST_F(CheckUnits, NamesAGradient) {
     });
     EXPECT_NE(message.find("sqrt"), std::string::npos) << message;
   }
+}
+
+// What the passes make of a graph is compared with what they were given, forward and backward.
+TEST_F(CheckUnits, NamesTheWrongPass) {
+  const auto said = [&](const std::function<Tensor(const Tensor&)>& body, bool exact) {
+    compile::misrewrite_for_tests = &add_for_multiply;
+    const std::string message = error(body, exact);
+    EXPECT_NE(message.find("the pass \"segments\" makes another function of it (RONDO_DISABLE=segments)"),
+              std::string::npos)
+        << message;
+    EXPECT_NE(replayed(message).find("compiled code computes other numbers"), std::string::npos) << message;
+    compile::misrewrite_for_tests = nullptr;
+    EXPECT_EQ(replayed(message), "");
+    EXPECT_EQ(error(body, exact), "");
+  };
+  for (const bool exact : {true, false}) {
+    said([](const Tensor& x) { return ops::tanh(x) * x; }, exact);
+    said([](const Tensor& x) { return ops::exp(x); }, exact);  // the gradient alone has a product
+  }
+}
+
+// Floats that change from call to call, in programs that are compiled once.
+TEST_F(CheckUnits, OtherFloatsPass) {
+  double scale = 1.5;
+  auto f = compile::compile([&](const Tensor& x) { return (ops::tanh(x) + 0.5) * scale - x * (scale + 1.0); },
+                            {.exact = true});
+  for (const double s : {1.5, 2.5, -0.75}) {
+    scale = s;
+    const Tensor x = Tensor::randn({4, 6}).requires_grad_();
+    EXPECT_EQ(test::error_of<InternalError>([&] { ops::sum(f(x)).backward(); }), "") << s;
+  }
+}
+
+// A normalisation takes the mean away, so a bias before it has no gradient: what is left is the rounding of its terms.
+TEST_F(CheckUnits, AGradientThatIsOnlyRoundingPasses) {
+  struct Net : nn::Module<Net> {
+    nn::Conv2d conv = child("conv", 3, 8, 3, nn::Conv2dOptions{.padding = 1});
+    nn::BatchNorm2d norm = child("norm", 8);
+    Tensor forward(const Tensor& x) { return ops::relu(norm(conv(x))); }
+  };
+  for (const int64_t size : {9, 16, 33})
+    for (const DType dtype : {kF32, kF64}) {
+      Net net;
+      net.to(dtype);
+      const compile::Regions regions = compile::compile_module(net);
+      for (int step = 0; step < 3; ++step) {
+        const Tensor x = Tensor::randn({4, 3, size, size}).to(dtype);
+        EXPECT_EQ(test::error_of<InternalError>([&] { ops::sum(ops::square(net(x))).backward(); }), "")
+            << size << ", " << name_of(dtype);
+      }
+    }
+}
+
+// Rounding excuses no more than it does: a wrong rule beside such a number is seen.
+TEST_F(CheckUnits, AWrongRuleBesideACancellationIsSeen) {
+  compile::miscompile_for_tests = &enlarge_roots;
+  const std::string message = error(
+      [](const Tensor& x) {
+        const Tensor y = x * 3.0, nothing = ops::sum(y - ops::mean(y, {0}, true), {0});
+        return nothing + ops::sqrt(x) * 1e-3;
+      },
+      /*exact=*/false);
+  EXPECT_NE(message.find("sqrt"), std::string::npos) << message;
 }
 
 // The ops run eagerly when the modules that called them have returned.

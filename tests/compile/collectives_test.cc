@@ -108,6 +108,129 @@ TEST_F(Collectives, BackwardDoesNotRepeatThem) {
     expect_eagers_messages(fn, {24, 24}, {.recompute = recompute});
 }
 
+// ---- A recording that runs again, op by op
+
+// The messages of a forward and of a backward with a history; and the gradient of the sum of squares of the gradient.
+struct SecondRun {
+  Tensor dx;
+  Messages messages;
+};
+SecondRun second_order(const std::function<Tensor(test::LikeRanks&, const Tensor&)>& fn,
+                       std::optional<compile::CompileOptions> options, bool hooks) {
+  struct Layer : nn::Module<Layer> {
+    std::function<Tensor(const Tensor&)> fn;
+    Tensor forward(const Tensor& x) { return fn(x); }
+  } layer;
+  test::LikeRanks ranks(3);
+  layer.fn = [&](const Tensor& x) { return fn(ranks, x); };
+  if (options) compile::compile_module(layer, *options);
+  manual_seed(2);
+  const Tensor x = Tensor::randn({4, 6}).requires_grad_(), inputs[] = {x};
+  Tensor y = layer(x);
+  if (hooks) y.register_hook([](const Tensor& g) { return g * 2.0; });
+  const Tensor roots[] = {ops::sum(y * y)};
+  const std::vector<Tensor> g = autograd::grad(roots, inputs, {}, true, true);
+  const Messages messages = ranks.messages;
+  ops::sum(g[0] * g[0]).backward();
+  return {x.grad(), messages};
+}
+
+TEST_F(Collectives, ABackwardWithAHistoryRepeatsNone) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
+  using Ranks = test::LikeRanks;
+  const Fn fns[] = {
+      &two_norms,
+      // Read by no rule.
+      [](Ranks& r, const Tensor& x) { return x + ops::all_reduce_sum(ops::sum(x, {0}), r); },
+      // What is kept may be computed from the sum.
+      [](Ranks& r, const Tensor& x) { return ops::exp(ops::all_reduce_sum(ops::tanh(x), r) * 0.1) * x; },
+      [](Ranks& r, const Tensor& x) {
+        const Tensor mean = ops::all_reduce_sum(ops::sum(x, {0}), r) / 12.0;
+        const Tensor var = ops::all_reduce_sum(ops::sum(ops::square(x - mean), {0}), r) / 12.0;
+        return (x - mean) / ops::sqrt(var + 1e-5);
+      },
+      // A sum without a gradient, and a view of one.
+      [](Ranks& r, const Tensor& x) {
+        const Tensor n = no_grad([&] { return ops::all_reduce_sum(ops::sum(x * x, {1}), r); });
+        return ops::tanh(x) * ops::unsqueeze(n, 1) + ops::all_reduce_sum(x, r).view({2, 2, 6})[0].select(0, 1);
+      },
+      [](Ranks& r, const Tensor& x) {
+        const Tensor s = ops::all_reduce_sum(x, r);
+        return ops::softmax(ops::matmul(s, ops::transpose(s, 0, 1)) * 0.1).matmul(ops::all_reduce_sum(s * x, r));
+      },
+  };
+  for (size_t i = 0; i < std::size(fns); ++i)
+    for (const bool hooks : {false, true})
+      for (const compile::Recompute recompute : {compile::Recompute::kAuto, compile::Recompute::kFull}) {
+        SCOPED_TRACE(testing::Message() << "function " << i << (hooks ? ", hooks" : ""));
+        const SecondRun eager = second_order(fns[i], {}, hooks);
+        const SecondRun compiled = second_order(fns[i], compile::CompileOptions{.exact = true, .recompute = recompute},
+                                                hooks);
+        EXPECT_EQ(compiled.messages, eager.messages);
+        EXPECT_LE(ops::max(ops::abs(compiled.dx - eager.dx)).item(), 2e-5 * (1 + ops::max(ops::abs(eager.dx)).item()));
+      }
+}
+
+// A hook inside of the region makes it go backward op by op, perhaps on one rank only.
+TEST_F(Collectives, AHookInsideMakesEagersMessages) {
+  const test::MeansToRun eagerly(test::Eagerly::kBackward, "a hook inside the region");
+  struct Layer : nn::Module<Layer> {
+    test::LikeRanks* ranks = nullptr;
+    std::vector<Tensor> forward(const Tensor& x) {
+      const Tensor h = ops::exp(ops::all_reduce_sum(ops::tanh(x), *ranks) * 0.1) * x;
+      return {h, ops::all_reduce_sum(h * h, *ranks) * x};
+    }
+  };
+  const auto run = [](bool compiled) {
+    test::LikeRanks ranks(3);
+    Layer layer;
+    layer.ranks = &ranks;
+    if (compiled) compile::compile_module(layer, {.exact = true});
+    manual_seed(2);
+    const Tensor x = Tensor::randn({4, 6}).requires_grad_();
+    std::vector<Tensor> y = layer(x);
+    y[0].register_hook([](const Tensor& g) { return g * 2.0; });
+    ops::sum(y[1]).backward();
+    return SecondRun{x.grad(), ranks.messages};
+  };
+  const SecondRun eager = run(false), compiled = run(true);
+  EXPECT_EQ(compiled.messages, eager.messages);
+  EXPECT_LE(ops::max(ops::abs(compiled.dx - eager.dx)).item(), 2e-5 * ops::max(ops::abs(eager.dx)).item());
+}
+
+// A bad index behind a collective: nothing is sent a second time, to find the draws behind the error or for the writes.
+TEST_F(Collectives, ARunThatFailsRepeatsNone) {
+  struct Layer : nn::Module<Layer> {
+    Tensor& count = buffer("count", Tensor::zeros({6}));
+    test::LikeRanks* ranks = nullptr;
+    bool draws = false, writes = false;
+    Tensor forward(const Tensor& x, const Tensor& index) {
+      Tensor h = ops::all_reduce_sum(ops::sum(x, {0}), *ranks) + x;
+      if (writes) no_grad([&] { count.add_(ops::sum(h, {0})); });
+      if (draws) h = h + Tensor::rand({4, 6});
+      h = ops::index_select(h, 0, index);
+      return draws ? h + Tensor::rand({2, 6}) : h;
+    }
+  };
+  for (const compile::Capture capture : {compile::Capture::kRecord, compile::Capture::kReplay})
+    for (const bool draws : {false, true})
+      for (const bool writes : {false, true}) {
+        test::LikeRanks ranks(3);
+        Layer layer;
+        layer.ranks = &ranks;
+        layer.draws = draws;
+        layer.writes = writes;
+        compile::compile_module(layer, {.exact = true, .capture = capture});
+        for (const int64_t last : {1, 7, 2, 7}) {
+          ranks.messages.clear();
+          const Tensor index = Tensor::from<int64_t>({0, last}, {2});
+          const std::string error = test::error_of([&] { layer(Tensor::ones({4, 6}).requires_grad_(), index); });
+          EXPECT_EQ(error.find("is out of range") != std::string::npos, last == 7) << error;
+          EXPECT_EQ(ranks.messages, Messages{6}) << "draws " << draws << ", writes " << writes;
+        }
+      }
+}
+
 // What becomes one message is two results, each in memory of its own.
 TEST_F(Collectives, ResultsThatTheCallerGetsDoNotShareMemory) {
   test::LikeRanks ranks;

@@ -231,6 +231,7 @@ struct RunOptions {
   Samples samples = Samples::kSpecial;
   std::vector<std::pair<int, int>> in_place = {};       // (output, input): one buffer
   std::vector<std::pair<int64_t, int64_t>> calls = {};  // (begin, end); empty: one call, or one per chunk
+  const Target* target = &target_of(kCPU);              // whose code runs
 };
 
 // The same kernel at other sizes, all of them read at run time: its code must serve `kernel`, too.
@@ -269,7 +270,7 @@ inline void expect_equal_bits(const LoopKernel& kernel, const LoopKernel& compil
   // The interpreter runs what the text says, so every kernel here tests the text, too.
   const LoopKernel read = parse_loop_kernel(to_string(kernel));
   ASSERT_EQ(to_string(read), to_string(kernel));
-  const auto executable = compile_kernels({&compiled, 1});
+  const auto executable = compile_kernels({&compiled, 1}, {}, *options.target);
   const std::vector<int64_t> sizes = extents(kernel);
   std::mt19937 random(42);
   std::vector<Buffer> expected = random_operands(kernel, random, options.samples), actual = expected;

@@ -112,6 +112,57 @@ TEST_F(Modes, TunedExactResultsAreTheSame) {
   expect_equal(train_eagerly(), train_compiled({.exact = true, .mode = compile::Mode::kMaxAutotune}));
 }
 
+// What is timed runs on made-up numbers, of which some say where to read and write: lookups, sums by index, segments.
+TEST_F(Modes, WhatPicksAndAddsByIndexIsTuned) {
+  struct Sums : nn::Module<Sums> {
+    std::function<Tensor(const Tensor&, const Tensor&)> body;
+    explicit Sums(std::function<Tensor(const Tensor&, const Tensor&)> body) : body(std::move(body)) {}
+    Tensor forward(const Tensor& x, const Tensor& at) { return body(x, at); }
+  };
+  constexpr int64_t kRows = 40, kMany = 300;
+  const std::function<Tensor(const Tensor&, const Tensor&)> bodies[] = {
+      [](const Tensor& x, const Tensor& at) { return ops::embedding(x, at) * 2.0; },
+      [](const Tensor& x, const Tensor& at) {
+        return ops::index_add(x, 0, at, ops::tanh(ops::index_select(x, 0, at) * 0.5));
+      },
+      [](const Tensor& x, const Tensor& at) {
+        const Tensor places = ops::expand(ops::reshape(at, {kMany, 1}), {kMany, x.size(1)});
+        return ops::scatter_add(Tensor::zeros({kRows, x.size(1)}), 0, places, ops::exp(ops::gather(x, 0, places)));
+      },
+      // Places that the block computes: in range for its own numbers, and not for made-up ones.
+      [](const Tensor& x, const Tensor& at) {
+        const Tensor computed = (ops::select(x, 1, 0) * 390.0).to(kI64);
+        return ops::index_add(x * 2.0, 0, computed, ops::index_select(x, 0, computed) * x) +
+               ops::sum(ops::index_select(x, 0, at));
+      },
+      [](const Tensor& x, const Tensor&) {
+        const Tensor order = ops::argsort(ops::select(x, 1, 1), 0);
+        return ops::index_add(x * 2.0, 0, order, ops::index_select(x, 0, order) * x);
+      }};
+  const Tensor start = Tensor::rand({kRows, 7}) * 0.1, at = Tensor::randint(0, kRows, {kMany});
+  for (const auto& body : bodies)
+    for (const bool exact : {true, false}) {
+      SCOPED_TRACE(testing::Message() << "body " << &body - bodies << (exact ? ", exact" : ""));
+      const auto run = [&](bool compiled) {
+        Sums block(body);
+        if (compiled) compile::compile_module(block, {.exact = exact, .mode = compile::Mode::kMaxAutotune});
+        const Tensor x = start.clone().requires_grad_();
+        const Tensor y = block(x, at);
+        (y * y).sum().backward();
+        return std::pair(y, x.grad());
+      };
+      const auto [eager, eager_grad] = run(false);
+      const auto [tuned, tuned_grad] = run(true);
+      if (exact) {
+        EXPECT_TRUE(same_bits(tuned, eager));
+        EXPECT_TRUE(same_bits(tuned_grad, eager_grad));
+      } else {
+        EXPECT_TRUE(test::is_close(tuned, eager, {.of_largest = 1e-5}));
+        EXPECT_TRUE(test::is_close(tuned_grad, eager_grad, {.of_largest = 1e-5}));
+      }
+    }
+}
+
 TEST_F(Modes, AMeasurementIsMadeOnce) {
   const test::TempFolder folder;
   const compile::DiskCacheOptions disk{.folder = folder / "cache"};

@@ -337,6 +337,83 @@ TEST_F(RegionEdges, AnIndexOutOfRangeTakesBackTheDrawsBehindIt) {
     }
 }
 
+// A piece of a loop runs when the next step begins, whose draw has been made by then.
+TEST_F(RegionEdges, ABadIndexInAPieceOfALoopTakesBackTheDrawOfTheNextStep) {
+  struct Loop : nn::Module<Loop> {
+    nn::Linear next = child("next", 4, 4);
+    Tensor& table = parameter("table", Tensor::randn({3, 4}));
+    Generator own{5};
+    bool draws_own = false;
+    Tensor forward(const Tensor& x, const Tensor& index) {
+      Tensor h = x;
+      for (int64_t t = 0; t < index.size(0); ++t) {
+        h = ops::dropout(h, 0.3, draws_own ? &own : nullptr);
+        h = ops::tanh(next(h)) + ops::index_select(table, 0, index.slice(0, {t, t + 1}));
+      }
+      return h;
+    }
+  };
+  for (const bool draws_own : {false, true}) {
+    int64_t pieces = 0;
+    const auto offsets = [&](bool compiled) {
+      manual_seed(8);
+      Loop loop;
+      loop.draws_own = draws_own;
+      std::optional<compile::Regions> regions;
+      if (compiled) regions = compile::compile_module(loop, {.exact = true});
+      Tensors seen;
+      for (const int64_t bad : {-1, -1, 3, 15, 16, 17, 31, 32, 40, 69, -1}) {
+        Tensor index = Tensor::zeros({70}, {kI64});
+        if (bad >= 0) index[bad].fill_(3);
+        const std::string what = test::error_of<Error>([&] { seen.push_back(loop(Tensor::ones({2, 4}), index)); });
+        EXPECT_EQ(what.find("is out of range for size 3") != std::string::npos, bad >= 0) << what;
+        seen.push_back(Tensor::from<int64_t>(
+            {static_cast<int64_t>(default_generator().offset()), static_cast<int64_t>(loop.own.offset())}, {2}));
+      }
+      if (regions) pieces = regions->report()[0].loop_pieces;
+      return seen;
+    };
+    const Tensors eager = offsets(false), compiled = offsets(true);
+    ASSERT_EQ(eager.size(), compiled.size());
+    for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], compiled[i])) << "result " << i;
+    EXPECT_GT(pieces, 8);
+  }
+}
+
+// The same at a graph break: what is recorded runs before the op whose operands broke it, which has drawn already.
+TEST_F(RegionEdges, ABadIndexTakesBackTheDrawOfTheOpThatBreaksTheGraph) {
+  const auto offsets = [&](bool compiled) {
+    struct Drawing : nn::Module<Drawing> {
+      Tensor& counts = buffer("counts", Tensor::zeros({2, 4}));
+      Tensor forward(const Tensor& x, const Tensor& index) {
+        const Tensor picked = ops::index_select(x, 0, index) + Tensor::rand({2, 4});
+        no_grad([&] { counts.add_(picked); });
+        return ops::dropout(twin, 0.5);  // a leaf in the memory that was written
+      }
+      Tensor twin = counts.detach().requires_grad_();
+    };
+    manual_seed(8);
+    Drawing model;
+    std::optional<compile::Regions> regions;
+    if (compiled) regions = compile::compile_module(model, {.exact = true});
+    Tensors seen;
+    for (const int64_t last : {1, 7, 2, 7}) {
+      const Tensor index = Tensor::from<int64_t>({0, last}, {2});
+      const std::string what = test::error_of<Error>([&] { seen.push_back(model(Tensor::ones({4, 4}), index)); });
+      EXPECT_EQ(what.find("is out of range for size 4") != std::string::npos, last == 7) << what;
+      seen.push_back(Tensor::from<int64_t>({static_cast<int64_t>(default_generator().offset())}, {1}));
+      seen.push_back(model.counts.clone());
+    }
+    if (regions) {
+      EXPECT_EQ(regions->report()[0].graph_breaks, 4) << regions->report()[0].last_break;
+    }
+    return seen;
+  };
+  const Tensors eager = offsets(false), compiled = offsets(true);
+  ASSERT_EQ(eager.size(), compiled.size());
+  for (size_t i = 0; i < eager.size(); ++i) EXPECT_TRUE(same_bits(eager[i], compiled[i])) << "result " << i;
+}
+
 // Threads share the one row, and its deviation is computed by each: not in the memory that the others read it from.
 // One value that is read with other repetitions in one kernel.
 TEST_F(RegionEdges, AnOperandThatRepeatsInTwoWays) {

@@ -374,6 +374,54 @@ TEST_F(ReplayTest, NoticesParametersThatComeAndGoAndNewLayers) {
   EXPECT_EQ(regions.report()[0].replays, 9);
 }
 
+// What a replay gives a new random state is the tensor that the draws made, not one that holds the same numbers.
+TEST_F(ReplayTest, ATensorThatHoldsTheStatesNumbersIsNoState) {
+  struct Pair : nn::Module<Pair> {
+    bool draws_first = false;
+    Tensor forward(const Tensor& x) {
+      if (draws_first) return ops::dropout(x, 0.5) + ops::sum(Tensor::from<int64_t>({3, 0}, {2})).to(kF32);
+      const Tensor own = ops::sum(Tensor::from<int64_t>({3, 0}, {2})).to(kF32);
+      return ops::dropout(x, 0.5) + own;
+    }
+  };
+  for (const bool draws_first : {false, true})
+    for (const Capture capture : {Capture::kReplay, Capture::kVerify}) {
+      Pair eager, compiled;
+      eager.draws_first = compiled.draws_first = draws_first;
+      compile::compile_module(compiled, {.exact = true, .capture = capture});
+      const Tensor x = Tensor::ones({6});
+      Tensors results[2];
+      for (Pair* pair : {&eager, &compiled}) {
+        manual_seed(3);  // the state of the first call is {3, 0}
+        for (int i = 0; i < 3; ++i) results[pair == &compiled].push_back((*pair)(x));
+      }
+      for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(test::same_bits(results[0][i], results[1][i])) << i;
+    }
+}
+
+// A loop that a call recorded whole may run in pieces later, when the region knows it, or has met several lengths.
+TEST_F(ReplayTest, AVerifiedCallIsRecordedWholeAsItsReplayWas) {
+  struct Scan : nn::Module<Scan> {
+    nn::Linear next = child("next", 4, 4);
+    Tensor forward(const Tensor& x) {
+      Tensor h = x.select(1, 0) * 0.0;
+      for (int64_t t = 0; t < x.size(1); ++t) h = ops::tanh(x.select(1, t) + next(h));
+      return h * 2.0;
+    }
+  };
+  Scan eager;
+  for (const std::vector<int64_t>& lengths : {std::vector<int64_t>{20, 21, 22, 23, 24, 20, 21}, {12, 80, 12, 80}})
+    for (const Capture capture : {Capture::kVerify, Capture::kReplay}) {
+      Scan scan;
+      scan.load_state_dict(eager.state_dict());
+      compile::compile_module(scan, {.exact = true, .capture = capture});
+      for (const int64_t length : lengths) {
+        const Tensor x = Tensor::randn({2, length, 4});
+        EXPECT_TRUE(test::same_bits(scan(x), eager(x))) << length;
+      }
+    }
+}
+
 TEST_F(ReplayTest, WhatMayNotBeReplayed) {
   struct Reader : nn::Module<Reader> {
     bool breaks = false;

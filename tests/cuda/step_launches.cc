@@ -15,6 +15,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
+#include "rondo/tests/zipf_tokens.h"
 
 namespace rondo::test {
 namespace {
@@ -65,6 +66,10 @@ std::map<std::string, int64_t> counts(const std::vector<Enqueued>& journal) {
 
 }  // namespace
 
+std::vector<int64_t> step_tokens(const StepOptions& options, int step) {
+  return zipf_tokens(options.batch * options.model.block_size, options.model.vocab_size, static_cast<uint64_t>(step));
+}
+
 void train_steps(const StepOptions& options, Device device, int steps, const std::function<void()>& before_step) {
   const DeviceScope scope(device);
   nn::GPT2 model(options.model, 1);
@@ -73,9 +78,7 @@ void train_steps(const StepOptions& options, Device device, int steps, const std
   optim::compile(optimizer);
   for (int step = 0; step < steps; ++step) {
     before_step();
-    const int64_t T = model.config.block_size;
-    const Tensor tokens = Tensor::from(std::vector<int64_t>(static_cast<size_t>(options.batch * T), 1),
-                                       {options.batch, T}, device);
+    const Tensor tokens = Tensor::from(step_tokens(options, step), {options.batch, model.config.block_size}, device);
     const Tensor loss = loss_of(model, tokens, options.dtype);
     loss.backward();
     loss.item();

@@ -23,6 +23,9 @@ struct StepOptions {
   nn::GPT2Config model = {.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768};
 };
 
+// The tokens of a step: each step has other ones (zipf_tokens.h).
+std::vector<int64_t> step_tokens(const StepOptions& options, int step);
+
 // Trains a new model for some steps on a device: forward, backward, clipping and AdamW, compiled. `before_step` is
 // called at the start of each.
 void train_steps(const StepOptions& options, Device device, int steps, const std::function<void()>& before_step);

@@ -1,9 +1,10 @@
-// Launches of a training step of GPT-2 124M, counted at its real sizes.
+// Launches of a training step of GPT-2 124M, counted at its real sizes, and what it trains on.
 #include "rondo/tests/cuda/step_launches.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace rondo {
 namespace {
@@ -30,6 +31,37 @@ TEST(StepLaunches, OfGPT2) {
     EXPECT_LE(launches.per_step, 310) << table;
     EXPECT_GE(launches.per_step, launches.options.model.n_layer * launches.per_block) << table;
   }
+}
+
+// Of 4096 tokens some 6% are the most frequent one, and some 2,000 ids come up. Equal ids and equally likely ones are
+// far from both.
+TEST(StepLaunches, TokensFollowZipfsLaw) {
+  const test::StepOptions options;
+  const int64_t V = options.model.vocab_size;
+  std::vector<int64_t> counts(static_cast<size_t>(V), 0);
+  constexpr int kSteps = 50;
+  int64_t ids = 0, all = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<int64_t> tokens = test::step_tokens(options, step);
+    ASSERT_EQ(tokens.size(), 4096u);
+    for (const int64_t token : tokens) ++counts.at(static_cast<size_t>(token)), ++all;
+    EXPECT_EQ(tokens, test::step_tokens(options, step));
+    EXPECT_NE(tokens, test::step_tokens(options, step + 1));
+    std::sort(tokens.begin(), tokens.end());
+    ids += std::unique(tokens.begin(), tokens.end()) - tokens.begin();
+  }
+  // Of the ids from `first` to `last`, counted from 1.
+  const auto seen = [&](int64_t first, int64_t last) {
+    int64_t sum = 0;
+    for (int64_t k = first; k <= last; ++k) sum += counts[static_cast<size_t>(k - 1)];
+    return static_cast<double>(sum) / static_cast<double>(all);
+  };
+  for (const auto& [first, last] : {std::pair<int64_t, int64_t>(1, 1), {2, 2}, {10, 19}, {100, 999}, {1000, V}}) {
+    const double expected = std::log(static_cast<double>(last + 1) / static_cast<double>(first)) /
+                            std::log(static_cast<double>(V + 1));
+    EXPECT_NEAR(seen(first, last), expected, 0.005) << first;
+  }
+  EXPECT_NEAR(static_cast<double>(ids) / kSteps, 2000, 100);
 }
 
 // A larger batch adds no launches but those of a second chunk of logits, and of a sort of more tokens. One of the 301

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <set>
 
-#include "rondo/compile/exec/tune.h"
+#include "rondo/compile/exec/made_up.h"
 #include "rondo/compile/exec/tuner.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/context.h"

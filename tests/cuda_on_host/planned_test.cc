@@ -200,7 +200,7 @@ TEST(CudaPlans, ProgramsRunOnFibers) {
     }
     // Without reductions, the bits are those of eager execution.
     if (has_reductions(p.plan)) continue;
-    EXPECT_EQ(UnitCheck(p.plan.graph, {}, p.inputs, {.plan = {.exact = true}}).first_difference(expected), "");
+    EXPECT_EQ(OpByOp(p.plan.graph, p.inputs, /*exact=*/true).first_difference(expected), "");
   }
   EXPECT_GT(compared, 120);
   EXPECT_GE(gathered, (kMostSums - 1) * std::ssize(cuda_on_host::kEveryOrder));

@@ -47,7 +47,6 @@ struct ShardedRun {
     bool sharded = true;
     bool compiled = false;
     dist::BucketOptions buckets = kBucketPerBlock;
-    dist::ShardOptions shards = {};
     optim::StepOptions step = {};
     std::function<void(nn::GPT2&)> prepare = [](nn::GPT2&) {};  // the model, before it is wrapped
     MakeOptimizer make = make_adamw;
@@ -58,7 +57,7 @@ struct ShardedRun {
     ddp.emplace(model, borrowed(group), options.buckets);
     optimizer = options.make(model);
     if (options.compiled) compile::compile_regions(model), optim::compile(*optimizer);
-    if (options.sharded) shards.emplace(*ddp, *optimizer, options.shards);
+    if (options.sharded) shards.emplace(*ddp, *optimizer);
   }
   // The mean loss of all ranks.
   double step(int64_t number, int64_t rows = 2) {

@@ -427,8 +427,12 @@ TEST(ShardedMasters, CanBeLeftOut) {
   with_groups(2, [&](ProcessGroup& group) {
     std::vector<uint64_t> hashes;
     for (const bool sharded : {false, true}) {
-      ShardedRun::Options options{.sharded = sharded, .shards = {.master_weights = false}};
+      ShardedRun::Options options{.sharded = sharded};
       options.prepare = [](nn::GPT2& model) { model.to(kBF16); };
+      options.make = [](const nn::GPT2& model) {
+        return std::make_unique<optim::AdamW>(model.parameters(),
+                                              optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1, .masters = false});
+      };
       ShardedRun run(group, options);
       for (int64_t step = 0; step < 5; ++step) run.step(step);
       hashes.push_back(run.ddp->check_parameters());

@@ -273,9 +273,9 @@ TEST_P(ShardedRules, RanksThatDoNotShardAlikeAreTold) {
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
       nn::GPT2 model(test::kShardedConfig, 1);
       DistributedDataParallel ddp(model, group);
-      optim::AdamW optimizer(model.parameters());
+      optim::AdamW optimizer(model.parameters(), {.masters = !masters || e.rank == 0});
       std::optional<ShardedOptimizer> shards;
-      if (masters || e.rank == 0) shards.emplace(ddp, optimizer, ShardOptions{.master_weights = e.rank == 0});
+      if (masters || e.rank == 0) shards.emplace(ddp, optimizer);
       test::sharded_loss(model, e.rank, 2, 0).backward();
       ddp.finish();
     });

@@ -114,7 +114,7 @@ TEST_F(ShardedState, OfWholeParametersAndOfBlocks) {
   }
 }
 
-TEST_F(ShardedState, MasterWeightsAreSavedAndAPlainOptimizerIgnoresThem) {
+TEST_F(ShardedState, MasterWeightsAreThoseOfAPlainOptimizer) {
   ShardedRun::Options options;
   options.prepare = [](nn::GPT2& model) { model.to(kBF16); };
   const Saved half = job(2, true, nullptr, 0, 3, options);
@@ -124,9 +124,12 @@ TEST_F(ShardedState, MasterWeightsAreSavedAndAPlainOptimizerIgnoresThem) {
   expect_same(resumed.optimizer, whole.optimizer, 0);
   const Saved elsewhere = job(3, true, &half, 3, 3, options);
   expect_same(elsewhere.optimizer, half.optimizer, 0);
-  const Saved plain = job(2, false, &half, 3, 4, options);
-  EXPECT_EQ(plain.optimizer.count("state.0.master"), 0u);
-  EXPECT_EQ(plain.optimizer.at("state.0.step").item(), 4);
+  const Saved plain = job(2, false, &half, 3, 3, options);
+  expect_same(plain.optimizer, half.optimizer, 0);
+  const Saved moved = job(2, false, &half, 3, 4, options);
+  EXPECT_EQ(moved.optimizer.at("state.0.step").item(), 4);
+  const Saved back = job(3, true, &moved, 4, 4, options);
+  expect_same(back.optimizer, moved.optimizer, 0);
 }
 
 // Loaded after the first step: into the shares.

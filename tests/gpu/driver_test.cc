@@ -1,12 +1,18 @@
 // What the fake driver answers, asked of whichever driver is there. Each test names the page of the CUDA Driver API
 // manual, or the chapter of the CUDA C++ Programming Guide, that the fake follows. Kernels: kernels_test.cc.
+#include <dlfcn.h>
+
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <set>
 #include <string>
+#include <system_error>
 
+#include "rondo/dist/nccl_library.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/tests/gpu/conformance.h"
 
 namespace rondo::test {
@@ -14,7 +20,19 @@ namespace {
 
 using cuda::DeviceAttribute;
 
-// For tests/gpu/run.sh: which device it is, or why there is none.
+// "library: NVRTC 12.8, /usr/local/cuda/lib64/libnvrtc.so.12"; `function`: one of its functions, which tells the file.
+void print_library(const char* name, const std::string& version, const void* function) {
+  Dl_info file{};
+  std::error_code ignored;
+  const bool known = dladdr(function, &file) != 0 && file.dli_fname != nullptr;
+  std::printf("library: %s %s, %s\n", name, version.c_str(),
+              known ? std::filesystem::canonical(file.dli_fname, ignored).c_str() : "in the program");
+}
+void print_missing(const char* name, const std::string& why_not) {
+  std::printf("library: %s: missing: %s\n", name, why_not.c_str());
+}
+
+// For tests/gpu/run.sh: which device it is, or why there is none; which libraries are used, and where they are.
 TEST(Device, IsHere) {
   std::optional<FakeCuda> fake;
   if (!on_real_cuda()) fake.emplace();
@@ -27,13 +45,23 @@ TEST(Device, IsHere) {
   const cuda::DeviceState& device = cuda::device_state(0);
   int version = 0;
   ASSERT_OK(device.driver().driver_version(&version));
-  const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(nullptr);
-  const cuda::CublasLt* lt = cuda::find_cublas_lt(nullptr);
-  std::printf("device: %s, sm_%d, %zu MiB, driver %d.%d, NVRTC %s, cuBLASLt %s%s\n", device.name().c_str(),
-              device.capability(), device.total_memory() >> 20, version / 1000, version % 1000 / 10,
-              nvrtc == nullptr ? "missing" : cuda::version_of(*nvrtc).c_str(),
-              lt == nullptr ? "missing" : std::to_string(lt->version()).c_str(),
+  std::printf("device: %s, sm_%d, %zu MiB%s\n", device.name().c_str(), device.capability(), device.total_memory() >> 20,
               devices == 1 ? "" : (", the first of " + std::to_string(devices) + " devices").c_str());
+  const auto address = [](auto* function) { return reinterpret_cast<const void*>(function); };
+  print_library("driver", std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10),
+                address(device.driver().init));
+  if (const cuda::Nvrtc* nvrtc = cuda::find_nvrtc(&why_not))
+    print_library("NVRTC", cuda::version_of(*nvrtc), address(nvrtc->version));
+  else print_missing("NVRTC", why_not);
+  if (const cuda::CublasLt* lt = cuda::find_cublas_lt(&why_not))
+    print_library("cuBLASLt", std::to_string(lt->version()), address(lt->version));
+  else print_missing("cuBLASLt", why_not);
+  if (const cuda::Cudnn* dnn = cuda::find_cudnn(&why_not))
+    print_library("cuDNN", cuda::version_of(*dnn), address(dnn->version));
+  else print_missing("cuDNN", why_not);
+  if (const dist::NcclLibrary* nccl = dist::find_nccl(&why_not))
+    print_library("NCCL", nccl->version_text, address(nccl->version));
+  else print_missing("NCCL", why_not);
   cuda::close();
 }
 

@@ -88,6 +88,38 @@ TEST_P(SegmentationModel, TrainsTheSameCompiled) {
 INSTANTIATE_TEST_SUITE_P(Models, SegmentationModel, testing::Values("stdc", "pp_liteseg", "ddrnet", "regseg"),
                          [](const auto& info) { return info.param; });
 
+// A model as one region: the loss is a call of it, too.
+TEST_P(SegmentationModel, LossRunsCompiledAsOneModule) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  const auto make_small = [] {
+    const STDCConfig encoder{.layers = {1, 1, 1}, .width = 16};
+    if (GetParam() == "stdc") return subject(std::make_unique<STDCSeg>(STDCSegConfig{encoder, 5}, 1));
+    if (GetParam() == "ddrnet")
+      return subject(std::make_unique<DDRNet>(DDRNetConfig{.width = 8, .pyramid = 8, .head = 8, .n_class = 5}, 1));
+    if (GetParam() == "regseg")
+      return subject(std::make_unique<RegSeg>(RegSegConfig{.dilations = {{1}, {1, 2}}, .n_class = 5}, 1));
+    return subject(std::make_unique<PPLiteSeg>(
+        PPLiteSegConfig{.encoder = encoder, .decoder = {8, 8, 8}, .pyramid = 8, .head = 8, .n_class = 5}, 1));
+  };
+  const Tensor x = formula_images(2, 64).to(kF32);
+  Subject eager = make_small(), compiled = make_small();
+  const compile::Regions regions = compile::compile_module(*compiled.model, {.exact = true});
+  for (int step = 0; step < 2; ++step) {
+    const Tensor expected = eager.loss(x), loss = compiled.loss(x);
+    EXPECT_EQ(loss.item(), expected.item());
+    expected.backward();
+    loss.backward();
+  }
+  const std::vector<NamedTensor> want = eager.model->named_parameters(), got = compiled.model->named_parameters();
+  for (size_t i = 0; i < want.size(); ++i)
+    EXPECT_TRUE(same_bits(got[i].tensor.grad(), want[i].tensor.grad())) << want[i].name;
+  const compile::RegionReport report = regions.report()[0];
+  EXPECT_EQ(report.calls, 2);
+  EXPECT_EQ(report.entries, 1);
+  EXPECT_EQ(report.graph_breaks, 0) << report.last_break;
+  EXPECT_EQ(report.used_without_call, "");
+}
+
 // The papers' sizes, in millions.
 TEST(SegmentationSizes, ThoseOfThePapers) {
   const SkipInit skip(SkipInit::Memory::kNone);

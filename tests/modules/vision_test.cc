@@ -86,25 +86,7 @@ std::vector<double> train(Subject& s, const Tensor& x, int64_t steps) {
   return losses;
 }
 
-class Vision : public testing::TestWithParam<std::tuple<std::string, DType>> {};
-
-TEST_P(Vision, LogitsTenLossesAndStatistics) {
-  const auto& [name, dtype] = GetParam();
-  const double tolerance = dtype == kF64 ? 1e-9 : 1e-4;
-  const std::string end = dtype == kF64 ? "" : "_f32";
-  io::TensorMap want = recorded("vision.safetensors");
-  Subject s = make(name);
-  EXPECT_EQ(s.model->num_parameters(), s.parameters);
-  fill_by_formula(*s.model);
-  s.model->to(dtype);
-  const Tensor x = formula_images(2, 64).to(dtype);
-  s.model->eval();
-  expect_close(no_grad([&] { return s.logits(x); }), want.at(name + ".logits" + end), tolerance, "logits");
-  const Tensor losses = want.at(name + ".losses" + end);
-  const int64_t steps = losses.size(0);  // 1 where float32 does not follow float64 (record_vision.py)
-  expect_close(Tensor::from(train(s, x, steps), {steps}), losses, tolerance, "losses");
-  if (steps == 1) return;
-  const StateDict state = s.model->state_dict();
+void expect_statistics(const StateDict& state, const io::TensorMap& want, const std::string& name, double tolerance) {
   int compared = 0;
   for (const auto& [key, value] : want) {
     if (!key.starts_with(name + ".stats.")) continue;
@@ -112,6 +94,71 @@ TEST_P(Vision, LogitsTenLossesAndStatistics) {
     ++compared;
   }
   EXPECT_GE(compared, 2);
+}
+
+// Note [Discontinuous gradients]. A ResNet in float32 is compared with float64 at the same parameters, step by step,
+// not along a path of its own. Where a ReLU's input rounds to the other side of 0, its gradient appears or vanishes,
+// and the paths part by more than any rounding: two images give the last norms 8 values each, so one element counts.
+// Measured for ResNet-18 on a processor with AVX2, over six steps of a path in float32: losses are off by at most 2e-6,
+// and gradients by 3e-5 of the largest, but for the second step. There the gradient of layer1 is off by 6.8e-2. The
+// gradient in float64 changes by the same 6.8e-2 if the weights change by 5e-6 of themselves (at the other steps by
+// 3e-4 to 3e-1), so rounding explains it. The losses of the two paths are then off by up to 7e-3.
+//
+// ResNet-50's gradients in float32 are further off at every step (record_vision.py).
+void expect_follows_f64(const std::string& name, const io::TensorMap& want, double tolerance) {
+  const Tensor recorded_losses = want.at(name + ".losses");
+  const int64_t steps = recorded_losses.size(0);
+  Subject wide = make(name), narrow = make(name);
+  fill_by_formula(*wide.model);
+  wide.model->to(kF64);
+  narrow.model->to(kF32);
+  wide.model->train();
+  narrow.model->train();
+  const Tensor x = formula_images(2, 64).to(kF64);
+  optim::SGD optimizer(wide.model->parameters(), {.lr = wide.lr, .momentum = 0.9});
+  std::vector<double> losses;
+  int64_t with_close_gradients = 0;
+  for (int64_t step = 0; step < steps; ++step) {
+    const StateDict state = wide.model->state_dict();
+    for (auto& [key, tensor] : narrow.model->state_dict()) Tensor(tensor).copy_(state.at(key));
+    const Tensor loss = narrow.loss(x.to(kF32)), loss64 = wide.loss(x);
+    losses.push_back(loss.item());
+    narrow.model->zero_grad();
+    optimizer.zero_grad();
+    loss.backward();
+    loss64.backward();
+    const std::vector<Tensor> a = narrow.model->parameters(), b = wide.model->parameters();
+    bool close = true;
+    for (size_t i = 0; i < a.size(); ++i)
+      close = close && test::is_close(a[i].grad().to(kF64), b[i].grad(), {.of_largest = tolerance});
+    with_close_gradients += close;
+    optimizer.step();
+  }
+  expect_close(Tensor::from(losses, {steps}), recorded_losses, tolerance, "losses");
+  if (name == "resnet18") {
+    EXPECT_GT(2 * with_close_gradients, steps);
+  }
+  expect_statistics(narrow.model->state_dict(), want, name, tolerance);
+}
+
+class Vision : public testing::TestWithParam<std::tuple<std::string, DType>> {};
+
+TEST_P(Vision, LogitsTenLossesAndStatistics) {
+  const auto& [name, dtype] = GetParam();
+  const double tolerance = dtype == kF64 ? 1e-9 : 1e-4;
+  const std::string end = dtype == kF64 ? "" : "_f32";
+  const io::TensorMap want = recorded("vision.safetensors");
+  Subject s = make(name);
+  EXPECT_EQ(s.model->num_parameters(), s.parameters);
+  fill_by_formula(*s.model);
+  s.model->to(dtype);
+  const Tensor x = formula_images(2, 64).to(dtype);
+  s.model->eval();
+  expect_close(no_grad([&] { return s.logits(x); }), want.at(name + ".logits" + end), tolerance, "logits");
+  if (dtype == kF32 && name.starts_with("resnet")) return expect_follows_f64(name, want, tolerance);
+  const Tensor losses = want.at(name + ".losses" + end);
+  expect_close(Tensor::from(train(s, x, losses.size(0)), losses.sizes()), losses, tolerance, "losses");
+  expect_statistics(s.model->state_dict(), want, name, tolerance);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, Vision,

@@ -27,7 +27,7 @@ class Mutant:
     def __init__(self, name, rule, which, source, where):
         self.name, self.rule, self.which, self.source, self.where = name, rule, which, source, where
         self.before, self.after = [], []
-        self.tests = []
+        self.tests, self.filters = [], []  # those that may kill it; filters: what run.py has restricted them to
         self.line, self.in_text = 0, False  # where it stands; inside of a literal
 
 

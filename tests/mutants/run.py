@@ -5,14 +5,23 @@ checks that a test passes without a mutant before it judges one, and runs each m
 are kept in build/mutants/results.tsv: a mutant that has not changed since is not run again. Prints those that survive,
 and ends with 1 if one has no entry in SURVIVORS.md, if less than 90% were killed, or if the sources have lost the text
 of one.
+
+With --tier short it asks what of all this the short tier (tests/TIERS.md) sees: a mutant's tests are those that are in the
+tier, and then all others in the tier of their programs. Results are in results_short.tsv; it prints how many of the mutants
+that all tests kill (results.tsv: run without --tier first) the short tier kills, and ends with 1 if that is below 85%:
+
+  run.sh --sample 100; run.sh --sample 100 --tier short
 """
 import argparse
 import concurrent.futures
 import fcntl
 import fnmatch
+import functools
 import hashlib
+import json
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -25,14 +34,14 @@ import mutants
 BUILD = mutants.ROOT / "build/mutants"
 TREE = BUILD / "tree"
 RELEASE = TREE / "build/release"
-RESULTS = BUILD / "results.tsv"
 SURVIVORS = mutants.ROOT / "tests/mutants/SURVIVORS.md"
 
 
 class Test:
-    """`[NAME=value]... program filter [again]`. {build} in a value is the build folder."""
-    def __init__(self, text):
+    """`[NAME=value]... program filter [again]`. {build} in a value is the build folder. With a tier: what is in it alone."""
+    def __init__(self, text, tier=None):
         self.text = text
+        self.tier = tier
         words = text.split()
         self.settings = {}
         while "=" in words[0]:
@@ -44,6 +53,14 @@ class Test:
         self.seconds = 0.0  # without a mutant; 0: not known yet
         self.wrong = ""     # why it tells nothing of mutants
         self.lock = threading.Lock()
+
+    def restrict(self):
+        """Leaves the filter the tests of the tier, and returns whether there are any."""
+        path, filters = self.tier.get((self.program, frozenset(self.settings.items())), (None, []))
+        names = tests_of(path) if path else []
+        chosen = [n for n in names if matches(n, self.filter) and any(matches(n, f) for f in filters)]
+        self.program, self.filter, self.tier = path and path.name, ":".join(chosen), None
+        return bool(chosen)
 
     def run(self, mutant, limit):
         """(exit code or None after the limit, output)"""
@@ -65,6 +82,55 @@ class Test:
             return None, output
 
 
+def matches(name, gtest_filter):
+    positive, _, negative = gtest_filter.partition("-")
+    like = lambda patterns: any(fnmatch.fnmatchcase(name, p) for p in patterns.split(":") if p)
+    return (like(positive) or not positive) and not like(negative)
+
+
+@functools.cache
+def tests_of(path):
+    lines = subprocess.run([path, "--gtest_list_tests"], check=True, text=True, stdout=subprocess.PIPE).stdout
+    names, suite = [], ""
+    for line in lines.splitlines():
+        word = line.split("  #")[0].strip()
+        if line.startswith("  "):
+            names.append(suite + word)
+        else:
+            suite = word
+    return names
+
+
+def tests_in_tier(label):
+    """{(program, settings): (path of the program, filters)}, as CTest runs them."""
+    command = ["ctest", "--test-dir", str(RELEASE), "-L", f"^{label}$", "--show-only=json-v1"]
+    listed = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout)
+    tier = {}
+    for test in listed["tests"]:
+        path, *arguments = test.get("command", [""])
+        filters = [a.removeprefix("--gtest_filter=") for a in arguments if a.startswith("--gtest_filter=")]
+        if not filters:
+            continue
+        lines = [p["value"] for p in test["properties"] if p["name"] == "ENVIRONMENT"]
+        settings = dict(line.split("=", 1) for line in (lines[0] if lines else []))
+        for of_every_test in ("RONDO_CACHE_DIR", "RONDO_TEST_SKIPPED"):
+            settings.pop(of_every_test, None)
+        path = pathlib.Path(path)
+        key = path.name.removesuffix("_short"), frozenset(settings.items())
+        tier.setdefault(key, (path, []))[1].extend(filters)
+    return tier
+
+
+def only_in_tier(m, tier):
+    """The tests of a mutant are those of the tier, and those that its list does not name come last."""
+    named = {Test(text).program for text in m.tests}
+    rest = [" ".join([*(f"{n}={v}" for n, v in sorted(settings)), program, "*"])
+            for program, settings in sorted(tier, key=lambda key: (len(key[1]), sorted(key[1]))) if program in named]
+    m.tests = list(dict.fromkeys([text for text in m.tests
+                                  if (Test(text).program, frozenset(Test(text).settings.items())) in tier] + rest))
+    m.filters = [f for (program, _), (_, filters) in tier.items() if program in named for f in filters]
+
+
 def baseline(test):
     """Without a mutant the tests pass, and there are some: else what is wrong. Asked for when a test is first needed."""
     with test.lock:
@@ -75,6 +141,9 @@ def baseline(test):
 
 def measure(test):
     """Tests that fail on this machine as it is (it may lack an instruction, or a library) say nothing of mutants."""
+    if test.tier is not None and not test.restrict():
+        test.wrong = "none of them is in the tier"
+        return
     left_out = []
     while True:
         begin = time.monotonic()
@@ -111,6 +180,7 @@ def fate(m, tests, most=None):
     for text in m.tests[:most]:
         test = tests[text]
         if baseline(test):
+            judged += test.wrong == "none of them is in the tier"
             continue
         judged += 1
         code, output = test.run(m.name, 60 + 10 * test.seconds)
@@ -120,25 +190,26 @@ def fate(m, tests, most=None):
             return "killed", f"{test.program}: takes too long"
         if code != 0:
             return "killed", f"{test.program}: {(failing(output) or [f'exit {code}'])[0]}"
-    return "survived" if judged and (most is None or most >= len(m.tests)) else "open", ""
+    all_judged = (judged or not m.tests) and (most is None or most >= len(m.tests))
+    return "survived" if all_judged else "open", ""
 
 
 def signature(m):
-    parts = [m.source, str(m.which), *m.before, "+", *m.after, "+", *m.tests]
+    parts = [m.source, str(m.which), *m.before, "+", *m.after, "+", *m.tests, *m.filters]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
-def read_results():
-    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+def read_results(path):
+    lines = path.read_text().splitlines() if path.exists() else []
     return {name: rest for name, *rest in (line.split("\t") for line in lines)}
 
 
-def write_result(name, result):
+def write_result(path, name, result):
     """Other runs may write theirs meanwhile."""
     with open(BUILD / "results.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        known = dict(read_results(), **{name: result})
-        RESULTS.write_text("".join("\t".join([key, *known[key]]) + "\n" for key in sorted(known)))
+        known = dict(read_results(path), **{name: result})
+        path.write_text("".join("\t".join([key, *known[key]]) + "\n" for key in sorted(known)))
 
 
 def print_table(ran, known, entries):
@@ -160,22 +231,31 @@ def main():
     parser.add_argument("--survivors", action="store_true", help="also those that survived the last time")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
     parser.add_argument("--tests", type=int, help="only this many tests of each mutant; others survive for now")
+    parser.add_argument("--sample", type=int, help="only this many of them: a random choice, but always the same one")
+    parser.add_argument("--tier", choices=["short"], help="only tests of this tier, and compare with what all kill")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
     options = parser.parse_args()
     everything = mutants.read_lists(sorted(mutants.LISTS.glob("*.txt")))
     stale = mutants.make(TREE, everything)
-    known = read_results()
     chosen = {m.name for m in mutants.read_lists(options.list)} if options.list else {m.name for m in everything}
     wanted = [m for m in everything if m not in stale and m.name in chosen and fnmatch.fnmatch(m.name, options.only)]
-    old = lambda m: m.name in known and known[m.name][0] == signature(m)
-    todo = [m for m in wanted
-            if options.again or not old(m) or (known[m.name][1] != "killed" and options.survivors)]
-    tests = {text: Test(text) for m in todo for text in m.tests}
-    programs = sorted({t.program for t in tests.values()})
+    if options.sample:
+        wanted = random.Random(1).sample(wanted, min(options.sample, len(wanted)))
+    programs = sorted({Test(text).program for m in wanted for text in m.tests})
     if not options.no_build and programs:
         if not (RELEASE / "build.ninja").exists():
             subprocess.run(["cmake", "--preset", "release"], cwd=TREE, check=True)
-        subprocess.run(["cmake", "--build", str(RELEASE), "--target", *programs], check=True)
+        subprocess.run(["cmake", "--build", str(RELEASE), "--target", *(["short_tests"] if options.tier else programs)], check=True)
+    results, tier = BUILD / "results.tsv", None
+    if options.tier:
+        results, tier = BUILD / f"results_{options.tier}.tsv", tests_in_tier(options.tier)
+        for m in wanted:
+            only_in_tier(m, tier)
+    known = read_results(results)
+    old = lambda m: m.name in known and known[m.name][0] == signature(m)
+    todo = [m for m in wanted
+            if options.again or not old(m) or (known[m.name][1] != "killed" and options.survivors)]
+    tests = {text: Test(text, tier) for m in todo for text in m.tests}
 
     def run(m):
         begin = time.monotonic()
@@ -187,7 +267,7 @@ def main():
             result = (signature(m), how, " ".join(by.split()), f"{seconds:.1f}")
             if how != "open":
                 known[m.name] = result
-                write_result(m.name, result)
+                write_result(results, m.name, result)
             print(f"{how:8} {m.name:32} {m.rule:9} {m.source}:{m.line}  {result[2][:160]}  ({seconds:.1f} s)", flush=True)
 
     entries = set(re.findall(r"^\| `([a-z0-9-]+)`", SURVIVORS.read_text(), re.M)) if SURVIVORS.exists() else set()
@@ -203,6 +283,12 @@ def main():
         print(f"  {known[m.name][1]:8} {m.name:32} {m.source}:{m.line}  {reason}")
     print(f"  {len(stale)} mutants of text that is not in the sources any more" if stale else "")
     print_table(ran, known, entries)
+    if options.tier:
+        of_all = read_results(BUILD / "results.tsv")
+        compared = [m for m in ran if of_all.get(m.name, ["", ""])[1] == "killed"]
+        killed = sum(known[m.name][1] == "killed" for m in compared)
+        print(f"The {options.tier} tier kills {killed} of the {len(compared)} that all tests kill")
+        sys.exit(1 if not compared or killed * 100 < 85 * len(compared) else 0)
     sys.exit(1 if stale or unexplained or len(ran) < len(wanted) or len(alive) * 10 > len(ran) else 0)
 
 

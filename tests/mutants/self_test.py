@@ -125,6 +125,32 @@ class Mechanism(unittest.TestCase):
         self.assertEqual(run.fate(made["broken"], tests)[0], "broken")
         self.assertEqual(made["kernel"].tests, ["small Small.Blind", "small Small.*"])
 
+    def test_tiers(self):
+        """Of a mutant's tests, those in the tier; then the others of their program. None of them: it survives."""
+        made = {m.name: m for m in self.build()}
+        run.RELEASE = self.path
+        path = self.path / "bin/small"
+        run.tests_of = lambda program: ["Small.Value", "Small.Blind", "Small.Other"]
+        tier = {("small", frozenset()): (path, ["Small.Blind", "Small.Other"])}
+        m = made["kernel"]
+        run.only_in_tier(m, tier)
+        self.assertEqual(m.tests, ["small Small.Blind", "small Small.*", "small *"])
+        filters = []
+        for text in m.tests:
+            test = run.Test(text, tier)
+            self.assertTrue(test.restrict())
+            filters.append(test.filter)
+        self.assertEqual(filters, ["Small.Blind", "Small.Blind:Small.Other", "Small.Blind:Small.Other"])
+        for filters, expected in ((["Small.Blind"], "survived"), (["Small.Value"], "killed")):
+            tier = {("small", frozenset()): (path, filters)}
+            m = {m.name: m for m in self.mutants_of(LIST)}["expression"]
+            before = run.signature(m)
+            run.only_in_tier(m, tier)
+            self.assertNotEqual(run.signature(m), before)
+            self.assertEqual(run.fate(m, {text: run.Test(text, tier) for text in m.tests})[0], expected)
+        run.only_in_tier(m, {("other", frozenset()): (path, ["Small.*"])})
+        self.assertEqual(run.fate(m, {}), ("survived", ""))
+
     def test_errors(self):
         def error(mutant, lead="file runtime/small.cc\ntest small Small.*\n"):
             with self.assertRaises(mutants.ListError) as caught:

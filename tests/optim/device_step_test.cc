@@ -518,9 +518,37 @@ TEST_P(GeneratedDeviceStep, AStepIsAFewLaunches) {
             10);
   // Two for the norm, one for the factor, one that scales.
   EXPECT_EQ(launches([&] { clip_grad_norm_(params, 1.0); }), 4);
+  // Through f32 weights: as many.
+  std::vector<Tensor> halves;
+  for (const Tensor& p : params) halves.push_back(p.detach().to(kBF16).requires_grad_());
+  params.swap(halves);
+  AdamW through_masters(params);
+  EXPECT_EQ(launches([&] { through_masters.step(); }), 5);
+  EXPECT_EQ(launches([&] { through_masters.step({.max_norm = 1}); }), 7);
+  EXPECT_EQ(launches([&] { through_masters.step({.max_norm = 1, .zero_grad = true}); }), 8);
+  params.swap(halves);
   LAMB lamb(params);
   // Another pass over all parameters; before it the sums over rows, and the trust ratios.
   EXPECT_EQ(launches([&] { lamb.step(); }), 8);
+}
+
+// clip.h says what they become.
+TEST_P(GeneratedDeviceStep, ClippingANormThatIsNotFiniteHasTheBitsOfTheCPU) {
+  for (const double bad : {kInf, -kInf, std::numeric_limits<double>::quiet_NaN()})
+    for (const double max_norm : {1.0, kInf}) {
+      std::vector<std::string> bits;
+      for (const Device device : {kCPU, device_}) {
+        Tensor p = Tensor::zeros({3}, {kF32, device}).requires_grad_();
+        p.set_grad(Tensor::from<float>({static_cast<float>(bad), 1, 2}, {3}, kCPU).to(device));
+        clip_grad_norm_({&p, 1}, max_norm);
+        std::string kinds;
+        for (const float x : p.grad().to(kCPU).to_vector<float>())
+          kinds += std::isnan(x) ? "NaN " : x == 0 ? "0 " : "? ";
+        bits.push_back(kinds);
+      }
+      EXPECT_EQ(bits[0], std::isnan(bad) || max_norm == kInf ? "NaN NaN NaN " : "NaN 0 0 ");
+      EXPECT_EQ(bits[1], bits[0]);
+    }
 }
 
 TEST_P(GeneratedDeviceStep, HostCodeIsRefused) {

@@ -181,6 +181,40 @@ TEST(GradScaler, StateTravels) {
   EXPECT_EQ(second.get_scale(), 64);
 }
 
+// As PyTorch's.
+TEST(GradScaler, OptionsTravel) {
+  OneParameter p;
+  p.set_grad(0);
+  GradScaler first({.init_scale = 64, .growth_factor = 4, .backoff_factor = 0.25, .growth_interval = 3}), second;
+  second.load_state_dict(first.state_dict());
+  for (GradScaler* scaler : {&first, &second}) {
+    for (int i = 0; i < 3; ++i) {
+      scaler->step(p.optimizer);
+      scaler->update();
+    }
+    EXPECT_EQ(scaler->get_scale(), 256);
+  }
+  p.set_grad(kInf);
+  second.step(p.optimizer);
+  second.update();
+  EXPECT_EQ(second.get_scale(), 64);
+  for (const char* name : {"growth_factor", "backoff_factor", "growth_interval"}) {
+    nn::StateDict bad = first.state_dict();
+    bad[name] = Tensor::full({}, std::string(name) == "growth_interval" ? Scalar(0) : Scalar(1.0),
+                             {std::string(name) == "growth_interval" ? kI64 : kF64, kCPU});
+    EXPECT_NE(error_of<nn::StateDictError>([&] { second.load_state_dict(bad); }).find(name), std::string::npos);
+    bad[name] = Tensor();
+    EXPECT_THROW(second.load_state_dict(bad), nn::StateDictError);
+  }
+  EXPECT_EQ(second.get_scale(), 64);
+  // Files of earlier versions: its own stay.
+  nn::StateDict old = first.state_dict();
+  for (const char* name : {"growth_factor", "backoff_factor", "growth_interval"}) old.erase(name);
+  GradScaler third({.growth_factor = 8, .growth_interval = 1});
+  third.load_state_dict(old);
+  EXPECT_EQ(third.state_dict().at("growth_factor").item(), 8);
+}
+
 TEST(GradScaler, Misuse) {
   EXPECT_THROW(GradScaler({.init_scale = 0}), Error);
   EXPECT_THROW(GradScaler({.init_scale = kInf}), Error);

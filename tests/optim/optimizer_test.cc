@@ -9,6 +9,7 @@
 #include <limits>
 #include <memory>
 
+#include "rondo/compile/jit/executable.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
@@ -94,14 +95,14 @@ TEST(LAMB, IsThePapersAlgorithm) {
 TEST(Optimizer, StateIsMadeAtTheFirstGradient) {
   std::vector<Tensor> params = start(kF32);
   AdamW optimizer(params, {.amsgrad = true});
-  EXPECT_EQ(optimizer.state_dict().size(), 6u);  // the group's
+  EXPECT_EQ(optimizer.state_dict().size(), 9u);  // the group's
   train(optimizer, params, 0, 1);
   const nn::StateDict state = optimizer.state_dict();
   for (const char* name : {"state.0.exp_avg", "state.1.exp_avg_sq", "state.1.max_exp_avg_sq", "state.0.step",
                            "group.0.lr", "group.0.beta1", "group.0.weight_decay"})
     EXPECT_TRUE(state.contains(name)) << name;
   EXPECT_EQ(state.at("state.0.exp_avg").sizes(), (Dims{3, 4}));
-  EXPECT_EQ(state.size(), 2 * 4 + 6u);
+  EXPECT_EQ(state.size(), 2 * 4 + 9u);
 }
 
 TEST(Optimizer, GroupsHaveTheirOwnOptions) {
@@ -185,7 +186,7 @@ TEST(Optimizer, MissingParametersAndGradientsAreErrors) {
   EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("AdamW: none of the 2 parameters has a gradient"),
             std::string::npos);
   optimizer.step({.allow_no_gradients = true});
-  EXPECT_EQ(optimizer.state_dict().size(), 6u);
+  EXPECT_EQ(optimizer.state_dict().size(), 9u);
 }
 
 // Frozen parameters have no state. One that is unfrozen later starts as a fresh one, in compiled code that is there.
@@ -449,6 +450,48 @@ TEST(ClipGradNorm, NonFiniteGradients) {
   EXPECT_EQ(p.grad().to_vector<float>()[1], 1);
   EXPECT_TRUE(std::isinf(clip_grad_norm_({&p, 1}, 1.0).item()));
   EXPECT_TRUE(std::isnan(p.grad().to_vector<float>()[0]));
+}
+
+// PyTorch's formula, written out: grad * min(max_norm / (norm + 1e-6), 1), where NaN stays NaN.
+TEST(ClipGradNorm, OfANormThatIsNotFinite) {
+  constexpr double kInf = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  for (const DType dtype : {kF32, kF64, kBF16, kF16})
+    for (const std::vector<double>& values : std::vector<std::vector<double>>{
+             {kInf, 1, 2}, {-kInf, 0, -2}, {kNaN, 1, 2}, {kInf, kNaN, 2}, {kInf, -kInf}, {1, 2}})
+      for (const double max_norm : {1.0, 0.0, kInf}) {
+        std::vector<Tensor> params;  // a parameter for each value: the factor is one for all
+        double square = 0;
+        for (const double value : values) {
+          params.push_back(Tensor::zeros({1}, {dtype}).requires_grad_());
+          params.back().set_grad(Tensor::full({1}, value, {dtype}));
+          square += value * value;
+        }
+        const double norm = std::sqrt(square), coefficient = max_norm / (norm + 1e-6);
+        const double factor = coefficient > 1 ? 1 : coefficient;
+        const double found = clip_grad_norm_(params, max_norm).item();
+        EXPECT_TRUE(found == norm || (std::isnan(found) && std::isnan(norm))) << found << " " << norm;
+        for (size_t i = 0; i < values.size(); ++i) {
+          const double got = params[i].grad().to(kF64).item(), want = values[i] * factor;
+          EXPECT_TRUE(std::isnan(want) ? std::isnan(got) : std::abs(got - want) <= 1e-2 * std::abs(want))
+              << name_of(dtype) << " " << values[i] << " to " << max_norm << ": " << got << ", not " << want;
+        }
+      }
+}
+
+// A step that clips is skipped instead, eager and compiled: sharded_optimizer_test.cc has it in several processes.
+TEST(ClipGradNorm, AStepOfANormThatIsNotFiniteIsSkipped) {
+  for (const bool compiled : {false, true}) {
+    if (compiled && !compile::jit_available()) continue;
+    for (const double bad : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      Tensor p = Tensor::ones({3}).requires_grad_();
+      SGD optimizer({p}, {.lr = 1, .momentum = 0.9});
+      if (compiled) compile(optimizer);
+      p.set_grad(Tensor::from<float>({static_cast<float>(bad), 1, 2}, {3}));
+      EXPECT_TRUE(optimizer.step({.max_norm = 1}).skipped());
+      EXPECT_EQ(p.to_vector<float>(), std::vector<float>(3, 1));
+      EXPECT_EQ(optimizer.state_dict().at("state.0.momentum_buffer").to_vector<float>(), std::vector<float>(3, 0));
+    }
+  }
 }
 
 TEST(Schedule, MatchesTheRecordedValues) {

@@ -134,6 +134,7 @@ struct Variant {
   bool lora = false;
   int workers = 0;
   bool average = false;
+  DType weights = kF32;
   bool only_norm = false;  // all is frozen but the last norm
   uint64_t model_seed = 3;
   int64_t rows = 22;
@@ -144,6 +145,7 @@ struct Variant {
 // Everything that a process has: model, optimizer, data, trainer.
 struct SmallRun {
   explicit SmallRun(const Variant& v, TrainerOptions options) : variant(v), model(config_of(v), v.model_seed) {
+    model.to(v.weights);
     if (v.lora) {
       manual_seed(5);
       nn::add_lora(model, {.rank = v.lora_rank, .alpha = v.lora_alpha, .dropout = v.dropout, .targets = {"c_attn"}});

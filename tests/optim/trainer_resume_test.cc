@@ -14,9 +14,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/log.h"
 #include "rondo/modules/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/run_lock.h"
+#include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/optim/trainer_fixture.h"
@@ -45,6 +47,8 @@ const ResumeCase kCases[] = {
     {{.name = "compiled", .dropout = 0.2, .compiled = true}},
     {{.name = "compiled_bf16", .dropout = 0.2, .compiled = true}, kBF16},
     {{.name = "average", .average = true}},
+    {{.name = "bf16_weights", .dropout = 0.2, .average = true, .weights = kBF16}},
+    {{.name = "compiled_f16_weights", .compiled = true, .weights = kF16}},
     {{.name = "frozen", .dropout = 0.2, .only_norm = true}},
     {{.name = "lora", .dropout = 0.2, .lora = true}},
     {{.name = "lora_compiled_bf16", .dropout = 0.2, .compiled = true, .lora = true}, kBF16},
@@ -240,6 +244,22 @@ TEST(TrainerCheckpoints, MoreStepsAfterTheLast) {
 }
 
 // A folder with the checkpoints of another run: neither mixed with the new ones nor deleted unasked.
+// Settings that a resumed run takes from its own options: others are said, equal ones are not.
+TEST(TrainerCheckpoints, OtherSettingsAreSaid) {
+  const TempFolder folder;
+  SmallRun({}, {.max_steps = 1, .output_dir = folder.path(), .seed = 5}).trainer->train();
+  std::string heard;
+  const compile::log::Sink before = compile::log::set_log_sink([&](std::string_view text) { heard += text; });
+  SmallRun({}, {.max_steps = 2, .seed = 5}).trainer->resume_from_checkpoint(folder.path());
+  EXPECT_EQ(heard, "");
+  SmallRun other({}, {.max_steps = 2, .max_grad_norm = 2, .autocast = kBF16, .seed = 6});
+  other.trainer->resume_from_checkpoint(folder.path());
+  compile::log::set_log_sink(before);
+  for (const char* text : {"seed = 5 and is resumed with 6", "max_grad_norm = 1 and is resumed with 2",
+                           "autocast = off and is resumed with bf16"})
+    EXPECT_NE(heard.find(text), std::string::npos) << heard;
+}
+
 TEST(TrainerCheckpoints, ANewRunDoesNotMixWithAnOldOne) {
   const TempFolder folder;
   { SmallRun({}, {.max_steps = 6, .output_dir = folder.path(), .save_steps = 3}).trainer->train(); }
@@ -467,6 +487,60 @@ TEST(TrainerRefuses, FilesOfOthers) {
   EXPECT_THROW(run.trainer->resume_from_file(folder / "text.safetensors"), FileError);
   EXPECT_THROW(run.trainer->resume_from_file(folder / "nothing"), FileError);
   EXPECT_FALSE(run.trainer->resume_from_checkpoint(folder / "no_folder"));
+}
+
+// Data whose epoch does not end: checkpoints know it by its first batches, and a run needs max_steps.
+TEST(TrainerEndless, ResumesAndNeedsMaxSteps) {
+  const auto make_source = [](int64_t shift) {
+    return data::FunctionBatches(
+        data::FunctionBatches::kEndless, [shift](data::BatchSource::Position at) -> data::Batch {
+          EXPECT_LT(at.batch, 1000) << "nobody asks for the last batch";
+          Generator generator(static_cast<uint64_t>(at.batch + shift));
+          return {Tensor::randn({2, 4, 6}, {kF32}, &generator), Tensor::full({2, 4}, at.batch % 5, {kI64})};
+        });
+  };
+  struct Run {
+    Run(data::FunctionBatches given, TrainerOptions options) : source(std::move(given)) {
+      manual_seed(1);
+      net = std::make_unique<Classifier>();
+      optimizer = std::make_unique<SGD>(net->parameters(), SGDOptions{.lr = 0.1});
+      trainer = std::make_unique<Trainer>(
+          *net, *optimizer, [this](const data::Batch& b) { return net->loss(b); }, source, std::move(options));
+    }
+    data::FunctionBatches source;
+    std::unique_ptr<Classifier> net;
+    std::unique_ptr<SGD> optimizer;
+    std::unique_ptr<Trainer> trainer;
+  };
+  const TempFolder folder;
+  Run whole(make_source(0), {.max_steps = 6});
+  whole.trainer->train();
+  {
+    Run cut(make_source(0), {.max_steps = 3, .output_dir = folder.path()});
+    cut.trainer->train();
+  }
+  Run resumed(make_source(0), {.max_steps = 6, .output_dir = folder.path()});
+  const auto from = resumed.trainer->resume_from_checkpoint();
+  ASSERT_TRUE(from.has_value());
+  EXPECT_EQ(from->step, 3);
+  const TrainResult result = resumed.trainer->train();
+  EXPECT_EQ(result.last.step, 6);
+  EXPECT_GE(result.last.epoch, 0);
+  EXPECT_LT(result.last.epoch, 1e-9);
+  for (size_t i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(resumed.net->parameters()[i], whole.net->parameters()[i])) << i;
+
+  Run other(make_source(7), {.max_steps = 6, .output_dir = folder.path()});
+  EXPECT_NE(error_of([&] { other.trainer->resume_from_checkpoint(); }).find("its batches differ"), std::string::npos);
+  EXPECT_NE(error_of([&] { Run(make_source(0), {}); }).find("does not end (BatchSource::kEndless); set max_steps"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { planned_steps({}, data::BatchSource::kEndless); }).find("set max_steps"), std::string::npos);
+  EXPECT_GT(planned_steps({.num_train_epochs = 1e9}, int64_t{1} << 61), 0);
+  data::FunctionBatches evaluation = make_source(0);
+  EXPECT_NE(error_of([&] {
+              Trainer(*other.net, *other.optimizer, [](const data::Batch&) { return Tensor(); }, other.source,
+                      evaluation, {.max_steps = 1});
+            }).find("the evaluation data does not end"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -94,6 +94,7 @@ struct How {
   int micro_batches = 1;
   bool whole = false;     // the model is one region
   bool autocast = false;  // to bf16
+  DType weights = kF32;
 };
 
 struct Trained {
@@ -105,6 +106,7 @@ struct Trained {
 Trained train(const Make& make, const How& how, bool at_seams, UpdateAtSeamsOptions options = {}) {
   manual_seed(3);
   nn::GPT2 model(kConfig, 1);
+  model.to(how.weights);
   if (how.compiled && how.whole) compile::compile_module(model);
   else if (how.compiled) compile::compile_regions(model, {.recompute = how.recompute});
   Trained run{model.parameters(), make(model)};
@@ -191,6 +193,17 @@ TEST_P(AtSeams, WithAveragesCopiesAccumulationAndZeroedGradients) {
     const UpdateAtSeamsOptions zeroed{.step = {.zero_grad = true}};
     expect_same(train(cases().at("two_groups"), how, false, zeroed),
                 train(cases().at("two_groups"), how, true, zeroed));
+  }
+}
+
+// Through f32 weights (Note [Master weights] of optimizer.h).
+TEST_P(AtSeams, OfParametersOfSixteenBits) {
+  for (const auto& [name, make] : cases()) {
+    SCOPED_TRACE(name);
+    const How how{.compiled = GetParam(), .joined = true, .weights = kBF16};
+    const Trained after = train(make, how, false);
+    EXPECT_TRUE(after.optimizers[0]->state_dict().contains("state.0.master"));
+    expect_same(after, train(make, how, true));
   }
 }
 

@@ -60,7 +60,8 @@ compile() {
   command=$(sed -E "s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $object|; s| -c $compiled| -c $copied|" <<<"$command")
   eval "${command//"-I$build/include"/"-I$tree/include"}"
 }
-case_object=tests/CMakeFiles/test_optim.dir/optim/optimizer_cases_test.cc.o
+# In the folder of the program that the short tier has, or of the other one.
+case_object=$(command_of bin/test_optim | grep -oE '[^ ]+/optim/optimizer_cases_test\.cc\.o')
 link() {
   local command
   command=$(command_of bin/test_optim)

@@ -17,6 +17,7 @@ struct SignumOptions {
   double momentum = 0.9;
   double weight_decay = 0;  // decoupled: param -= lr * weight_decay * param
   StateFormat state = StateFormat::kFull;
+  bool masters = true;
 };
 
 struct SignumFormula {
@@ -35,14 +36,14 @@ class Signum : public FormulaOptimizer<Signum, SignumOptions> {
   using FormulaOptimizer::FormulaOptimizer;
   static constexpr const char* kName = "Signum";
 
+  static constexpr OptionList kOptions{Option{"lr", &SignumOptions::lr}, Option{"momentum", &SignumOptions::momentum},
+                                       Option{"weight_decay", &SignumOptions::weight_decay},
+                                       Option{"state", &SignumOptions::state},
+                                       Option{"masters", &SignumOptions::masters, Saved::kNever}};
+
   static void check(const SignumOptions& o) {
     if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.momentum < 1))
       throw Error("Signum: lr and weight_decay must not be negative, momentum must be in [0, 1)");
-  }
-  static void visit(SignumOptions& o, OptionVisitor visit) {
-    visit("lr", o.lr);
-    visit("momentum", o.momentum);
-    visit("weight_decay", o.weight_decay);
   }
   static ScalarRule rule(const SignumOptions& o) {
     return {.values = {1 - o.momentum, 1 - o.lr * o.weight_decay, o.lr}};

@@ -153,6 +153,59 @@ TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
   }
 }
 
+// The three results of a convolution in f32, against those in f64. `channels` and `outputs` are whole, not of a group.
+void expect_like_f64(int64_t batch, int64_t channels, int64_t outputs, ops::Extent image, ops::Extent kernel,
+                     const ops::Conv2dOptions& options) {
+  // Of small integers, whose sums f32 holds.
+  const auto integers = [](const Dims& sizes, uint64_t seed) { return uniform(sizes, -5, 5, seed).to(kI64); };
+  const auto all = [&](DType dtype, bool channels_last) {
+    Tensor x = integers({batch, channels, image[0], image[1]}, 1).to(dtype),
+           w = integers({outputs, channels / options.groups, kernel[0], kernel[1]}, 2).to(dtype);
+    if (channels_last) x = last(x);
+    x.requires_grad_();
+    w.requires_grad_();
+    const Tensor y = ops::conv2d(x, w, {}, options);
+    y.backward(integers(y.sizes(), 3).to(dtype));
+    return std::vector<Tensor>{y.to(kF64), x.grad().to(kF64), w.grad().to(kF64)};
+  };
+  const std::vector<Tensor> want = all(kF64, false);
+  for (const bool channels_last : {false, true}) {
+    const std::vector<Tensor> got = all(kF32, channels_last);
+    for (size_t i = 0; i < want.size(); ++i)
+      EXPECT_TRUE(test::is_close(got[i], want[i], test::Tolerance{})) << (i == 0   ? "output"
+                                                                          : i == 1 ? "gradient of the input"
+                                                                                   : "gradient of the weight")
+                                                                      << ", channels last " << channels_last;
+  }
+}
+
+// Where the library has only its reference, patches are multiplied.
+TEST(Convolution, KernelsThatTheLibraryHasNoFastCodeFor) {
+  for (const int64_t kernel : {9, 11, 12, 13})
+    for (const int64_t channels : {1, 3, 8}) {
+      SCOPED_TRACE(kernel * 100 + channels);
+      expect_like_f64(1, channels, 4, {kernel + 23, kernel + 23}, {kernel, kernel}, {});
+      expect_like_f64(2, 2 * channels, 6, {kernel + 24, kernel + 26}, {kernel, kernel}, {.stride = 2, .groups = 2});
+    }
+  for (const int64_t dilation : {2, 3}) {
+    SCOPED_TRACE(dilation);
+    expect_like_f64(1, 3, 4, {60, 60}, {9, 9}, {.dilation = dilation});
+    expect_like_f64(2, 8, 8, {60, 60}, {9, 9}, {.padding = 4 * dilation, .dilation = dilation});
+    expect_like_f64(1, 3, 5, {64, 58}, {12, 11}, {.padding = 1, .dilation = dilation});
+  }
+}
+
+// cpu/convolution_library.cc, Note [Reduced strides].
+TEST(Convolution, FewChannelsWithAStride) {
+  for (const auto& [channels, outputs] : std::initializer_list<std::pair<int64_t, int64_t>>{
+           {1, 1}, {1, 16}, {3, 3}, {3, 64}, {4, 8}, {7, 7}, {9, 4}, {15, 16}})
+    for (const ops::Extent stride : {ops::Extent{2, 2}, ops::Extent{1, 2}, ops::Extent{2, 1}, ops::Extent{4, 4}}) {
+      SCOPED_TRACE(channels);
+      expect_like_f64(1, channels, outputs, {20, 28}, {1, 1}, {.stride = {stride[0], stride[1]}});
+      expect_like_f64(3, channels, outputs, {64, 64}, {1, 1}, {.stride = {stride[0], stride[1]}});
+    }
+}
+
 std::vector<Tensor> grads_of(const Tensor& loss, const Tensor& x, const Tensor& w, bool create_graph) {
   const Tensor leaves[] = {x, w};
   return autograd::grad({&loss, 1}, leaves, {}, create_graph, create_graph);

@@ -325,8 +325,8 @@ TEST_F(Parallel, BatchesOfProductsHaveTheSameBitsForAnyNumberOfThreads) {
 TEST_F(Parallel, VariantsOfAProductAgree) {
   constexpr int64_t m = 1024, n = 768, k = 512;
   const Tensor a = Tensor::randn({m, k}), b = Tensor::randn({k, n}), bias = Tensor::randn({n});
-  cpu::MatmulCall call{
-      .m = m, .n = n, .k = k, .a_strides = {0, k, 1}, .b_strides = {0, n, 1}, .c_strides = {0, n, 1}, .bias = true};
+  cpu::MatmulCall call(kF32, m, n, k, {k, 1}, {n, 1}, {n, 1});
+  call.bias = true;
   const Tensor expected = ops::add(ops::matmul(a.to(kF64), b.to(kF64)), bias.to(kF64));
   int variants = 0;
   for (int variant = 0; variant < 5; ++variant) {

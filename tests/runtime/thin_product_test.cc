@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/ops/ops.h"
@@ -14,8 +15,7 @@ namespace rondo {
 namespace {
 
 cpu::MatmulCall call_of(int64_t m, int64_t n, int64_t k, DType dtype) {
-  return {
-      .dtype = dtype, .m = m, .n = n, .k = k, .a_strides = {0, k, 1}, .b_strides = {0, 1, k}, .c_strides = {0, n, 1}};
+  return {dtype, m, n, k, {k, 1}, {1, k}, {n, 1}};
 }
 
 TEST(ThinProduct, IsTheSum) {
@@ -90,12 +90,28 @@ TEST(ThinProduct, Epilogues) {
     }
 }
 
+// A call without a layout cannot be written, nor one whose results overlap.
+TEST(MatmulCall, HasAllStrides) {
+  static_assert(!std::is_default_constructible_v<MatmulCall> && !std::is_default_constructible_v<MatrixStrides>);
+  static_assert(!std::is_constructible_v<MatmulCall, DType, int64_t, int64_t, int64_t>);
+  const MatrixStrides dense(10, 1);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, dense, {10, 0}), InternalError);  // all columns in one place
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, dense, {0, 1}), InternalError);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, dense, {9, 1}), InternalError);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, dense, {1, 10}), InternalError);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, dense, dense, 2), InternalError);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, {10, 2}, dense, dense), InternalError);
+  EXPECT_THROW(MatmulCall(kF32, 10, 10, 10, dense, {0, 0}, dense), InternalError);
+  // Strides that no element depends on make no difference.
+  EXPECT_EQ(MatmulCall(kF32, 1, 10, 1, {7, 3, 5}, {4, 1, 6}, {12, 1, 8}),
+            MatmulCall(kF32, 1, 10, 1, {1, 1}, {10, 1}, dense));
+}
+
 TEST(ThinProduct, IsChosenByShape) {
   EXPECT_TRUE(cpu::is_thin_product(call_of(4, 10, 10, kF32)));
   EXPECT_FALSE(cpu::is_thin_product(call_of(5, 10, 10, kF32)));
   EXPECT_FALSE(cpu::is_thin_product(call_of(1, 10, 10, kF64)));
-  cpu::MatmulCall by_rows = call_of(1, 10, 10, kF32);
-  by_rows.b_strides[1] = 10, by_rows.b_strides[2] = 1;
+  const cpu::MatmulCall by_rows(kF32, 1, 10, 10, {10, 1}, {10, 1}, {10, 1});
   EXPECT_FALSE(cpu::is_thin_product(by_rows));
   cpu::MatmulCall gelu = call_of(1, 10, 10, kF32);
   gelu.epilogues[0] = Epilogue::kGelu;

@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
-#include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/runtime/cpu_features.h"
 
 namespace rondo::compile {
@@ -24,8 +23,14 @@ std::string host_name() {
 #endif
 }
 
-std::string describe_cpu() {
+const CodeCpu& kernel_cpu() {
+  static const CodeCpu cpu{kernel_cpu_name(), names_of(kKernelCpuFeatures)};
+  return cpu;
+}
+
+std::string describe_cpu(const CodeCpu& cpu) {
 #if defined(__x86_64__)
+  if (cpu.name != "native") return absl::StrCat(cpu.name, " ", cpu.features);
   struct Leaf {
     uint32_t leaf, subleaf;
     uint32_t mask[4];  // of eax, ebx, ecx, edx: what is the same on every core and at every time
@@ -62,6 +67,7 @@ std::string describe_cpu() {
   // The names are there so that a difference reads well.
   return absl::StrCat(names, " ", names_of(host_cpu_features()), raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
 #else
+  static_cast<void>(cpu);
   return "";
 #endif
 }
@@ -72,7 +78,7 @@ const HostKey& host_key() {
       {"build", build_hash()},
       {"llvm", llvm_version()},
       {"launch_abi", absl::StrCat(kPluginAbi)},
-      {"cpu", describe_cpu()},
+      {"cpu", describe_cpu(kernel_cpu())},
   }};
   return key;
 }

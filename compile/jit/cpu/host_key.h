@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/runtime/io/host_key.h"
 
 namespace rondo::compile {
@@ -16,8 +17,12 @@ std::string host_name();
 // The key of this build on this machine; constant.
 const HostKey& host_key();
 
-// The processor and all its features that code could use, as words. "" where this is not known (not x86-64): then
-// nothing can be kept on disk.
-std::string describe_cpu();
+// The processor that this build's kernels are compiled for. Code is generated for the same one.
+const CodeCpu& kernel_cpu();
+
+// All that code for `cpu` depends on, as words: if that is this host, the processor and all its features; else the name
+// and the features of `cpu`, so that all hosts share the code. "" where this is not known (not x86-64): then nothing
+// can be kept on disk.
+std::string describe_cpu(const CodeCpu& cpu);
 
 }  // namespace rondo::compile

@@ -13,11 +13,18 @@ namespace rondo::compile {
 
 // Changes whenever the layout of anything that crosses the border does, or the way in which kernels are called: a
 // plug-in left over from another build must be refused, not called, and so must its code.
-inline constexpr uint64_t kPluginAbi = 7 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
+inline constexpr uint64_t kPluginAbi = 8 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
                                        sizeof(JitOptions);
 
 // Every kernel object defines this symbol: names are no part of a kernel.
 inline constexpr const char* kKernelSymbol = "rondo_kernel";
+
+// The processor that code is generated for.
+struct CodeCpu {
+  std::string name;  // RONDO_CPU: "native" is this host, with all that it has
+  std::string
+      features;  // if it is not "native": those that kernels are compiled for, "avx2 fma" (runtime/cpu_features.h)
+};
 
 // Code that LLVM's linker placed.
 struct LinkedCode {
@@ -35,10 +42,10 @@ struct JitResult {
 struct JitPlugin {
   uint64_t abi;
   const char* (*build)();  // build_hash
-  void (*compile)(const LoopKernel& kernel, const JitOptions& options, JitResult& result);
+  void (*compile)(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result);
   void (*link)(const std::string& object, LinkedCode& linked, std::string& error);
   void (*release)(void* code);
-  void (*describe)(std::string& toolchain);
+  void (*describe)(const CodeCpu& cpu, std::string& toolchain);
   // Gives back memory that only compilations read. Safe at any time, also while another thread compiles; the next
   // compilation takes 2 ms longer.
   void (*rest)();

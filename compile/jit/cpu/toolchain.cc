@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
+#include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/compile/log.h"
 #include "rondo/runtime/error.h"
@@ -165,12 +166,17 @@ void check(const std::string& error) {
 
 }  // namespace
 
-std::string compile_object(const LoopKernel& kernel, const JitOptions& options) {
+JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options) {
   JitResult result;
   const JitPlugin& jit = plugin();
   const Compiling now;
-  jit.compile(kernel, options, result);
+  jit.compile(kernel, cpu, options, result);
   check(result.error);
+  return result;
+}
+
+std::string compile_object(const LoopKernel& kernel, const JitOptions& options) {
+  JitResult result = compile_for_cpu(kernel, kernel_cpu(), options);
   if (!result.ir.empty())
     log::write(log::Topic::kOutputCode, absl::StrCat("LLVM IR of ", kernel.name, "\n", result.ir));
   if (!result.assembly.empty())
@@ -193,7 +199,7 @@ bool toolchain_exists() { return plugin_exists(); }
 
 std::string jit_toolchain() {
   std::string text;
-  plugin().describe(text);
+  plugin().describe(kernel_cpu(), text);
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <llvm/IR/LegacyPassManager.h>
 #include <llvm/IR/Module.h>
 #include <llvm/IR/Verifier.h>
+#include <llvm/MC/MCSubtargetInfo.h>
 #include <llvm/MC/TargetRegistry.h>
 #include <llvm/Support/MemoryBuffer.h>
 #include <llvm/Support/TargetSelect.h>
@@ -21,8 +22,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "rondo/compile/codegen/cpu/emit_llvm.h"
 #include "rondo/compile/jit/build_hash.h"
@@ -33,9 +36,11 @@ namespace {
 
 namespace orc = llvm::orc;
 
-struct Host {
-  std::string triple, cpu, features;
-  const llvm::Target* target = nullptr;
+// A processor in LLVM's words.
+struct Processor {
+  std::string cpu;
+  std::string features = {};
+  std::string tune = {};  // whose speeds the order of instructions follows; empty: those of `cpu`
   bool prefers_512 = false;
 };
 
@@ -43,29 +48,27 @@ struct Host {
 // Aggressive runs. None takes 0.6 ms, but its kernels run up to six times slower.
 constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 
-// The process-wide state. Never destroyed: code may still be running while static destructors do.
-struct Session {
-  Host host;
+// The architecture of this process. Never destroyed, as the sessions: code may still be running while static
+// destructors do.
+struct Architecture {
+  std::string triple = llvm::sys::getProcessTriple();
+  const llvm::Target* target = nullptr;
   std::string error;
-  std::mutex mutex;  // guards `machines`
-  std::vector<std::unique_ptr<llvm::TargetMachine>> machines;
 };
 
-std::unique_ptr<llvm::TargetMachine> make_machine(const Host& host) {
-  llvm::TargetOptions options;
-  options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
-  return std::unique_ptr<llvm::TargetMachine>(host.target->createTargetMachine(
-      host.triple, host.cpu, host.features, options, llvm::Reloc::PIC_, llvm::CodeModel::Small, kLevel,
-      /*JIT=*/true));
+const Architecture& architecture() {
+  static const Architecture* const instance = [] {
+    llvm::InitializeNativeTarget();
+    llvm::InitializeNativeTargetAsmPrinter();
+    auto* made = new Architecture;
+    made->target = llvm::TargetRegistry::lookupTarget(made->triple, made->error);
+    return made;
+  }();
+  return *instance;
 }
 
-Session* make_session() {
-  auto* session = new Session;
-  llvm::InitializeNativeTarget();
-  llvm::InitializeNativeTargetAsmPrinter();
-  Host& host = session->host;
-  host.triple = llvm::sys::getProcessTriple();
-  host.cpu = llvm::sys::getHostCPUName().str();
+Processor this_host() {
+  Processor host{.cpu = llvm::sys::getHostCPUName().str()};
   const llvm::StringMap<bool> features = llvm::sys::getHostCPUFeatures();
   std::vector<std::string> sorted;  // the map's order depends on hashing; cache keys must not
   for (const auto& feature : features) {
@@ -75,14 +78,54 @@ Session* make_session() {
   std::sort(sorted.begin(), sorted.end());
   host.features = llvm::join(sorted, ",");
   host.prefers_512 = features.lookup("avx512f");
-  host.target = llvm::TargetRegistry::lookupTarget(host.triple, session->error);
-  if (host.target == nullptr) return session;
-  return session;
+  return host;
 }
 
-Session& session() {
-  static Session* const instance = make_session();
-  return *instance;
+// Code for a named x86 uses what its kernels use, on top of what every x86-64 has: the check at the first tensor then
+// holds for both (runtime/cpu_features.h). The name, which compilers give more features than that check knows, chooses
+// speeds only. Kernels of other architectures say nothing of features: there the name does, or stands for those that
+// every processor has.
+Processor named(const CodeCpu& wanted) {
+  const Architecture& here = architecture();
+  const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.triple, "", ""));
+  const bool name_is_known = known->isCPUStringValid(wanted.name);
+  if (!llvm::Triple(here.triple).isX86()) return {.cpu = name_is_known ? wanted.name : "generic"};
+  Processor processor{.cpu = "x86-64", .tune = name_is_known ? wanted.name : "generic"};
+  llvm::SmallVector<llvm::StringRef, 32> features;
+  llvm::StringRef(wanted.features).split(features, ' ', -1, /*KeepEmpty=*/false);
+  for (const llvm::StringRef feature : features) {
+    if (llvm::none_of(known->getAllProcessorFeatures(), [&](const auto& entry) { return feature == entry.Key; }))
+      continue;  // LLVM would warn, in the program's name
+    if (!processor.features.empty()) processor.features += ',';
+    processor.features += ("+" + feature).str();
+    processor.prefers_512 |= feature == "avx512f";
+  }
+  return processor;
+}
+
+// What compiles for one processor.
+struct Session {
+  Processor processor;
+  std::mutex mutex;  // guards `machines`
+  std::vector<std::unique_ptr<llvm::TargetMachine>> machines;
+};
+
+// REQUIRES: the architecture has a target.
+Session& session_of(const CodeCpu& cpu) {
+  static auto* const sessions = new std::map<std::pair<std::string, std::string>, Session>;
+  static auto* const mutex = new std::mutex;
+  std::lock_guard lock(*mutex);
+  const auto [at, is_new] = sessions->try_emplace({cpu.name, cpu.features});
+  if (is_new) at->second.processor = cpu.name == "native" ? this_host() : named(cpu);
+  return at->second;
+}
+
+std::unique_ptr<llvm::TargetMachine> make_machine(const Processor& processor) {
+  llvm::TargetOptions options;
+  options.AllowFPOpFusion = llvm::FPOpFusion::Strict;
+  return std::unique_ptr<llvm::TargetMachine>(
+      architecture().target->createTargetMachine(architecture().triple, processor.cpu, processor.features, options,
+                                                 llvm::Reloc::PIC_, llvm::CodeModel::Small, kLevel, /*JIT=*/true));
 }
 
 // A target machine may serve one thread at a time; making one costs about as much as compiling a small kernel.
@@ -96,7 +139,7 @@ class MachineLease {
         session.machines.pop_back();
       }
     }
-    if (machine_ == nullptr) machine_ = make_machine(session.host);
+    if (machine_ == nullptr) machine_ = make_machine(session.processor);
   }
   ~MachineLease() {
     std::lock_guard lock(session_.mutex);
@@ -112,13 +155,14 @@ class MachineLease {
   std::unique_ptr<llvm::TargetMachine> machine_;
 };
 
-void set_host_attributes(llvm::Function& function, const Host& host) {
-  function.addFnAttr("target-cpu", host.cpu);
-  function.addFnAttr("target-features", host.features);
+void set_attributes(llvm::Function& function, const Processor& processor) {
+  function.addFnAttr("target-cpu", processor.cpu);
+  function.addFnAttr("target-features", processor.features);
+  if (!processor.tune.empty()) function.addFnAttr("tune-cpu", processor.tune);
   function.addFnAttr(llvm::Attribute::NoUnwind);
   // LLVM halves vectors on some CPUs by default; our lanes are sized for whole 512-bit registers.
-  function.addFnAttr("min-legal-vector-width", host.prefers_512 ? "512" : "256");
-  function.addFnAttr("prefer-vector-width", host.prefers_512 ? "512" : "256");
+  function.addFnAttr("min-legal-vector-width", processor.prefers_512 ? "512" : "256");
+  function.addFnAttr("prefer-vector-width", processor.prefers_512 ? "512" : "256");
 }
 
 // Code generation only: emit_llvm.cc leaves nothing for IR passes to gain (EarlyCSE and LICM were tried: no faster).
@@ -136,10 +180,10 @@ std::string compile_kernel(Session& session, const LoopKernel& source, const Jit
   MachineLease machine(session);
   llvm::LLVMContext context;
   llvm::Module module("rondo", context);
-  module.setTargetTriple(session.host.triple);
+  module.setTargetTriple(architecture().triple);
   module.setDataLayout(machine->createDataLayout());
   llvm::Function* kernel = emit_llvm(source, module);
-  set_host_attributes(*kernel, session.host);
+  set_attributes(*kernel, session.processor);
   if (options.dump_ir) {
     llvm::raw_string_ostream text(result.ir);
     module.print(text, nullptr);
@@ -165,9 +209,9 @@ std::string compile_kernel(Session& session, const LoopKernel& source, const Jit
   return "";
 }
 
-void compile(const LoopKernel& kernel, const JitOptions& options, JitResult& result) {
-  Session& s = session();
-  result.error = s.error.empty() ? compile_kernel(s, kernel, options, result) : s.error;
+void compile(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result) {
+  const std::string& error = architecture().error;
+  result.error = error.empty() ? compile_kernel(session_of(cpu), kernel, options, result) : error;
 }
 
 // ---- LLVM's linker, for objects that ours (object.h) does not place
@@ -181,7 +225,7 @@ struct Linker {
 Linker* make_linker() {
   auto* linker = new Linker;  // never destroyed, as the session
   auto jit = orc::LLJITBuilder()
-                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(session().host.triple)))
+                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(architecture().triple)))
                  // Kernels have no static constructors, thread locals or exceptions: no platform is needed.
                  .setPlatformSetUp(orc::setUpInactivePlatform)
                  .create();
@@ -218,8 +262,7 @@ std::string link_object(Linker& linker, const std::string& object, LinkedCode& l
 }
 
 void link(const std::string& object, LinkedCode& linked, std::string& error) {
-  Session& s = session();
-  if (error = s.error; !error.empty()) return;
+  if (error = architecture().error; !error.empty()) return;
   Linker& l = linker();
   error = l.error.empty() ? link_object(l, object, linked) : l.error;
   if (error.empty() || linked.code == nullptr) return;
@@ -227,9 +270,10 @@ void link(const std::string& object, LinkedCode& linked, std::string& error) {
   linked = {};
 }
 
-void describe(std::string& toolchain) {
-  const Host& host = session().host;
-  toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, host.triple, host.cpu, host.features);
+void describe(const CodeCpu& cpu, std::string& toolchain) {
+  const Architecture& here = architecture();
+  const Processor processor = here.error.empty() ? session_of(cpu).processor : Processor();
+  toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, here.triple, processor.cpu, processor.features);
 }
 
 // ---- LLVM's own memory

@@ -40,6 +40,7 @@ def parse_args():
     p.add_argument("--optimizer", choices=["fused", "foreach", "for-loop"], default="fused")
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--warmup", type=int, default=3)
+    p.add_argument("--zipf", action="store_true", help="tokens are as frequent as in texts, not equally likely")
     p.add_argument("--seed", type=int, default=1337)
     p.add_argument("--serve", action="store_true")
     return p.parse_args()
@@ -148,7 +149,12 @@ class Trainer:
         elif a.compile == "block":
             for block in self.model.h:
                 block.compile(mode=mode)
-        tokens = torch.randint(a.vocab_size, (a.batch_size, a.block_size + 1)).to(a.device)
+        shape = (a.batch_size, a.block_size + 1)
+        if a.zipf:  # log(id + 1) is uniform
+            tokens = ((a.vocab_size + 1) ** torch.rand(shape, dtype=torch.float64)).long().sub(1)
+            tokens = tokens.clamp_(0, a.vocab_size - 1).to(a.device)
+        else:
+            tokens = torch.randint(a.vocab_size, shape).to(a.device)
         self.ids, self.targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         if a.inference:
             self.model.eval()

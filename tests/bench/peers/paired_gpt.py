@@ -59,6 +59,7 @@ def parse_args(argv=None):
     p.add_argument("--tf32", action="store_true", help="both may round the operands of f32 products (cuda)")
     p.add_argument("--dtype", default="f32", choices=["f32", "bf16"])
     p.add_argument("--dropout", type=float, default=0.0, help="of both")
+    p.add_argument("--zipf", action="store_true", help="both train on tokens that are as frequent as in texts")
     p.add_argument("--n_layer", type=int, default=6)
     p.add_argument("--n_head", type=int, default=6)
     p.add_argument("--n_embd", type=int, default=384)
@@ -141,7 +142,8 @@ def start_all(a):
         model += [f"--{flag}={getattr(a, flag)}"]
     if a.device != "cpu":
         model += [f"--device={a.device}", *(["--tf32"] if a.tf32 else [])]
-    model += [f"--dtype={a.dtype}", f"--dropout={a.dropout}", *(["--inference"] if a.inference else []), "--serve"]
+    model += [f"--dtype={a.dtype}", f"--dropout={a.dropout}"]
+    model += [*(["--zipf"] if a.zipf else []), *(["--inference"] if a.inference else []), "--serve"]
     contenders = []
 
     def add(name, command):
@@ -191,7 +193,7 @@ def summarise(a, contenders):
         ratios.append({"name": f"{ours['name']} over {base['name']}", "median": statistics.median(per_round),
                        "min": min(per_round), "max": max(per_round), "per_round": per_round})
     model = {k: getattr(a, k) for k in ("n_layer", "n_head", "n_embd", "block_size", "batch_size", "vocab_size",
-                                        "threads", "dtype", "dropout", "device", "tf32", "rounds", "steps")}
+                                        "threads", "dtype", "dropout", "zipf", "device", "tf32", "rounds", "steps")}
     return {"model": model, "contenders": rows, "speed_ratios": ratios, "turns": {c.name: c.turns for c in contenders}}
 
 

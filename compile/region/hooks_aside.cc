@@ -1,0 +1,18 @@
+#include "rondo/compile/region/hooks_aside.h"
+
+namespace rondo::compile {
+namespace {
+thread_local int depth = 0;
+}  // namespace
+
+HooksAside::HooksAside(nn::ModuleBase& model) {
+  model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
+  ++depth;
+}
+HooksAside::~HooksAside() {
+  --depth;
+  for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
+}
+bool HooksAside::active() { return depth > 0; }
+
+}  // namespace rondo::compile
