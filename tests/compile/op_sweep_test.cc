@@ -31,36 +31,67 @@ using test::same_bits;
 
 enum class Setting { kAlone, kFused };
 
+// One call of an op, alone or between others. `in_f64`: what the op gives, too, where its attributes name another type.
+std::vector<Tensor> results_of(const OpDef& op, const OpSample& sample, Setting setting, std::vector<Tensor> operands,
+                               bool in_f64 = false) {
+  for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i) {
+    if (sample.role(i) != Role::kReal) continue;
+    if (is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
+    else if (operands[i].dtype() == kBool) operands[i] = operands[i] != true;
+    else operands[i] = ops::maximum(operands[i] * 3 - 1, operands[i]);
+  }
+  std::vector<Tensor> outputs(static_cast<size_t>(sample.n_outputs));
+  std::vector<TensorArg> args;
+  for (const Tensor& operand : operands) args.emplace_back(operand);
+  call(op, args, sample.attrs, outputs);
+  for (Tensor& out : outputs) {
+    if (setting != Setting::kFused) break;
+    if (in_f64 && op.traits.converts) out = operands[0] + (out.to(kF64) - operands[0]).detach();
+    else if (in_f64 && is_floating(out.dtype())) out = out.to(kF64);
+    if (is_floating(out.dtype())) out = out * out + 0.5;
+    else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
+    else out = ops::where(out > 1, out * out, -out);
+  }
+  return outputs;
+}
+
 // One call of an op as a module. The inputs are those of `inputs`; forward's own argument is the first.
 struct OneOp : nn::Module<OneOp> {
   OneOp(const OpDef& op, const OpSample& sample, Setting setting) : op(op), sample(sample), setting(setting) {}
   const OpDef& op;
   const OpSample& sample;
   Setting setting;
-  bool in_f64 = false;  // what the op gives, too, where its attributes name another type
+  bool in_f64 = false;
   std::vector<Tensor> inputs;
 
-  std::vector<Tensor> forward(const Tensor&) {
-    std::vector<Tensor> operands = inputs;
-    for (size_t i = 0; i < operands.size() && setting == Setting::kFused; ++i) {
-      if (sample.role(i) != Role::kReal) continue;
-      if (is_floating(operands[i].dtype())) operands[i] = operands[i] * 0.75 + 0.125;
-      else if (operands[i].dtype() == kBool) operands[i] = operands[i] != true;
-      else operands[i] = ops::maximum(operands[i] * 3 - 1, operands[i]);
+  std::vector<Tensor> forward(const Tensor&) { return results_of(op, sample, setting, inputs, in_f64); }
+};
+
+// The same as a function of its arguments that returns a tensor: all results in one, as numbers. So it may be replayed.
+struct OpOfArguments : nn::Module<OpOfArguments> {
+  OpOfArguments(const OpDef& op, const OpSample& sample) : op(op), sample(sample) {}
+  const OpDef& op;
+  const OpSample& sample;
+
+  template <class... Operands> Tensor forward(const Operands&... operands) {
+    std::vector<Tensor> results;
+    for (const Tensor& out : results_of(op, sample, Setting::kFused, {operands...}))
+      results.push_back(ops::reshape(out, {out.numel()}).to(kF64));
+    return ops::cat(results, 0);
+  }
+  static constexpr size_t kMostArguments = 8;
+  Tensor call_with(const std::vector<Tensor>& inputs) {
+    return [&]<size_t... n>(std::index_sequence<n...>) {
+      Tensor result;
+      ((inputs.size() == n + 1 ? void(result = call_with(inputs, std::make_index_sequence<n + 1>())) : void()), ...);
+      return result;
     }
-    std::vector<Tensor> outputs(static_cast<size_t>(sample.n_outputs));
-    std::vector<TensorArg> args;
-    for (const Tensor& operand : operands) args.emplace_back(operand);
-    call(op, args, sample.attrs, outputs);
-    for (Tensor& out : outputs) {
-      if (setting != Setting::kFused) break;
-      if (in_f64 && op.traits.converts) out = operands[0] + (out.to(kF64) - operands[0]).detach();
-      else if (in_f64 && is_floating(out.dtype())) out = out.to(kF64);
-      if (is_floating(out.dtype())) out = out * out + 0.5;
-      else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);
-      else out = ops::where(out > 1, out * out, -out);
-    }
-    return outputs;
+    (std::make_index_sequence<kMostArguments>());
+  }
+
+ private:
+  template <size_t... i> Tensor call_with(const std::vector<Tensor>& inputs, std::index_sequence<i...>) {
+    return (*this)(inputs[i]...);
   }
 };
 
@@ -219,6 +250,56 @@ void compare_with_truth(OneOp& module, const OpSpec& spec, const std::vector<Ten
   });
 }
 
+// In another mode, exact. It runs twice: the second run finds what the first has left in memory that is kept.
+void compare_in_mode(const OpDef& op, const OpSpec& spec, const OpSample& sample, const std::vector<Tensor>& inputs,
+                     compile::Mode mode) {
+  OneOp module(op, sample, Setting::kFused);
+  const Results eager = run(module, spec, inputs);
+  compile::compile_module(module, {.exact = true, .mode = mode});
+  const test::MustRunCompiled here;
+  for (int i = 0; i < 2; ++i)
+    expect_equal(run(module, spec, inputs), eager,
+                 [](const Tensor& a, const Tensor& b, size_t) { return same_bits(a, b); });
+}
+
+// Three calls with other numbers each; the module's result and its gradients.
+struct Called {
+  Tensor result;
+  std::vector<Tensor> grads;
+};
+std::vector<Called> call_thrice(OpOfArguments& module, const OpSpec& spec, const std::vector<Tensor>& inputs) {
+  std::vector<Called> calls;
+  for (const double scale : {1.0, 0.5, 0.75}) {
+    std::vector<Tensor> own, leaves;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      Tensor& input = own.emplace_back(inputs[i]);
+      if (!input.defined()) continue;
+      input = is_floating(input.dtype()) && module.sample.role(i) == Role::kReal ? input * scale : input.clone();
+      if (is_floating(input.dtype()) && !spec.is_constant(i) && module.op.grad != nullptr)
+        leaves.push_back(input.requires_grad_());
+    }
+    Called& called = calls.emplace_back(module.call_with(own));
+    if (called.result.requires_grad()) called.result.sum().backward();
+    for (const Tensor& leaf : leaves) called.grads.push_back(leaf.grad());
+  }
+  return calls;
+}
+// Calls that were replayed.
+int64_t compare_captured(const OpDef& op, const OpSpec& spec, const OpSample& sample, const std::vector<Tensor>& inputs,
+                         compile::Capture capture) {
+  OpOfArguments module(op, sample);
+  const std::vector<Called> eager = call_thrice(module, spec, inputs);
+  const compile::Regions regions = compile::compile_module(module, {.exact = true, .capture = capture});
+  const test::MustRunCompiled here;
+  const std::vector<Called> compiled = call_thrice(module, spec, inputs);
+  for (size_t i = 0; i < eager.size(); ++i) {
+    EXPECT_TRUE(same_bits(compiled[i].result, eager[i].result)) << "call " << i;
+    for (size_t k = 0; k < eager[i].grads.size(); ++k)
+      EXPECT_TRUE(same_bits(compiled[i].grads[k], eager[i].grads[k])) << "call " << i << ", gradient " << k;
+  }
+  return regions.report()[0].replays;
+}
+
 // `errors`: of default mode.
 void compare(const OpDef& op, const OpSpec& spec, const OpSample& sample, Setting setting,
              const std::vector<Tensor>& inputs, bool exact = true, ErrorsOfOp* errors = nullptr) {
@@ -280,6 +361,33 @@ TEST_F(CompiledOpSweep, BetweenElementwiseOpsInF64AndF16) {
       compare(op, spec, sample, Setting::kFused, sample.inputs_as(dtype));
     }
   });
+}
+
+TEST_F(CompiledOpSweep, Tuned) {
+  for_each_sample([](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    compare_in_mode(op, spec, sample, sample.inputs_as(kF32), compile::Mode::kMaxAutotune);
+  });
+}
+
+TEST_F(CompiledOpSweep, WithWorkingMemoryThatIsKept) {
+  for_each_sample([](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    compare_in_mode(op, spec, sample, sample.inputs_as(kF32), compile::Mode::kReduceOverhead);
+  });
+}
+
+TEST_F(CompiledOpSweep, ReplayedAndVerified) {
+  int64_t calls = 0, replays = 0;
+  for_each_sample([&](const OpDef& op, const OpSpec& spec, const OpSample& sample) {
+    if (sample.inputs.empty() || sample.inputs.size() > OpOfArguments::kMostArguments) return;
+    for (const auto capture : {compile::Capture::kReplay, compile::Capture::kVerify}) {
+      SCOPED_TRACE(capture == compile::Capture::kReplay ? "replayed" : "verified");
+      const int64_t replayed = compare_captured(op, spec, sample, sample.inputs_as(kF32), capture);
+      if (capture != compile::Capture::kReplay) continue;
+      replays += replayed;
+      ++calls;
+    }
+  });
+  EXPECT_GE(replays, calls) << "of two for each that could be";
 }
 
 // In 16 bits: Note [Default mode in 16 bits], also where the inputs have more bits and the op's result has not.

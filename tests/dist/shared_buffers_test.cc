@@ -18,6 +18,8 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"
+#include "rondo/tests/dist/staged_group.h"
+#include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 
 namespace rondo::dist {
@@ -174,6 +176,35 @@ TEST_F(BuffersOfRanks, AreSharedWithShardsAndAtSeams) {
         EXPECT_TRUE(same_bits(b.tensor, expected[2].at(b.name))) << b.name;
       ddp.check_parameters();
     }));
+}
+
+// A device that runs late: the bits of host memory.
+TEST_F(BuffersOfRanks, OnADeviceToo) {
+  const auto train = [](const std::shared_ptr<ProcessGroup>& group, Device device, BufferSync how) {
+    const std::unique_ptr<Net> net = make_net();
+    net->to(device);
+    DistributedDataParallel ddp(*net, group, {.buffers = how});
+    for (int step = 0; step < 2; ++step) {
+      ops::sum((*net)(batch_of(group->rank(), step).to(device))).backward();
+      ddp.finish();
+      net->zero_grad();
+    }
+    net->to(kCPU);
+    std::vector<Tensor> buffers;
+    for (const nn::NamedTensor& b : net->named_buffers()) buffers.push_back(b.tensor);
+    return buffers;
+  };
+  for (const BufferSync how : {BufferSync::kBroadcast, BufferSync::kAverage}) {
+    const test::FakeDevice fake({.seed = 1, .devices = 2});
+    expect_no_errors(run_ranks(2, [&](const Environment& e) {
+      const std::shared_ptr<ProcessGroup> host = connect(e);
+      const std::vector<Tensor> expected = train(host, kCPU, how);
+      const Device device = fake.device(e.rank);
+      const std::vector<Tensor> got = train(std::make_shared<test::StagedGroup>(host, device), device, how);
+      ASSERT_EQ(got.size(), 4u);
+      for (size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << i;
+    }));
+  }
 }
 
 // Numbers whose distribution differs from row to row.

@@ -588,10 +588,10 @@ std::string difference(const Program& program, const Check& check) {
         !is_rounding(program, eager, relaxed, Mode::kDefault))
       return with_error("default mode: " + what);
   }
-  // What a program reads of a result, and does with it, may round to another number, and be another recording.
-  const bool reads = std::any_of(program.steps.begin(), program.steps.end(),
-                                 [](const Step& step) { return step.kind->has(kReads); });
-  if (!exact || reads || exact->orders_sums) return "";
+  // What a program reads of a result may round to another number, and be another recording; tuning measures.
+  const bool varies = program.options.mode == compile::Mode::kMaxAutotune ||
+                      std::ranges::any_of(program.steps, [](const Step& step) { return step.kind->has(kReads); });
+  if (!exact || varies || exact->orders_sums) return "";
   const bool merges = program.layers > 1 || std::any_of(program.steps.begin(), program.steps.end(),
                                                         [](const Step& step) { return step.kind->has(kMerges); });
   return difference_in_kernels(exact->reports, relaxed.reports, merges);

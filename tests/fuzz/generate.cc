@@ -279,6 +279,10 @@ class Generator : public Draft {
     program_.tie_layers = random.chance(0.4);
     using enum Program::Compiled;
     program_.compiled = random.pick<Program::Compiled>({kModel, kModel, kBlocks, kBoth});
+    using enum compile::Mode;
+    program_.options.mode = random.chance(0.06)  ? kMaxAutotune  // takes its time
+                            : random.chance(0.2) ? kReduceOverhead
+                                                 : kDefault;
   }
 
   // Runs of neighbouring steps become functions, inside each other now and then.

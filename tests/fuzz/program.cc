@@ -164,6 +164,8 @@ std::string to_string(const Program& program) {
   if (program.as_function) result += "; a function of its arguments";
   constexpr const char* kCapture[] = {"", "; replayed", "; verified"};
   result += kCapture[static_cast<int>(program.options.capture)];
+  constexpr const char* kModes[] = {"", "; reduced overhead", "; tuned"};
+  result += kModes[static_cast<int>(program.options.mode)];
   constexpr const char* kRecompute[] = {"", "; recompute none", "; recompute full", "; recompute budget "};
   result += kRecompute[static_cast<int>(program.options.recompute)];
   if (program.options.recompute == compile::Recompute::kBudget)

@@ -72,6 +72,7 @@ class Shrinker {
       if (best_.*flag) attempt_change([&](Program& p) { p.*flag = false; });
     const compile::CompileOptions& options = best_.options;
     if (options.recompute != compile::Recompute::kAuto) attempt_change([](Program& p) { p.options.recompute = {}; });
+    if (options.mode != compile::Mode::kDefault) attempt_change([](Program& p) { p.options.mode = {}; });
     if (options.shapes != compile::Shapes::kAutomatic) attempt_change([](Program& p) { p.options.shapes = {}; });
     if (options.capture != compile::Capture::kRecord) attempt_change([](Program& p) { p.options.capture = {}; });
     if (options.max_entries < 256) attempt_change([](Program& p) { p.options.max_entries = 256; });

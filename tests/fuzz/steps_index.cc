@@ -76,6 +76,20 @@ bool pick_targets(Draft& draft, Step& step, bool slices) {
   return true;
 }
 
+// Rows, two lists of places of rows (where from, where to), and how they are combined. ints: {0, form}
+constexpr int64_t kForms = 9;
+bool pick_combined_rows(Draft& draft, Step& step) {
+  step.in = {draft.value(
+      [](const Tensor& t) { return is_floating(t.dtype()) && t.rank() > 0 && t.rank() <= 3 && t.numel() > 0; })};
+  if (step.in[0] == kNone) return false;
+  const Tensor x = draft.tensor(step.in[0]);
+  const Dims sizes = draft.coded(x.sizes());
+  for (int i = 0; i < 2; ++i) step.in.push_back(draft.indices({sizes[0]}, x.size(0)));
+  step.ints = {0, draft.random.below(kForms)};
+  step.scalar = draft.random.pick<double>({2, -0.5, 0.25});
+  return true;
+}
+
 // Integers or masks. ints: keepdim, then the dimensions (none: all).
 bool pick_integer_reduction(Draft& draft, Step& step) {
   step.in = {draft.value([](const Tensor& t) { return !is_floating(t.dtype()) && t.numel() > 0; })};
@@ -112,6 +126,43 @@ Tensor within(const Scene& s, const Tensor& index) {
   const int64_t size = s.in[0].size(s.n(0));
   if (size == 0) throw Error("there is nothing to look up");
   return ops::minimum(index, Tensor::full({}, static_cast<double>(size - 1), {kI64, index.device()}));
+}
+
+// Sums by index of rows that are combined with what they were picked from: a value in several roles.
+Tensor combine_rows(const Scene& s) {
+  const Tensor h = s.in[0] * s.step.scalar, from = within(s, s.in[1]), to = within(s, s.in[2]);
+  const Tensor zeros = Tensor::zeros(h.sizes(), {h.dtype()});
+  const auto picked = [&](const Tensor& table) { return ops::index_select(table, 0, from); };
+  switch (s.n(1)) {
+    case 0: return ops::index_add(zeros, 0, to, picked(h) + h);
+    case 1: return ops::index_add(zeros, 0, to, picked(h) * h - h);
+    case 2: return ops::index_add(h, 0, to, ops::tanh(picked(h)) * h);
+    case 3: {  // a table of a table
+      const Tensor both = picked(h) * 0.5 + h;
+      return ops::index_add(s.in[0], 0, to, picked(both) - both);
+    }
+    case 4: {  // what is made of the table, and the table
+      const Tensor far = ops::sigmoid(h);
+      return ops::index_add(zeros, 0, to, picked(far) * h + far);
+    }
+    case 5: {  // two sums in two orders, of one value
+      const Tensor made = picked(h) - h;
+      return ops::index_add(zeros, 0, to, made) + ops::index_add(h, 0, from, made * h);
+    }
+    case 6: {  // an order that the block computes
+      const ops::ValuesAndIndices sorted = ops::sort(h, 0);
+      return ops::tanh(ops::scatter_add(sorted.values, 0, sorted.indices, sorted.values * h));
+    }
+    case 7: {  // one number for each row, along the rows and along the columns
+      const Tensor each = ops::reshape(h, {h.size(0), -1}).select(1, 0);
+      const Tensor square = ops::unsqueeze(each, 1) + ops::tanh(each);
+      return ops::index_add(square, 0, to, square * each);
+    }
+    default: {  // places that are computed, and a sum by index as a table
+      const Tensor sums = ops::index_add(zeros, 0, to, ops::tanh(h));
+      return ops::index_add(zeros, 0, ops::minimum(from, to), picked(sums) * h + sums);
+    }
+  }
 }
 
 const StepKind kKinds[] = {
@@ -187,6 +238,7 @@ const StepKind kKinds[] = {
     {"index_select", 5, &pick_list,
      [](Scene& s) { return Tensors{ops::index_select(s.in[0], s.n(0), within(s, s.in[1]))}; }},
     {"gather", 5, &pick_places, [](Scene& s) { return Tensors{ops::gather(s.in[0], s.n(0), within(s, s.in[1]))}; }},
+    {"combined_rows", 30, &pick_combined_rows, [](Scene& s) { return Tensors{combine_rows(s)}; }, kScalar},
     {"scatter_add", 4, [](Draft& d, Step& s) { return pick_targets(d, s, false); },
      [](Scene& s) { return Tensors{scattered(s, s.in[1])}; }},
     {"scatter_add_slices", 4, [](Draft& d, Step& s) { return pick_targets(d, s, true); },

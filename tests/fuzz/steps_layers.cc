@@ -82,6 +82,21 @@ bool pick_attention(Draft& draft, Step& step) {
   step.ints = {draft.random.below(2)};
   return true;
 }
+// A mask that is added to the scores: one for all, or one for each example. It may require a gradient, as relative
+// positions do. ints: {causal, plain}
+bool pick_attention_mask(Draft& draft, Step& step) {
+  step.in = {draft.value([](const Tensor& t) {
+    return is_floating(t.dtype()) && t.rank() >= 2 && t.rank() <= 4 && t.numel() > 0 && t.size(-2) < 100;
+  })};
+  if (step.in[0] == kNone) return false;
+  const Tensor x = draft.tensor(step.in[0]);
+  const Dims sizes = draft.coded(x.sizes());
+  const int64_t rows = sizes[sizes.rank() - 2];
+  const bool for_each = x.rank() > 2 && draft.random.chance(0.4);
+  step.in.push_back(draft.leaf(x.dtype(), for_each ? Dims{sizes[0], 1, rows, rows} : Dims{rows, rows}, true));
+  step.ints = {draft.random.below(2), draft.random.below(3)};
+  return true;
+}
 bool pick_embedding(Draft& draft, Step& step) {
   const ValueId weight = draft.random.chance(0.3) ? draft.value([](const Tensor& t) {
     return is_floating(t.dtype()) && t.rank() == 2 && t.size(0) > 0;
@@ -197,6 +212,15 @@ const StepKind kKinds[] = {
            s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0, .dropout = s.training ? s.step.scalar : 0})};
      },
      kScalar},
+    {"attention_mask", 6, &pick_attention_mask,
+     [](Scene& s) {
+       const Tensor& x = s.in[0];
+       const int64_t examples = x.rank() > 2 ? x.size(0) : 1, heads = x.rank() > 3 ? x.size(1) : 1;
+       const Tensor q = ops::reshape(x, {examples, heads, x.size(-2), x.size(-1)}), k = ops::tanh(q), v = q * 0.5;
+       const ops::AttentionOptions options{.causal = s.n(0) != 0};
+       return Tensors{s.n(1) == 0 ? ops::plain_attention(q, k, v, s.in[1], options)
+                                  : ops::scaled_dot_product_attention(q, k, v, s.in[1].detach(), options)};
+     }},
     {"plain_attention", 3, &pick_attention,
      [](Scene& s) { return Tensors{ops::plain_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})}; }},
     {"embedding", 4, &pick_embedding, [](Scene& s) { return Tensors{ops::embedding(s.in[0], s.in[1])}; }},
