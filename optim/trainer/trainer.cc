@@ -52,9 +52,7 @@ Trainer::Trainer(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data:
 }
 Trainer::~Trainer() = default;
 
-void Trainer::add_callback(Callback& callback) {
-  return within_memory("Trainer::add_callback", [&] { run_->add_callback(callback); });
-}
+void Trainer::add_callback(Callback& callback) { run_->add_callback(callback); }
 TrainResult Trainer::train() {
   return within_memory("Trainer::train", [&] { return run_->train(); });
 }
