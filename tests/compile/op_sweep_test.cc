@@ -382,7 +382,9 @@ TEST_F(CompiledOpSweep, ReplayedAndVerified) {
     for (const auto capture : {compile::Capture::kReplay, compile::Capture::kVerify}) {
       SCOPED_TRACE(capture == compile::Capture::kReplay ? "replayed" : "verified");
       const int64_t replayed = compare_captured(op, spec, sample, sample.inputs_as(kF32), capture);
-      if (capture != compile::Capture::kReplay) continue;
+      const bool all_given = std::all_of(sample.inputs.begin(), sample.inputs.end(),
+                                         [](const Tensor& input) { return input.defined(); });
+      if (capture != compile::Capture::kReplay || !all_given) continue;  // what is left out is no argument
       replays += replayed;
       ++calls;
     }
