@@ -122,16 +122,17 @@ struct PngEncoder {
   std::string* out = nullptr;
   png_structp png = nullptr;
   png_infop info = nullptr;
+  bool out_of_memory = false;  // no exception may cross libpng's frames
 };
 
 void append_png(png_structp png, png_bytep bytes, size_t count) {
-  bool appended = true;
+  auto* encoder = static_cast<PngEncoder*>(png_get_io_ptr(png));
   try {
-    static_cast<PngEncoder*>(png_get_io_ptr(png))->out->append(reinterpret_cast<const char*>(bytes), count);
+    encoder->out->append(reinterpret_cast<const char*>(bytes), count);
   } catch (const std::bad_alloc&) {
-    appended = false;
+    encoder->out_of_memory = true;
   }
-  if (!appended) png_error(png, "out of memory");
+  if (encoder->out_of_memory) png_error(png, "out of memory");
 }
 
 void flush_png(png_structp) {}
@@ -169,9 +170,11 @@ std::string encode_png(const Pixels& pixels, int compression, std::span<const Co
   encoder.out = &out;
   encoder.png = png_create_write_struct(PNG_LIBPNG_VER_STRING, &encoder.message, on_png_error, on_png_warning);
   if (encoder.png != nullptr) encoder.info = png_create_info_struct(encoder.png);
-  const bool encoded = encoder.info != nullptr &&
+  encoder.out_of_memory = encoder.info == nullptr;
+  const bool encoded = !encoder.out_of_memory &&
                        write_png(encoder, pixels, compression, colors.data(), static_cast<int>(colors.size()));
   png_destroy_write_struct(&encoder.png, &encoder.info);
+  if (encoder.out_of_memory) throw std::bad_alloc();
   if (!encoded) throw Error(absl::StrCat("libpng cannot write this image: ", encoder.message.text));
   return out;
 }
