@@ -14,7 +14,7 @@ function(rondo_test_code target)
   rondo_use_precompiled(${target} tests)
 endfunction()
 
-# Tests share a cache of compiled kernels that is their own; test_compile uses none (cache_process_test.cc).
+# Tests share a cache of compiled kernels that is their own; test_compile uses none (compile/no_disk_cache.cc).
 set(RONDO_TEST_ENVIRONMENT RONDO_CACHE_DIR=${CMAKE_BINARY_DIR}/test_cache RONDO_TEST_SKIPPED=77)
 # Seconds after which a test has failed: far beyond what any takes on a slow and busy machine.
 set(RONDO_TEST_TIMEOUT 900)

@@ -85,14 +85,6 @@ TEST(CacheChild, DISABLED_Run) {
       report.missed.empty() ? "" : report.missed[0].component.c_str(), error.c_str());
 }
 
-// All other tests compile what they run: what an earlier run has left on disk would hide that from them.
-class NoDiskCache : public testing::Environment {
-  void SetUp() override {
-    if (variable("RONDO_TEST_DISK").empty()) setenv("RONDO_CACHE", "off", 1);
-  }
-};
-const testing::Environment* const no_disk_cache = testing::AddGlobalTestEnvironment(new NoDiskCache);
-
 using Report = std::map<std::string, std::string>;
 
 // A process with these variables set, and none of the cache's that this one may have been started with. It runs its
