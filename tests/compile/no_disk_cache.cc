@@ -1,5 +1,5 @@
-// Tests of compile/ compile what they run: what an earlier run has left on disk would hide that from them. A process that
-// tests the disk cache itself sets RONDO_TEST_DISK (cache_process_test.cc).
+// Tests of compile/ compile what they run: what an earlier run has left on disk would hide that from them. A process
+// that tests the disk cache itself sets RONDO_TEST_DISK (cache_process_test.cc).
 #include <gtest/gtest.h>
 
 #include <cstdlib>
