@@ -59,6 +59,8 @@ class ParameterGather final : public Recorder {
 
   void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
               std::source_location where) override;
+  // A parameter under way lacks its memory only: its history is at hand.
+  void interrupt(const char*, std::source_location) override {}
   void flush(const TensorImpl& tensor, std::source_location where) override;
 
  private:
