@@ -77,6 +77,7 @@
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/launch_queue.h"
+#include "rondo/optim/option_list.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/optimizers.h"
 #include "rondo/optim/schedule.h"
