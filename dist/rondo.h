@@ -72,14 +72,12 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/optim/formula.h"
-// Only for files that compile a formula of their own: its loops take time.
-// #include "rondo/optim/formula_code.h"
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/launch_queue.h"
-#include "rondo/optim/option_list.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/optimizers.h"
+#include "rondo/optim/option_list.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/seam.h"
 #include "rondo/optim/step_report.h"
@@ -135,3 +133,6 @@
 #include "rondo/runtime/text/template_error.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/runtime/update_facts.h"
+
+// Only for files that compile a formula of their own: its loops take time.
+// #include "rondo/optim/formula_code.h"

@@ -24,7 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/cleanup/cleanup.h"
 #include "rondo/optim/formula.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/option_list.h"
@@ -37,7 +36,7 @@ void check_betas(const char* optimizer, std::span<const double> betas);
 
 // The functions of an optimizer that must be kernel code.
 template <class Options> struct FormulaCode {
-  // Of one parameter. Throws Error if this optimizer cannot update it.
+  // How one parameter is updated. Throws Error if this optimizer cannot update it.
   const UpdatePlan& (*plan)(const Options& options, const Tensor& param);
   ScalarRule (*rule)(const Options& options);
 };
@@ -53,9 +52,12 @@ template <class Self, class Options> class FormulaOptimizer : public Optimizer {
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
   void add_param_group(const ParamGroup<Options>& group) {
     groups_.push_back(group.options);
-    absl::Cleanup forget = [this] { groups_.pop_back(); };
-    add_group(group.params);
-    std::move(forget).Cancel();
+    try {
+      add_group(group.params);
+    } catch (...) {
+      groups_.pop_back();
+      throw;
+    }
   }
   const char* name() const override { return Self::kName; }
 

@@ -179,7 +179,7 @@ Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options) {
   if (!all_whole) {
     const auto shares = [&](int d) {
       const Dims sizes = d == 0 ? Dims{size[0], 1} : Dims{size[1]};
-      return Tensor::from(counts[d], sizes, kCPU).to(wide).to(x.tensor.device());
+      return Tensor::from(counts[d], sizes, like);
     };
     y = y * (shares(0) * shares(1));
   }
@@ -205,7 +205,7 @@ Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size) {
       for (int64_t k = begin; k < end; ++k)
         shares[static_cast<size_t>(i * n + k)] = 1.0 / static_cast<double>(end - begin);
     }
-    return Tensor::from(shares, {size, n}, kCPU).to(wide).to(x.tensor.device());
+    return Tensor::from(shares, {size, n}, {wide, x.tensor.device()});
   };
   const amp::Autocast as_given(std::nullopt);
   const Tensor rows = matmul({x.tensor.to(wide), x.where}, transpose(means(in[3], size[1]), 0, 1));

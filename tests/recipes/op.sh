@@ -68,9 +68,9 @@ compile() {
   compiled=$(grep -lsF "\"rondo/$1\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$source/$1")
   copied=$tree/$1
   command=$(grep -F -- " -c $compiled" <<<"$commands") || fail "BUILD does not compile $1"
-  # A unit names its files as "rondo/...": those of the include folder, which is the copy's.
+  # A unit names its files as "rondo/...": those of the include folder, which is the copy's. Precompiled headers are not.
   [ "$compiled" = "$source/$1" ] || copied=$compiled
-  sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
+  sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -include [^ ]+/precompiled/[^ ]+||; s| -o [^ ]+| -o $work/objects/$(basename "$1" .cc).o|
           s| -c $compiled| -c $copied|" <<<"$command" >"$work/compile_$(basename "$1")"
   (cd "$build" && sh -e "$work/compile_$(basename "$1")") || fail "$1 does not compile"
 }
