@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/collective_log.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
@@ -45,6 +46,7 @@ class CheckpointNode final : public Node {
   std::vector<Tensor> run(std::span<const Tensor> inputs) {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);
+    const CollectiveScope note_sums(CollectiveScope::kNote, collectives_);
     autograd::LeafNotes leaves;
     std::vector<Tensor> outputs = fn_(inputs);
     for (std::shared_ptr<Node>& leaf : leaves.take())
@@ -63,6 +65,7 @@ class CheckpointNode final : public Node {
   }
   void release_saved() override {
     inputs_.clear();
+    collectives_.messages.clear();
     released_ = true;
   }
   void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
@@ -81,6 +84,7 @@ class CheckpointNode final : public Node {
     std::vector<Tensor> outputs;
     {
       const GeneratorScope replay(GeneratorScope::kReplay, generators_);
+      const CollectiveScope replay_sums(CollectiveScope::kReplay, collectives_);
       GradMode on(true);
       amp::Autocast autocast(autocast_);
       outputs = fn_(inputs);
@@ -107,6 +111,7 @@ class CheckpointNode final : public Node {
   Fn fn_;
   std::vector<SavedTensor> inputs_;
   std::vector<GeneratorState> generators_;  // that fn used, as they were before
+  CollectiveLog collectives_;               // that fn has made
   std::optional<DType> autocast_;
   bool released_ = false;
   size_t n_inputs_ = 0;

@@ -17,6 +17,7 @@ namespace {
 std::atomic<uint64_t> next_sequence{0};
 thread_local bool grad_mode = true;
 thread_local const Node* in_gradient_rule = nullptr;  // the node whose rule runs
+thread_local const Node* in_place_of = nullptr;       // the node that new ones are going to replace
 
 AutogradMeta& meta_of(const Tensor& tensor) {
   auto& meta = tensor.impl()->autograd;
@@ -48,11 +49,12 @@ uint64_t take_sequence() { return next_sequence.fetch_add(1, std::memory_order_r
 uint64_t sequence_of_new_node(std::source_location where) {
   if (Recorder* const recorder = active_recorder()) [[unlikely]]
     recorder->interrupt("a tape node is made", where);
-  return take_sequence();
+  return in_place_of != nullptr ? in_place_of->sequence : take_sequence();
 }
 }  // namespace
 
-Node::Node(std::source_location where) : sequence(sequence_of_new_node(where)) {}
+Node::Node(std::source_location where)
+    : sequence(sequence_of_new_node(where)), within(in_place_of != nullptr ? take_sequence() : 0) {}
 
 Node::~Node() {
   std::remove_pointer_t<decltype(dying)> queue;
@@ -71,12 +73,6 @@ Node::~Node() {
 }
 
 Tensor LeafGrad::grad() const { return leaf == nullptr ? Tensor() : leaf->leaf_grad(); }
-
-Node::OutputExtras& Node::extras_of(int output) {
-  for (OutputExtras& e : extras)
-    if (e.output == output) return e;
-  return extras.emplace_back(OutputExtras{output, {}, {}});
-}
 
 // The user's handle is not kept: a later write in place may give it a history that leads to this node, and the two
 // would own each other. A parameter's history never changes.
@@ -471,7 +467,8 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
   }
   if (!impl->requires_grad) return {};
   if (meta != nullptr) {
-    if (meta->grad_fn) return {meta->grad_fn, meta->output};
+    if (meta->grad_fn)
+      return meta->grad_fn->replaced ? meta->grad_fn->successor(meta->output) : Edge{meta->grad_fn, meta->output};
     if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return {std::move(accumulator), 0};
   }
   AutogradMeta& leaf_meta = meta_of(tensor);
@@ -536,9 +533,8 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
   node->save_outputs(outputs);
 }
 
-void set_history_of_saved_results(Node& node, const std::shared_ptr<Node>& to) {
-  if (auto* op = dynamic_cast<OpNode*>(&node)) op->self = to;
-}
+InPlaceOf::InPlaceOf(const Node& node) : previous_(std::exchange(in_place_of, &node)) {}
+InPlaceOf::~InPlaceOf() { in_place_of = previous_; }
 
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
                      std::source_location where) {

@@ -21,6 +21,7 @@
 // or retained gradient is reached by both.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -124,10 +125,16 @@ class Node {
   virtual void leaf_grad_added() {}
   // Frees the saved tensors. Runs after a backward without retain_graph; a second backward then throws.
   virtual void release_saved() {}
+  // Note [Replaced nodes]. A node that stands for several ops may be replaced, once, by nodes of these ops. A backward
+  // that begins later sends the gradient of output i to successor(i) and never comes to this node. One that has counted
+  // this node goes on with it. Hooks of an output go to its successor. REQUIRES: replaced.
+  virtual const Edge& successor(int output) const;
 
   absl::InlinedVector<Edge, 3> edges;  // one per input; its node is null if the input needs no gradient
   int n_outputs = 1;
-  const uint64_t sequence;  // order of creation
+  std::atomic<bool> replaced = false;
+  const uint64_t sequence;    // order of creation; a node that replaces another one has that one's
+  const uint64_t within = 0;  // order of creation among the nodes that replace one
 
   // Hooks and retained gradients of one output. Few tensors have any.
   struct OutputExtras {
@@ -136,7 +143,7 @@ class Node {
     std::weak_ptr<GradSlot> retained;
   };
   std::vector<OutputExtras> extras;
-  OutputExtras& extras_of(int output);
+  OutputExtras& extras_of(int output);  // of a replaced node: its successor's
 
  protected:
   explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
@@ -233,7 +240,8 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 
 // Activation checkpointing: runs fn without saving tensors, and runs it again during backward. Both runs draw the same
 // random numbers, from whatever generators fn uses on this thread; the second run leaves each generator as it found it.
-// fn must not have other side effects. While a region is recorded, fn is simply part of it.
+// Collectives (ops::all_reduce_sum) are made once: the checkpoint keeps their sums for the second run. fn must not have
+// other side effects. While a region is recorded, fn is simply part of it.
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs);
 

@@ -136,8 +136,17 @@ class Asked {
   const Asked* previous_;
 };
 
-// The history that the results which `node` has saved get for a second derivative: `to`, output by output, instead of
-// `node` itself. Whoever calls this keeps `to` alive.
-void set_history_of_saved_results(Node& node, const std::shared_ptr<Node>& to);
+// While in scope: nodes that this thread makes take the place of `node` in the order of a backward, among themselves in
+// the order of creation. They are going to replace it: Note [Replaced nodes] in autograd.h.
+class InPlaceOf {
+ public:
+  explicit InPlaceOf(const Node& node);
+  ~InPlaceOf();
+  InPlaceOf(const InPlaceOf&) = delete;
+  InPlaceOf& operator=(const InPlaceOf&) = delete;
+
+ private:
+  const Node* previous_;
+};
 
 }  // namespace rondo::autograd

@@ -14,6 +14,22 @@
 #include "rondo/runtime/recorder.h"
 #include "rondo/runtime/within_memory.h"
 
+namespace rondo {
+
+const Edge& Node::successor(int) const { throw_internal("a node without successors is replaced", {}); }
+
+Node::OutputExtras& Node::extras_of(int output) {
+  if (replaced) {
+    const Edge& to = successor(output);
+    return to.node->extras_of(to.output);
+  }
+  for (OutputExtras& e : extras)
+    if (e.output == output) return e;
+  return extras.emplace_back(OutputExtras{output, {}, {}});
+}
+
+}  // namespace rondo
+
 namespace rondo::autograd {
 namespace {
 thread_local const Asked* asked = nullptr;
@@ -97,12 +113,15 @@ class Backward {
         leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
           if (!any || !node->edges[i].node) continue;
-          grads_in[i] = take(node->edges[i]);
-          if (!grads_in[i].defined() && captured == nullptr && tasks_[node->edges[i].node.get()].waiting == 1)
-            leaf_grads[i].leaf = node->edges[i].node.get();
+          const Edge& edge = target(node->edges[i]);
+          grads_in[i] = take(edge);
+          if (!grads_in[i].defined() && captured == nullptr && tasks_[edge.node.get()].waiting == 1)
+            leaf_grads[i].leaf = edge.node.get();
         }
         if (captures) watch(*node, capture->second, *captured);
-        const absl::Cleanup done = [node] { unwatch(*node); };
+        const absl::Cleanup done = [&] {
+          if (captures) unwatch(*node, capture->second);
+        };
         if (any && captured == nullptr) {
           const Asked everything;
           node->backward_onto(grads, grads_in, leaf_grads);
@@ -123,8 +142,8 @@ class Backward {
       // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
       if (!retain_graph_ && needed && any) node->release_saved();
       for (size_t i = 0; i < node->edges.size(); ++i) {
-        const Edge& edge = node->edges[i];
-        if (!edge.node) continue;
+        if (!node->edges[i].node) continue;
+        const Edge& edge = target(node->edges[i]);
         const bool arrives = needed && grads_in[i].defined();
         if (arrives) add(edge, std::move(grads_in[i]));
         Task& task = tasks_[edge.node.get()];
@@ -144,8 +163,15 @@ class Backward {
     bool counted = false;         // its edges are in `waiting` of what they lead to
   };
   struct LaterFirst {
-    bool operator()(const Node* a, const Node* b) const { return a->sequence < b->sequence; }
+    bool operator()(const Node* a, const Node* b) const {
+      return a->sequence != b->sequence ? a->sequence < b->sequence : a->within < b->within;
+    }
   };
+
+  // Where a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes]. REQUIRES: edge.node.
+  const Edge& target(const Edge& edge) const {
+    return !edge.node->replaced || tasks_.contains(edge.node.get()) ? edge : edge.node->successor(edge.output);
+  }
 
   void add(const Edge& edge, Tensor grad) {
     Task& task = tasks_[edge.node.get()];
@@ -184,9 +210,10 @@ class Backward {
       stack.pop_back();
       for (const Edge& edge : node->edges) {
         if (!edge.node) continue;
-        Task& task = tasks_[edge.node.get()];
+        Node* const below = target(edge).node.get();
+        Task& task = tasks_[below];
         ++task.waiting;
-        visit(edge.node.get(), task);
+        visit(below, task);
       }
     }
   }
@@ -209,7 +236,9 @@ class Backward {
     return outputs;
   }
   // A captured gradient is the one of this edge, or is computed from it.
-  bool is_asked(const Edge& edge) const { return edge.node != nullptr && is_asked(edge.node.get(), edge.output); }
+  bool is_asked(const Edge& edge) const {
+    return edge.node != nullptr && is_asked(target(edge).node.get(), target(edge).output);
+  }
   bool is_asked(const Node* node, int output) const {
     if (const auto at = captures_.find(node); at != captures_.end())
       for (auto [captured, index] : at->second)
@@ -226,9 +255,10 @@ class Backward {
                                                 return Tensor();
                                               }});
   }
-  static void unwatch(Node& node) {
-    for (Node::OutputExtras& extra : node.extras)
-      std::erase_if(extra.hooks, [](const Hook& hook) { return hook.id == kCapture; });
+  static void unwatch(Node& node, std::span<const std::pair<int, size_t>> outputs) {
+    const auto is_capture = [](const Hook& hook) { return hook.id == kCapture; };
+    for (Node::OutputExtras& extra : node.extras) std::erase_if(extra.hooks, is_capture);
+    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // replaced meanwhile
   }
 
   // Finds the nodes from which a captured edge can be reached. No other node runs.
@@ -249,8 +279,10 @@ class Backward {
           path.pop_back();
           continue;
         }
-        Node* below = node->edges[next++].node.get();
-        if (below != nullptr && seen.insert(below).second) path.push_back({below, 0});
+        const Edge& edge = node->edges[next++];
+        if (edge.node == nullptr) continue;
+        Node* const below = target(edge).node.get();
+        if (seen.insert(below).second) path.push_back({below, 0});
       }
     }
   }

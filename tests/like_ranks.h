@@ -6,6 +6,7 @@
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/communicator.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::test {
@@ -25,5 +26,12 @@ class LikeRanks final : public Communicator {
  private:
   const int ranks_;
 };
+
+// A function of x (N, C) with two collectives that do not read of each other: C numbers, then N.
+inline Tensor two_norms(LikeRanks& ranks, const Tensor& x) {
+  const Tensor a = ops::all_reduce_sum(ops::sum(x, {0}), ranks);
+  const Tensor b = ops::all_reduce_sum(ops::sum(x * x, {1}), ranks);
+  return x * a + ops::sqrt(ops::unsqueeze(b, 1)) + ops::exp(a);
+}
 
 }  // namespace rondo::test

@@ -32,9 +32,8 @@ Chosen& chosen() {
 // True if the op only looks at its operand's memory.
 bool is_view(const GraphNode& node) { return node.op->kind == OpKind::kView; }
 
-// The results of eager execution for these inputs.
-std::unique_ptr<const UnitCheck> eager_results(const Program& program, std::span<const Tensor> inputs,
-                                               const Floats& floats) {
+// The check of a run with these inputs, which the run may overwrite.
+std::unique_ptr<UnitCheck> check_of(const Program& program, std::span<const Tensor> inputs, const Floats& floats) {
   std::vector<std::vector<int32_t>> units;
   for (const Launch& launch : program.plan().launches)
     if (!launch.nodes.empty()) units.push_back(launch.nodes);
@@ -66,20 +65,15 @@ std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> 
                                 std::span<const Tensor> homes) {
   if (!checks_units()) [[likely]]
     return program.run(inputs, floats, finished, homes);
-  const auto eager = eager_results(program, inputs, *floats);
-  std::vector<Tensor> outputs = program.run(inputs, floats, finished, homes);
-  eager->check(outputs);
-  return outputs;
+  return check_of(program, inputs, *floats)->run([&] { return program.run(inputs, floats, finished, homes); });
 }
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
                                             const std::shared_ptr<const Floats>& floats,
                                             std::span<const Tensor> homes) {
   if (!checks_units()) [[likely]]
     return program.run_and_release(std::move(inputs), floats, homes);
-  const auto eager = eager_results(program, inputs, *floats);
-  std::vector<Tensor> outputs = program.run_and_release(std::move(inputs), floats, homes);
-  eager->check(outputs);
-  return outputs;
+  const auto check = check_of(program, inputs, *floats);
+  return check->run([&] { return program.run_and_release(std::move(inputs), floats, homes); });
 }
 
 UnitCheck::UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
@@ -88,7 +82,18 @@ UnitCheck::UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::
       options_{.plan = {.exact = options.plan.exact, .epilogues = options.plan.epilogues}, .device = options.device},
       eager_(std::move(graph), inputs, options.plan.exact),
       graph_(eager_.graph()) {
+  sums_.operands = true;
   if (source != nullptr) source_.emplace(*source, inputs, options.plan.exact);
+}
+
+std::vector<Tensor> UnitCheck::run(absl::FunctionRef<std::vector<Tensor>()> compiled) {
+  std::optional<CollectiveScope> note(std::in_place, CollectiveScope::kNote, sums_);
+  std::vector<Tensor> outputs = compiled();
+  note.reset();
+  eager_.run(&sums_);
+  if (source_) source_->run(&sums_);
+  check(outputs);
+  return outputs;
 }
 
 UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
@@ -164,6 +169,8 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
 }
 
 std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
+  if (std::any_of(nodes.begin(), nodes.end(), [&](int32_t n) { return graph_.node(n).op->traits.communicates; }))
+    return "";  // alone, it would send again
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
@@ -207,24 +214,28 @@ std::string UnitCheck::names_of(const std::vector<int32_t>& nodes) const {
   return absl::StrJoin(names, ", ");
 }
 
-std::string UnitCheck::wrong_pass() const {
+std::string UnitCheck::wrong_pass() {
+  const bool wrong_operand = !source_->first_difference_in(sums_).empty();
   Graph graph = source_->graph();
   for (int i = 0; i < kPasses; ++i) {
     const auto stage = static_cast<CompilerStage>(i);
     if (!enabled(stage)) continue;
     const std::string pass(name_of(stage));
     graph = run_pass(pass, graph);
-    const OpByOp after(graph, source_->inputs(), options_.plan.exact);
+    OpByOp after(graph, source_->inputs(), options_.plan.exact);
+    after.run(&sums_);
     std::vector<Tensor> outputs;
     for (ValueId id : graph.outputs) outputs.push_back(after.value(id));
-    if (!source_->first_difference(outputs).empty())
+    // The compiled run has sent what this pass has made of the operand.
+    if (!source_->first_difference(outputs).empty() || (wrong_operand && after.first_difference_in(sums_).empty()))
       return absl::StrCat("the pass \"", pass, "\" makes another function of it (RONDO_DISABLE=", pass, ")");
   }
   return "a pass behind those that RONDO_DISABLE knows makes another function of it";
 }
 
-void UnitCheck::check_source(std::span<const Tensor> outputs) const {
-  const std::string first = source_ ? source_->first_difference(outputs) : "";
+void UnitCheck::check_source(std::span<const Tensor> outputs) {
+  std::string first = source_ ? source_->first_difference_in(sums_) : "";
+  if (first.empty() && source_) first = source_->first_difference(outputs);
   if (first.empty()) return;
   const std::string message = absl::StrCat("compiled code computes other numbers than eager execution: ", wrong_pass(),
                                            "; ", first);
@@ -232,10 +243,11 @@ void UnitCheck::check_source(std::span<const Tensor> outputs) const {
       message + save_reproducer({.stage = "numbers", .text = [&] { return to_string(source_->graph()); }}, message));
 }
 
-void UnitCheck::check(std::span<const Tensor> outputs) const {
+void UnitCheck::check(std::span<const Tensor> outputs) {
   const DumpsOff quiet;
   NoGrad off;
-  const std::string first = eager_.first_difference(outputs);
+  std::string first = eager_.first_difference_in(sums_);
+  if (first.empty()) first = eager_.first_difference(outputs);
   if (first.empty()) return check_source(outputs);
   for (const std::vector<int32_t>& unit : units_) {
     std::string what = wrong_in(unit);
@@ -253,9 +265,10 @@ void UnitCheck::check(std::span<const Tensor> outputs) const {
   }
   throw InternalError(
       absl::StrCat("compiled code computes other numbers than eager execution, but each of its ", units_.size(),
-                   " kernels and library calls is right on its own: memory is shared wrongly "
-                   "(RONDO_DISABLE=reuse,assemble). ",
-                   first, save_reproducer({.stage = "numbers", .text = [&] { return to_string(graph_); }}, first)));
+                   " kernels and library calls is right on its own",
+                   sums_.messages.empty() ? "" : " (but for collectives, which do not run again)",
+                   ": memory is shared wrongly (RONDO_DISABLE=reuse,assemble). ", first,
+                   save_reproducer({.stage = "numbers", .text = [&] { return to_string(graph_); }}, first)));
 }
 
 std::vector<Tensor> made_up_inputs(const Graph& graph) {
@@ -287,7 +300,9 @@ std::string check_graph(const Graph& source) {
   NoGrad off;
   const std::shared_ptr<const Program> program = Program::compile(source, {.plan = {.exact = true}});
   const std::vector<Tensor> inputs = made_up_inputs(source);
-  return OpByOp(source, inputs, /*exact=*/true).first_difference(program->run(inputs, program->floats()));
+  OpByOp eager(source, inputs, /*exact=*/true);
+  eager.run();
+  return eager.first_difference(program->run(inputs, program->floats()));
 }
 
 }  // namespace rondo::compile

@@ -4,6 +4,9 @@
 // an InternalError and in a file for rondo_replay. On with RONDO_CHECK=units, or with compile::set_check_units()
 // (options.h). Slow: everything runs three times.
 //
+// Collectives run once, in the compiled program. What it has sent is compared with eager execution's operand; its sum
+// is the result in both (Note [Collectives are effects] in runtime/op.h). A unit with a collective does not run alone.
+//
 // In exact mode any other bit differs (NaNs are equal). In default mode, more does than rounding: Note [What rounding
 // moves] of op_by_op.h.
 #pragma once
@@ -13,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "rondo/compile/exec/op_by_op.h"
 #include "rondo/compile/exec/program.h"
 
@@ -40,13 +44,13 @@ std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<
 
 class UnitCheck {
  public:
-  // Runs the graphs eagerly. `graph`: simplified. `units`: the nodes of each launch, in order. `source`: the graph
-  // before all passes; null: it is not known.
+  // `graph`: simplified. `units`: the nodes of each launch, in order. `source`: the graph before all passes; null: it
+  // is not known. The inputs may be overwritten afterwards.
   UnitCheck(Graph graph, std::vector<std::vector<int32_t>> units, std::span<const Tensor> inputs,
             const ProgramOptions& options, const Graph* source = nullptr);
 
-  // Throws InternalError if they differ from eager execution's. `outputs`: what the compiled graph returned.
-  void check(std::span<const Tensor> outputs) const;
+  // Runs the compiled graph, and then the graphs eagerly. Throws InternalError if its results differ.
+  std::vector<Tensor> run(absl::FunctionRef<std::vector<Tensor>()> compiled);
   UnitCheck(const UnitCheck&) = delete;
   UnitCheck& operator=(const UnitCheck&) = delete;
 
@@ -62,16 +66,19 @@ class UnitCheck {
   // Fewer nodes that are wrong, too.
   std::vector<int32_t> smallest(std::vector<int32_t> nodes) const;
   std::string names_of(const std::vector<int32_t>& nodes) const;
-  // Throws InternalError if these are not the source's results.
-  void check_source(std::span<const Tensor> outputs) const;
+  // Throws InternalError if these are not eager execution's results.
+  void check(std::span<const Tensor> outputs);
+  // The same for the source's results.
+  void check_source(std::span<const Tensor> outputs);
   // The pass that made another function of the source, in words.
-  std::string wrong_pass() const;
+  std::string wrong_pass();
 
   const std::vector<std::vector<int32_t>> units_;
   const ProgramOptions options_;
-  const OpByOp eager_;
+  OpByOp eager_;
   const Graph& graph_;  // the simplified one
   std::optional<OpByOp> source_;
+  CollectiveLog sums_;  // of the compiled run
 };
 
 // Operands for a graph's inputs, made up from a seed.

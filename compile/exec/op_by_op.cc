@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/ir/scanner.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -46,15 +48,19 @@ OpByOp::OpByOp(Graph graph, std::span<const Tensor> inputs, bool exact)
   const NoGrad off;
   const RecorderScope eager(nullptr);
   for (const Tensor& input : inputs) inputs_.push_back(input.defined() ? copy_of(input) : Tensor());
-  values_ = run(nullptr);
-  // Other processes take part in these: they run as often in each of them.
-  const bool communicates = std::any_of(graph_.nodes.begin(), graph_.nodes.end(),
-                                        [](const GraphNode& node) { return node.op->traits.communicates; });
-  if (communicates && !exact_) moved(graph_.outputs.empty() ? 0 : graph_.outputs[0]);
+}
+
+void OpByOp::run(CollectiveLog* sums) {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  sums_ = sums;
+  values_ = values_of_run(nullptr);
 }
 
 // `random`: of the nudges; null: none.
-ValueMap<Tensor> OpByOp::run(uint32_t* random) const {
+ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
+  std::optional<CollectiveScope> known_sums;
+  if (sums_ != nullptr) known_sums.emplace(CollectiveScope::kReplayOnly, *sums_);
   ValueMap<Tensor> values(graph_);
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i].defined()) continue;
@@ -86,6 +92,9 @@ ValueMap<Tensor> OpByOp::run(uint32_t* random) const {
   }
   run_eagerly(plain, values, nullptr, [&](const GraphNode& node) {
     if (node.op->kind == OpKind::kView) return;
+    // The sum was not made of this run's operand.
+    if (node.op->traits.communicates && sums_ != nullptr)
+      values[node.outputs[0]].add_(values[node.inputs[0]] - values_[node.inputs[0]]);
     for (ValueId id : node.outputs) nudge(values[id], *random);
   });
   return values;
@@ -98,7 +107,7 @@ double OpByOp::moved(ValueId id) const {
     moved_.emplace(graph_, 0.0);
     uint32_t random = 1;
     for (int i = 0; i < kNudgedRuns; ++i) {
-      const ValueMap<Tensor> nudged = run(&random);
+      const ValueMap<Tensor> nudged = values_of_run(&random);
       for (size_t v = 0; v < nudged.size(); ++v) {
         if (!nudged[v].defined()) continue;
         const std::vector<double> a = values_[v].to_vector<double>(), b = nudged[v].to_vector<double>();
@@ -138,6 +147,26 @@ std::string OpByOp::first_difference(std::span<const Tensor> outputs) const {
     const ValueId id = graph_.outputs[i];
     if (!values_[id].defined()) continue;
     if (std::string what = difference(id, outputs[i]); !what.empty()) return what;
+  }
+  return "";
+}
+
+std::string OpByOp::first_difference_in(const CollectiveLog& sums) const {
+  const NoGrad off;
+  const RecorderScope eager(nullptr);
+  CollectiveReader sent(sums);
+  for (const GraphNode& node : graph_.nodes) {
+    if (!node.op->traits.communicates) continue;
+    const Tensor& operand = values_[node.inputs[0]];
+    if (!operand.defined()) continue;
+    std::vector<Tensor> parts;
+    for (int64_t left = operand.numel(); left > 0; left -= parts.back().numel()) {
+      parts.push_back(sent.next(node.attrs.ints[0], operand.dtype(), left).operand);
+      invariant(parts.back().defined(), "the log of a run has fewer collectives than the run");
+    }
+    if (parts.empty()) continue;
+    const std::string what = difference(node.inputs[0], ops::reshape(ops::cat(parts, 0), operand.sizes()));
+    if (!what.empty()) return absl::StrCat("the operand of ", node.op->name, describe_location(node.where), ": ", what);
   }
   return "";
 }

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
+#include "rondo/runtime/collective_log.h"
 #include "rondo/runtime/tensor.h"
 
 namespace rondo::compile {
@@ -26,9 +27,15 @@ inline constexpr double kTimesMoved = 4;
 
 class OpByOp {
  public:
-  // Runs the graph. Nodes that need an input which is undefined are left out, and so are their results. The inputs may
-  // be overwritten afterwards.
+  // The inputs may be overwritten afterwards.
   OpByOp(Graph graph, std::span<const Tensor> inputs, bool exact);
+  // Runs the graph; call it first. Nodes that need an input which is undefined are left out, and so are their results.
+  // `sums`: the collectives of the compiled run, which has sent them already. Nothing is sent: Note [Collectives are
+  // effects] in runtime/op.h. Null: the graph has no collectives, or nobody has sent them. It outlives this.
+  void run(CollectiveLog* sums = nullptr);
+  // What differs in the operands of the collectives of `sums`, sent by the compiled run, as first_difference(). Their
+  // results are the same ones in both.
+  std::string first_difference_in(const CollectiveLog& sums) const;
 
   const Graph& graph() const { return graph_; }
   std::span<const Tensor> inputs() const { return inputs_; }
@@ -41,13 +48,14 @@ class OpByOp {
   std::string first_difference(std::span<const Tensor> outputs) const;
 
  private:
-  ValueMap<Tensor> run(uint32_t* random) const;
+  ValueMap<Tensor> values_of_run(uint32_t* random) const;
   // The most that an element of the value moves: Note [What rounding moves].
   double moved(ValueId id) const;
 
   const Graph graph_;
   const bool exact_;
   std::vector<Tensor> inputs_;  // copies
+  CollectiveLog* sums_ = nullptr;
   ValueMap<Tensor> values_;
   mutable std::optional<ValueMap<double>> moved_;  // known when the first value asks
 };

@@ -1,6 +1,7 @@
 #include "rondo/compile/region/compiled_node.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
@@ -79,32 +80,72 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     Arriving arriving;
     arriving.gradients.reserve(grads_out.size());
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
-    KeptValues::Pass pass = kept_.begin(arriving.gradients);
-    if (const char* why = why_replayed(); why != nullptr) {
-      count(Outcome::kReplayed, why);
-      backward_eagerly(*this, *binding_, *pass.saved, grads_out, grads_in);
-    } else {
-      run(grads_out, grads_in, leaf_grads, arriving, pass);
+    KeptValues::Pass pass;
+    {
+      std::lock_guard lock(replace_mutex_);
+      if (!replaced) pass = kept_.begin(arriving.gradients);
+      if (!replaced && grad_enabled()) replace(pass, grads_out);
     }
+    // Also for a backward that had counted this node before it was replaced.
+    if (replaced) return tape_->backward(grads_out, grads_in, !autograd::LastRead::now());
+    if (const char* why = why_replayed(arriving, pass); why != nullptr)
+      backward_eagerly(Outcome::kReplayed, why, grads_out, grads_in, pass);
+    else run(grads_out, grads_in, leaf_grads, arriving, pass);
     if (autograd::LastRead::now() && !pass.released) kept_.free(pass);
   }
+  const Edge& successor(int output) const override { return tape_->output(output); }
 
  private:
-  // The reason to replay this backward op by op, which does not depend on what arrives; null: run it compiled.
-  const char* why_replayed() const {
-    if (grad_enabled()) return "gradients with a history";
+  // Note [A tape for gradients with a history]. The second derivative of a region is that of its ops, so the recording
+  // runs again on the eager tape. Gradients of a second derivative reach the region by two ways: through its results,
+  // and through what its ops have saved. On the eager tape both meet at the ops. Here they would meet nowhere, were
+  // there two tapes, and each op would go backward twice, collectives among them. So the replay's tape replaces this
+  // node (Note [Replaced nodes] in runtime/autograd.h), and the region goes backward eagerly from then on.
+  void replace(const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
+    count(Outcome::kReplayed, "gradients with a history");
+    tape_ = replay(*this, binding_, pass, grads_out);
+    tape_->add(extras);
+    replaced = true;
+    extras.clear();
+    kept_.free_all();
+  }
+  // Once, on a tape of its own.
+  void backward_eagerly(Outcome outcome, const char* why, std::span<const Tensor> grads_out, std::span<Tensor> grads_in,
+                        const KeptValues::Pass& pass) {
+    count(outcome, why);
+    const std::shared_ptr<const EagerTape> tape = replay(*this, binding_, pass, grads_out);
+    tape->add(extras);
+    tape->backward(grads_out, grads_in, /*retain_graph=*/true);
+  }
+  // The reason to go backward op by op, for this one backward; null: run it compiled.
+  const char* why_replayed(const Arriving& arriving, const KeptValues::Pass& pass) const {
     if (watches_inside()) return "a hook inside the region";
+    if (leaves_out_collectives(arriving, pass)) return "a collective that grad() does not ask for";
     if (autograd::detecting_anomaly()) return "DetectAnomaly";
     return nullptr;
   }
-  // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed.
+  // True if a hook or retain_grad() asks for the gradient of an output from which other outputs are computed. Also if a
+  // hook, which may send messages itself, would run before collectives that are behind it in eager execution.
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
       if (extra.hooks.empty() && extra.retained.expired()) continue;
       const ValueId watched = entry_.forward_graph.outputs[static_cast<size_t>(extra.output)];
-      for (const GraphNode& node : entry_.forward_graph.nodes)
+      const int32_t producer = entry_.forward_graph.value(watched).producer;
+      for (size_t n = 0; n < entry_.forward_graph.nodes.size(); ++n) {
+        const GraphNode& node = entry_.forward_graph.nodes[n];
         if (std::count(node.inputs.begin(), node.inputs.end(), watched) > 0) return true;
+        if (node.op->traits.communicates && static_cast<int32_t>(n) > producer && !extra.hooks.empty()) return true;
+      }
     }
+    return false;
+  }
+  // The program of a backward computes the gradients of all inputs. A collective that is only for some of them must not
+  // run if grad() asks for the others: in eager execution it does not.
+  bool leaves_out_collectives(const Arriving& arriving, const KeptValues::Pass& pass) const {
+    if (!entry_.communicates || autograd::Asked::now() == nullptr) return false;
+    const OpSet all = ops_passed(entry_.forward_graph, arriving.gradients);
+    for (size_t n = 0; n < all.size(); ++n)
+      if (all[n] && !(*pass.ops)[n] && entry_.forward_graph.nodes[n].op->traits.communicates) return true;
     return false;
   }
 
@@ -120,18 +161,14 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       const SavedTensor& saved = kept(*pass.saved, static_cast<size_t>(source.index));
       return !saved.defined() || saved.overwritten();
     };
-    if (!grads_in.empty() && bound.compiled == nullptr) {
-      count(Outcome::kEager, "a backward");
-      return backward_eagerly(*this, *binding_, *pass.saved, grads_out, grads_in);
-    }
+    if (!grads_in.empty() && bound.compiled == nullptr)
+      return backward_eagerly(Outcome::kEager, "a backward", grads_out, grads_in, pass);
     if (!grads_in.empty() && bound.compiled->stale_for >= 0)
       throw_stale(entry_.forward_graph.node(bound.compiled->stale_for));
     // Replayed, the op that needs what was overwritten says so, by its own name and line. What was freed is needed only
     // by ops that this backward does not go through.
-    if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone)) {
-      count(Outcome::kReplayed, "overwritten or freed memory");
-      return backward_eagerly(*this, *binding_, *pass.saved, grads_out, grads_in);
-    }
+    if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone))
+      return backward_eagerly(Outcome::kReplayed, "overwritten or freed memory", grads_out, grads_in, pass);
     autograd::apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
     const CompiledBackward& backward = *bound.compiled;
@@ -253,6 +290,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   std::shared_ptr<const Binding> binding_;
   const Entry& entry_;  // of binding_
   KeptValues kept_;
+  std::mutex replace_mutex_;               // held until a backward has its values, or is replaced
+  std::shared_ptr<const EagerTape> tape_;  // of the nodes that replace this one; does not change afterwards
 };
 
 }  // namespace

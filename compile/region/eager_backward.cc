@@ -1,6 +1,7 @@
 #include "rondo/compile/region/eager_backward.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/transform/passed_ops.h"
@@ -13,20 +14,13 @@
 namespace rondo::compile {
 namespace {
 
-// Stands between the results of an op that is replayed for a second derivative and what reads them. While the replay
-// goes backward, the results' gradients pass through it to the op. Afterwards, those of the region's outputs lead to
-// the region's own node: as in eager execution, an output has one history, where all its gradients meet and its hooks
-// run.
+// The end of a replay's tape at an input that was overwritten, or, without an edge, at an output that nothing with a
+// gradient leads to.
 class Passage final : public Node {
  public:
-  explicit Passage(int results) {
-    n_outputs = results;
-    edges.resize(static_cast<size_t>(results));
-  }
+  explicit Passage(Edge to) { edges.push_back(std::move(to)); }
   const char* name() const override { return "compiled region"; }
-  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
-    for (size_t i = 0; i < grads_in.size(); ++i) grads_in[i] = grads_out[i];
-  }
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override { grads_in[0] = grads_out[0]; }
 };
 
 // Zeros in the layout of `like`.
@@ -57,16 +51,16 @@ bool reads_values(const GraphNode& node, size_t input) {
   return input > 0 || (node.op != &ops::kCopy && node.op != &ops::kFill);
 }
 
-// One replay. A replay has two differences to eager execution: it reads inputs that eager execution has no more use
-// for, and it is another tape than the one on which the region's outputs stand.
+// One replay. It reads inputs that eager execution has no more use for.
 class Replayed {
  public:
-  Replayed(const RegionNode& region, const Binding& binding, const KeptValues::Tensors& saved, bool create_graph)
+  Replayed(const RegionNode& region, const Binding& binding, const KeptValues::Pass& pass)
       : region_(region),
         binding_(binding),
         entry_(*binding.entry()),
-        saved_(saved),
-        create_graph_(create_graph),
+        saved_(*pass.saved),
+        freed_(pass.freed),
+        saving_(freed_.empty() ? OpSet() : ops_that_save(graph())),
         values_(graph()),
         kept_at_(graph(), -1),
         stale_(graph(), false) {
@@ -108,14 +102,6 @@ class Replayed {
       if (stale_[id] && values_[id].defined()) values_[id].storage().bump_version();
   }
 
-  // After the replay went backward: see Passage.
-  void lead_outputs_to(RegionNode& region) {
-    for (const auto& [passage, result, output] : passages_) {
-      passage->extras.clear();
-      passage->edges[static_cast<size_t>(result)] = {region.history(output), output};
-    }
-  }
-
  private:
   const Graph& graph() const { return binding_.graph(); }
 
@@ -127,11 +113,8 @@ class Replayed {
     }
     // What was computed from it may still be there, and its own values may be of no further use.
     value(id) = zeros_like(graph().value(id), entry_.device);
-    if (region_.edges[i].node != nullptr) {
-      const auto passage = std::make_shared<Passage>(1);
-      passage->edges[0] = region_.edges[i];
-      autograd::set_history(value(id), passage, 0);
-    }
+    if (region_.edges[i].node != nullptr)
+      autograd::set_history(value(id), std::make_shared<Passage>(region_.edges[i]), 0);
     stale_[id] = has_stale_inputs_ = true;
   }
 
@@ -146,7 +129,9 @@ class Replayed {
         // Its version will change, which is no reason to look at its base again.
         if (value(id).impl()->autograd != nullptr) value(id).impl()->autograd->base = Tensor();
       }
-    if (create_graph_) put_passage(made);
+    if (const auto n = static_cast<size_t>(&made - graph().nodes.data()); !freed_.empty() && freed_[n] && saving_[n])
+      for (ValueId id : made.outputs)
+        if (value(id).requires_grad()) autograd::gradient_edge(value(id)).node->release_saved();
   }
   // A collective does not run again (Note [Collectives are effects]): its results are those of the forward. No rule
   // reads one that was not kept, nor anything that is computed from it (collectives_read()).
@@ -195,96 +180,106 @@ class Replayed {
     return at < 0 || entry_.partition->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
   }
 
-  void put_passage(const GraphNode& made) {
-    std::shared_ptr<Passage> passage;
-    for (size_t i = 0; i < made.outputs.size(); ++i) {
-      Tensor& result = value(made.outputs[i]);
-      const auto at = std::find(graph().outputs.begin(), graph().outputs.end(), made.outputs[i]);
-      if (at == graph().outputs.end() || !result.requires_grad()) continue;
-      if (passage == nullptr) passage = std::make_shared<Passage>(static_cast<int>(made.outputs.size()));
-      passages_.push_back({passage, static_cast<int>(i), static_cast<int>(at - graph().outputs.begin())});
-    }
-    if (passage == nullptr) return;
-    for (size_t i = 0; i < made.outputs.size(); ++i) {
-      Tensor& result = value(made.outputs[i]);
-      if (!result.requires_grad()) continue;
-      passage->edges[i] = autograd::gradient_edge(result);
-      autograd::set_history_of_saved_results(*passage->edges[i].node, passage);
-      autograd::set_history(result, passage, static_cast<int>(i));
-    }
-  }
-
-  struct Led {
-    std::shared_ptr<Passage> passage;
-    int result, output;  // of the op and of the region
-  };
   const RegionNode& region_;
   const Binding& binding_;
   const Entry& entry_;
   const KeptValues::Tensors& saved_;
-  const bool create_graph_;
+  const OpSet& freed_;  // empty: none
+  const OpSet saving_;  // only for what was freed
   ValueMap<Tensor> values_;
   ValueMap<int32_t> kept_at_;  // by value: where the region keeps it; -1: it does not
   ValueMap<bool> stale_;       // by value: computed from an input that was overwritten
   bool has_stale_inputs_ = false, computed_stale_ = false;
-  std::vector<Led> passages_;
 };
+
+// A tensor of this kind with this history. Its memory is one element.
+Tensor with_history(const Value& kind, Device device, const Edge& history) {
+  Dims none;
+  for (int d = 0; d < kind.sizes.rank(); ++d) none.push_back(0);
+  Tensor tensor = Tensor::over(Tensor::zeros({1}, {kind.dtype, device}).storage(), 0, kind.sizes, none, kind.dtype);
+  autograd::set_history(tensor, history.node, history.output);
+  return tensor;
+}
 
 }  // namespace
 
-void backward_eagerly(RegionNode& region, const Binding& binding, const KeptValues::Tensors& saved,
-                      std::span<const Tensor> grads_out, std::span<Tensor> grads_in) {
-  const Entry& entry = *binding.entry();
-  RecorderScope eager(nullptr);
-  const bool create_graph = grad_enabled();
-  GradMode on(true);
+EagerTape::EagerTape(std::shared_ptr<const Binding> binding, std::vector<Edge> outputs, std::vector<Edge> inputs)
+    : binding_(std::move(binding)), outputs_(std::move(outputs)), inputs_(std::move(inputs)) {}
+
+void EagerTape::add(std::span<const Node::OutputExtras> extras) const {
+  for (const Node::OutputExtras& extra : extras) {
+    const Edge& at = output(extra.output);
+    Node::OutputExtras& own = at.node->extras_of(at.output);
+    own.hooks.insert(own.hooks.end(), extra.hooks.begin(), extra.hooks.end());
+    if (!extra.retained.expired()) own.retained = extra.retained;
+  }
+}
+
+void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, bool retain_graph) const {
+  const Entry& entry = *binding_->entry();
   const Graph& graph = entry.forward_graph;
-  Replayed replayed(region, binding, saved, create_graph);
-  std::vector<Tensor> roots, seeds;
-  for (size_t i = 0; i < graph.outputs.size(); ++i) {
+  const RecorderScope eager(nullptr);
+  std::vector<Tensor> roots, seeds, targets;
+  for (size_t i = 0; i < outputs_.size(); ++i) {
     if (!grads_out[i].defined()) continue;
-    roots.push_back(replayed.value(graph.outputs[i]));
+    roots.push_back(with_history(graph.value(graph.outputs[i]), entry.device, outputs_[i]));
     seeds.push_back(grads_out[i]);
   }
   // What is asked for: gradients of inputs, then of outputs, for the hooks there. Nothing else runs, nor do its
   // hooks.
   const autograd::Asked* asked = autograd::Asked::now();
-  std::vector<int> asked_inputs;
-  std::vector<Tensor> targets;
-  for (int i : entry.backward.grad_inputs) {
-    if (asked != nullptr && !asked->edges[static_cast<size_t>(i)]) continue;
+  std::vector<size_t> asked_inputs;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (inputs_[i].node == nullptr || (asked != nullptr && !asked->edges[i])) continue;
+    const Tensor input = with_history(graph.value(graph.inputs[i]), entry.device, inputs_[i]);
+    if (!grads_in.empty() && grads_in[i].defined()) {
+      // The gradient from later consumers comes first in the sum.
+      roots.push_back(input);
+      seeds.push_back(grads_in[i]);
+    }
     asked_inputs.push_back(i);
-    targets.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
+    targets.push_back(input);
   }
   if (asked != nullptr)
-    for (int i : asked->outputs) targets.push_back(replayed.value(graph.outputs[static_cast<size_t>(i)]));
+    for (int i : asked->outputs)
+      targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device, output(i)));
+  const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, retain_graph, grad_enabled(), true);
+  for (size_t i = 0; i < asked_inputs.size() && !grads_in.empty(); ++i)
+    if (grads[i].defined()) grads_in[asked_inputs[i]] = grads[i];
+}
+
+std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_ptr<const Binding> binding,
+                                        const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
+  const Entry& entry = *binding->entry();
+  const Graph& graph = entry.forward_graph;
+  const RecorderScope eager(nullptr);
+  const GradMode on(true);
+  std::optional<autograd::InPlaceOf> place(region);
+  Replayed replayed(region, *binding, pass);
+  place.reset();
+  const auto end_of = [&](ValueId id) {
+    const Tensor& value = replayed.value(id);
+    return value.defined() && value.requires_grad() ? autograd::gradient_edge(value) : Edge();
+  };
+  std::vector<Edge> outputs, inputs(graph.inputs.size());
+  for (ValueId id : graph.outputs)
+    if (outputs.push_back(end_of(id)); outputs.back().node == nullptr)
+      outputs.back().node = std::make_shared<Passage>(Edge());
+  for (int i : entry.backward.grad_inputs)
+    inputs[static_cast<size_t>(i)] = end_of(graph.inputs[static_cast<size_t>(i)]);
+  auto tape = std::make_shared<const EagerTape>(std::move(binding), std::move(outputs), std::move(inputs));
   replayed.mark_overwritten();
   if (replayed.has_stale()) {
     // First without the others, so that the error is that of eager execution, if there is one. Collectives of the
     // backward run once.
-    if (!communicates(graph)) autograd::grad(roots, targets, seeds, true, false, true);
+    if (!entry.communicates) {
+      const GradMode off(false);
+      std::vector<Tensor> unused(graph.inputs.size());
+      tape->backward(grads_out, unused, /*retain_graph=*/true);
+    }
     replayed.mark_stale();
   }
-  for (const Node::OutputExtras& extra : region.extras) {
-    Tensor& value = replayed.value(graph.outputs[static_cast<size_t>(extra.output)]);
-    if (!value.defined() || !value.requires_grad()) continue;
-    for (const Hook& hook : extra.hooks) value.register_hook(hook.fn);
-    if (const auto slot = extra.retained.lock())
-      value.register_hook([slot](const Tensor& grad) {
-        autograd::retain(*slot, grad);
-        return Tensor();
-      });
-  }
-  for (int i : entry.backward.grad_inputs) {
-    if (grads_in.empty() || !grads_in[static_cast<size_t>(i)].defined()) continue;
-    // The gradient from later consumers comes first in the sum.
-    roots.push_back(replayed.value(graph.inputs[static_cast<size_t>(i)]));
-    seeds.push_back(grads_in[static_cast<size_t>(i)]);
-  }
-  const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, true, create_graph, true);
-  replayed.lead_outputs_to(region);
-  for (size_t i = 0; i < asked_inputs.size() && !grads_in.empty(); ++i)
-    if (grads[i].defined()) grads_in[static_cast<size_t>(asked_inputs[i])] = grads[i];
+  return tape;
 }
 
 }  // namespace rondo::compile

@@ -127,6 +127,7 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   for (const WriteBack& back : write_backs(recorded))
     if (back.input >= 0) written.push_back({.input = back.input, .output = back.output, .visible = true});
   entry->forward_graph = recorded;
+  entry->communicates = communicates(recorded);
   entry->floats = floats_of(recorded);
   entry->n_outputs = static_cast<int>(recorded.outputs.size());
   entry->options = options;

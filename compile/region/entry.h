@@ -53,6 +53,7 @@ struct Entry {
   std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
   // Values of the recording that the usual backward reads, or one that runs the recording again.
   std::vector<ValueId> saved;
+  bool communicates = false;                    // the recording has collectives
   bool lays_out = false;                        // Note [Chosen layouts] in transform/lay_out.h
   mutable std::atomic<int64_t> last_use = 0;    // counted by the region
   mutable std::atomic<bool> forgotten = false;  // by the region

@@ -79,6 +79,18 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
 };
 }  // namespace
 
+SumsOfRun::SumsOfRun(const Entry& entry, std::span<const Tensor> inputs) {
+  if (entry.communicates && (!entry.forward_graph.versions.empty() || has_waiting_checks(entry.forward->plan()) ||
+                             std::any_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)))
+    note_.emplace(CollectiveScope::kNote, log_);
+}
+
+void SumsOfRun::with_sums(CollectiveScope::Mode mode, absl::FunctionRef<void()> fn) {
+  note_.reset();
+  const CollectiveScope known(mode, log_);
+  fn();
+}
+
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (!SharedRandomState::is_state(inputs[i])) continue;
@@ -91,13 +103,13 @@ void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size
   }
 }
 
-void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs) {
-  if (communicates(recorded) || std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, SumsOfRun& sums) {
+  if (std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
   ValueMap<Tensor> values(recorded);
   for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
   size_t made = 0;
   try {
-    compile::run_eagerly(recorded, values, nullptr, [&](const GraphNode&) { ++made; });
+    sums.again_silently([&] { compile::run_eagerly(recorded, values, nullptr, [&](const GraphNode&) { ++made; }); });
   } catch (const std::exception&) {
     take_back_draws(recorded, inputs, made);
   }

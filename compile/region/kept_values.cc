@@ -57,6 +57,7 @@ KeptValues::Pass KeptValues::begin(const std::vector<bool>& outputs) {
   Pass pass;
   pass.saved = saved_;
   const bool any_freed = all_freed_ || !freed_.empty();
+  pass.freed = all_freed_ ? OpSet(entry_.forward_graph.nodes.size(), true) : freed_;
   bool all = asked == nullptr;
   for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
   if (!all || any_freed)

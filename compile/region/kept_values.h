@@ -30,6 +30,7 @@ class KeptValues {
   struct Pass {
     std::shared_ptr<const Tensors> saved;
     std::optional<OpSet> ops;  // that it goes through; nothing: all that anybody may still use
+    OpSet freed;               // the ops that have freed what they saved; empty: none
     bool is_last = false;      // nothing is left for another one, unless the graph is retained
     bool released = false;     // from here, before the run that writes over it
   };
@@ -50,6 +51,8 @@ class KeptValues {
   void free(const Pass& pass);
   // The same before the run, which writes over what was saved: if it throws, no later backward may read that.
   void release(Pass& pass);
+  // All ops free it: an eager tape goes backward from now on.
+  void free_all() { free(Pass()); }
 
  private:
   struct Port {

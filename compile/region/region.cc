@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
@@ -288,6 +289,7 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
                                                  std::shared_ptr<const Binding> binding) {
   const Entry& entry = *binding->entry();
   std::vector<Tensor> results, finished;
+  std::optional<SumsOfRun> sums(std::in_place, entry, trace.external());
   try {
     count(Outcome::kCompiled);
     results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
@@ -302,16 +304,17 @@ std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& grap
     if (trace.has_writes() || waits) {
       // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
       if (!must_not_repeat(graph, trace.external(), finished)) {
-        run_op_by_op(trace, binding->graph());
+        sums->again([&] { run_op_by_op(trace, binding->graph()); });
         return nullptr;
       }
       finished.clear();
     } else {
-      take_back_draws(binding->graph(), trace.external());
+      take_back_draws(binding->graph(), trace.external(), *sums);
     }
     hand_over_finished(trace, graph, binding, finished, e.what());
     throw;
   }
+  sums.reset();
   std::shared_ptr<RegionNode> node;
   if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
   hand_over(trace, graph, results, node);

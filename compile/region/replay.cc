@@ -147,13 +147,17 @@ void Replay::run(const nn::ModuleCall& call) const {
   const Entry& entry = *binding_->entry();
   count(Outcome::kCompiled);
   std::vector<Tensor> results, finished;
+  std::optional<SumsOfRun> sums(std::in_place, entry, inputs);
   try {
     results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
   } catch (...) {
-    if (written_.empty() && !has_waiting_checks(entry.forward->plan())) take_back_draws(binding_->graph(), inputs);
-    else if (!must_not_repeat(entry.forward_graph, inputs, finished)) write_op_by_op(binding_->graph(), inputs);
+    if (written_.empty() && !has_waiting_checks(entry.forward->plan()))
+      take_back_draws(binding_->graph(), inputs, *sums);
+    else if (!must_not_repeat(entry.forward_graph, inputs, finished))
+      sums->again([&] { write_op_by_op(binding_->graph(), inputs); });
     throw;
   }
+  sums.reset();
   write_back(entry.forward_graph, inputs, results);
   Tensor result = results[result_];
   if (entry.forward_graph.value(entry.forward_graph.outputs[result_]).requires_grad)

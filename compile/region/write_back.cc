@@ -4,7 +4,6 @@
 
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/region/failed_run.h"
-#include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/recorder.h"
 
@@ -58,7 +57,6 @@ void write_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
 }
 
 bool must_not_repeat(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished) {
-  if (communicates(recorded)) return true;
   if (recorded.versions.empty() || finished.empty()) return false;
   const std::vector<WriteBack> backs = write_backs(recorded);
   return std::any_of(backs.begin(), backs.end(), [&](const WriteBack& back) {

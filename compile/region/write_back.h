@@ -18,7 +18,7 @@ void write_versions(const Graph& recorded, const GraphNode& made, std::span<cons
 // Runs a recording op by op, for its writes: until the op that throws.
 void write_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
-// After a run that threw: true if it has written an input or has made collectives, so that nothing may run again.
+// After a run that threw: true if it has written an input, so that nothing may run again.
 // `finished`: the results that were complete by then, or empty.
 bool must_not_repeat(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished);
 

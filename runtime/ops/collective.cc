@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/collective_log.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -53,7 +54,7 @@ void all_reduce_kernel(const KernelContext& c) {
   const Tensor dense = c.in(0).contiguous(c.where);
   const Device device = c.out().device();
   copy_bytes(device, c.out().mutable_address(), device, dense.address(c.where), static_cast<size_t>(dense.nbytes()));
-  Communicator::of(c.attrs.ints[0]).all_reduce_sum(c.out());
+  CollectiveScope::all_reduce_sum(c.attrs.ints[0], c.out());
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
 // Note [Collectives are effects] (runtime/op.h): a compiled program makes every collective that was recorded, once and
 // in order, whatever reads its result; in default mode independent neighbours are one message.
 #include <functional>
+#include <optional>
+#include <tuple>
+#include <utility>
 
+#include "rondo/compile/transform/passes.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/like_ranks.h"
 
@@ -59,19 +64,13 @@ class Collectives : public test::BlockTest {
   }
 };
 
-Tensor two_norms(test::LikeRanks& ranks, const Tensor& x) {
-  const Tensor a = ops::all_reduce_sum(ops::sum(x, {0}), ranks);
-  const Tensor b = ops::all_reduce_sum(ops::sum(x * x, {1}), ranks);
-  return x * a + ops::sqrt(ops::unsqueeze(b, 1)) + ops::exp(a);
-}
-
 TEST_F(Collectives, RunInOrderForwardAndBackward) {
   // Sizes that tell them apart: a (6), b (4); backward begins with the later one.
-  expect_eagers_messages(&two_norms, {6, 4, 4, 6});
+  expect_eagers_messages(&test::two_norms, {6, 4, 4, 6});
 }
 
 TEST_F(Collectives, InDefaultModeNeighboursAreOneMessage) {
-  const Run eager = run(&two_norms, {}), compiled = run(&two_norms, compile::CompileOptions{});
+  const Run eager = run(&test::two_norms, {}), compiled = run(&test::two_norms, compile::CompileOptions{});
   EXPECT_EQ(compiled.messages, (Messages{10, 10}));
   for (const auto& [a, b] : {std::pair(eager.y, compiled.y), std::pair(eager.dx, compiled.dx)})
     EXPECT_LT(ops::max(ops::abs(a - b)).item(), 1e-4 * ops::max(ops::abs(a)).item());
@@ -108,97 +107,8 @@ TEST_F(Collectives, BackwardDoesNotRepeatThem) {
     expect_eagers_messages(fn, {24, 24}, {.recompute = recompute});
 }
 
-// ---- A recording that runs again, op by op
-
-// The messages of a forward and of a backward with a history; and the gradient of the sum of squares of the gradient.
-struct SecondRun {
-  Tensor dx;
-  Messages messages;
-};
-SecondRun second_order(const std::function<Tensor(test::LikeRanks&, const Tensor&)>& fn,
-                       std::optional<compile::CompileOptions> options, bool hooks) {
-  struct Layer : nn::Module<Layer> {
-    std::function<Tensor(const Tensor&)> fn;
-    Tensor forward(const Tensor& x) { return fn(x); }
-  } layer;
-  test::LikeRanks ranks(3);
-  layer.fn = [&](const Tensor& x) { return fn(ranks, x); };
-  if (options) compile::compile_module(layer, *options);
-  manual_seed(2);
-  const Tensor x = Tensor::randn({4, 6}).requires_grad_(), inputs[] = {x};
-  Tensor y = layer(x);
-  if (hooks) y.register_hook([](const Tensor& g) { return g * 2.0; });
-  const Tensor roots[] = {ops::sum(y * y)};
-  const std::vector<Tensor> g = autograd::grad(roots, inputs, {}, true, true);
-  const Messages messages = ranks.messages;
-  ops::sum(g[0] * g[0]).backward();
-  return {x.grad(), messages};
-}
-
-TEST_F(Collectives, ABackwardWithAHistoryRepeatsNone) {
-  const test::MeansToRun eagerly(test::Eagerly::kBackward, "gradients with a history");
-  using Ranks = test::LikeRanks;
-  const Fn fns[] = {
-      &two_norms,
-      // Read by no rule.
-      [](Ranks& r, const Tensor& x) { return x + ops::all_reduce_sum(ops::sum(x, {0}), r); },
-      // What is kept may be computed from the sum.
-      [](Ranks& r, const Tensor& x) { return ops::exp(ops::all_reduce_sum(ops::tanh(x), r) * 0.1) * x; },
-      [](Ranks& r, const Tensor& x) {
-        const Tensor mean = ops::all_reduce_sum(ops::sum(x, {0}), r) / 12.0;
-        const Tensor var = ops::all_reduce_sum(ops::sum(ops::square(x - mean), {0}), r) / 12.0;
-        return (x - mean) / ops::sqrt(var + 1e-5);
-      },
-      // A sum without a gradient, and a view of one.
-      [](Ranks& r, const Tensor& x) {
-        const Tensor n = no_grad([&] { return ops::all_reduce_sum(ops::sum(x * x, {1}), r); });
-        return ops::tanh(x) * ops::unsqueeze(n, 1) + ops::all_reduce_sum(x, r).view({2, 2, 6})[0].select(0, 1);
-      },
-      [](Ranks& r, const Tensor& x) {
-        const Tensor s = ops::all_reduce_sum(x, r);
-        return ops::softmax(ops::matmul(s, ops::transpose(s, 0, 1)) * 0.1).matmul(ops::all_reduce_sum(s * x, r));
-      },
-  };
-  for (size_t i = 0; i < std::size(fns); ++i)
-    for (const bool hooks : {false, true})
-      for (const compile::Recompute recompute : {compile::Recompute::kAuto, compile::Recompute::kFull}) {
-        SCOPED_TRACE(testing::Message() << "function " << i << (hooks ? ", hooks" : ""));
-        const SecondRun eager = second_order(fns[i], {}, hooks);
-        const SecondRun compiled = second_order(fns[i], compile::CompileOptions{.exact = true, .recompute = recompute},
-                                                hooks);
-        EXPECT_EQ(compiled.messages, eager.messages);
-        EXPECT_LE(ops::max(ops::abs(compiled.dx - eager.dx)).item(), 2e-5 * (1 + ops::max(ops::abs(eager.dx)).item()));
-      }
-}
-
-// A hook inside of the region makes it go backward op by op, perhaps on one rank only.
-TEST_F(Collectives, AHookInsideMakesEagersMessages) {
-  const test::MeansToRun eagerly(test::Eagerly::kBackward, "a hook inside the region");
-  struct Layer : nn::Module<Layer> {
-    test::LikeRanks* ranks = nullptr;
-    std::vector<Tensor> forward(const Tensor& x) {
-      const Tensor h = ops::exp(ops::all_reduce_sum(ops::tanh(x), *ranks) * 0.1) * x;
-      return {h, ops::all_reduce_sum(h * h, *ranks) * x};
-    }
-  };
-  const auto run = [](bool compiled) {
-    test::LikeRanks ranks(3);
-    Layer layer;
-    layer.ranks = &ranks;
-    if (compiled) compile::compile_module(layer, {.exact = true});
-    manual_seed(2);
-    const Tensor x = Tensor::randn({4, 6}).requires_grad_();
-    std::vector<Tensor> y = layer(x);
-    y[0].register_hook([](const Tensor& g) { return g * 2.0; });
-    ops::sum(y[1]).backward();
-    return SecondRun{x.grad(), ranks.messages};
-  };
-  const SecondRun eager = run(false), compiled = run(true);
-  EXPECT_EQ(compiled.messages, eager.messages);
-  EXPECT_LE(ops::max(ops::abs(compiled.dx - eager.dx)).item(), 2e-5 * ops::max(ops::abs(eager.dx)).item());
-}
-
-// A bad index behind a collective: nothing is sent a second time, to find the draws behind the error or for the writes.
+// A bad index among collectives. As in eager execution, those behind it are not sent, and those before it are sent
+// once, though the recording runs again, to find the draws behind the error and for the writes.
 TEST_F(Collectives, ARunThatFailsRepeatsNone) {
   struct Layer : nn::Module<Layer> {
     Tensor& count = buffer("count", Tensor::zeros({6}));
@@ -207,28 +117,136 @@ TEST_F(Collectives, ARunThatFailsRepeatsNone) {
     Tensor forward(const Tensor& x, const Tensor& index) {
       Tensor h = ops::all_reduce_sum(ops::sum(x, {0}), *ranks) + x;
       if (writes) no_grad([&] { count.add_(ops::sum(h, {0})); });
-      if (draws) h = h + Tensor::rand({4, 6});
+      if (draws) h = h + ops::all_reduce_sum(Tensor::rand({4, 1}) + h, *ranks);
       h = ops::index_select(h, 0, index);
+      if (draws) h = h + Tensor::rand({2, 6});
+      h = h + ops::all_reduce_sum(ops::sum(h), *ranks);
       return draws ? h + Tensor::rand({2, 6}) : h;
     }
   };
+  struct Seen {
+    Messages messages;
+    Tensor count, next;
+    std::string error;
+  };
+  const auto run = [](bool draws, bool writes, std::optional<compile::CompileOptions> options) {
+    test::LikeRanks ranks(3);
+    Layer layer;
+    layer.ranks = &ranks;
+    layer.draws = draws;
+    layer.writes = writes;
+    if (options) compile::compile_module(layer, *options);
+    manual_seed(3);
+    std::vector<Seen> seen;
+    for (const int64_t last : {1, 7, 2, 7}) {
+      ranks.messages.clear();
+      const Tensor index = Tensor::from<int64_t>({0, last}, {2});
+      Seen now;
+      now.error = test::error_of([&] { layer(Tensor::ones({4, 6}).requires_grad_(), index); });
+      EXPECT_EQ(now.error.find("is out of range") != std::string::npos, last == 7) << now.error;
+      now.messages = ranks.messages;
+      now.count = layer.count.clone();
+      now.next = Tensor::rand({3});
+      seen.push_back(std::move(now));
+    }
+    return seen;
+  };
   for (const compile::Capture capture : {compile::Capture::kRecord, compile::Capture::kReplay})
-    for (const bool draws : {false, true})
-      for (const bool writes : {false, true}) {
-        test::LikeRanks ranks(3);
-        Layer layer;
-        layer.ranks = &ranks;
-        layer.draws = draws;
-        layer.writes = writes;
-        compile::compile_module(layer, {.exact = true, .capture = capture});
-        for (const int64_t last : {1, 7, 2, 7}) {
-          ranks.messages.clear();
-          const Tensor index = Tensor::from<int64_t>({0, last}, {2});
-          const std::string error = test::error_of([&] { layer(Tensor::ones({4, 6}).requires_grad_(), index); });
-          EXPECT_EQ(error.find("is out of range") != std::string::npos, last == 7) << error;
-          EXPECT_EQ(ranks.messages, Messages{6}) << "draws " << draws << ", writes " << writes;
+    for (const bool exact : {true, false})
+      for (const bool draws : {false, true})
+        for (const bool writes : {false, true}) {
+          SCOPED_TRACE(testing::Message() << "capture " << static_cast<int>(capture) << ", exact " << exact
+                                          << ", draws " << draws << ", writes " << writes);
+          const std::vector<Seen> eager = run(draws, writes, {});
+          EXPECT_EQ(eager[1].messages, draws ? (Messages{6, 24}) : Messages{6});
+          const std::vector<Seen> compiled = run(draws, writes,
+                                                 compile::CompileOptions{.exact = exact, .capture = capture});
+          for (size_t call = 0; call < eager.size(); ++call) {
+            EXPECT_EQ(compiled[call].messages, eager[call].messages) << "call " << call;
+            EXPECT_TRUE(test::same_bits(compiled[call].next, eager[call].next)) << "call " << call;
+            if (exact) {
+              EXPECT_TRUE(test::same_bits(compiled[call].count, eager[call].count)) << "call " << call;
+            }
+          }
         }
+}
+
+// Nor does a run with a collective that throws: the others may wait for it in vain, and once is enough.
+TEST_F(Collectives, OneThatThrowsIsNotTriedAgain) {
+  class Broken final : public Communicator {
+   public:
+    void all_reduce_sum(const Tensor&) override {
+      if (++calls == 2) throw Error("a peer is gone");
+    }
+    int calls = 0;
+  };
+  const auto offset_and_calls = [](std::optional<compile::Capture> capture) {
+    struct Layer : nn::Module<Layer> {
+      Tensor& count = buffer("count", Tensor::zeros({6}));
+      Broken broken;
+      Tensor forward(const Tensor& x) {
+        const Tensor h = ops::all_reduce_sum(x + Tensor::rand({6}), broken);
+        no_grad([&] { count.add_(h); });
+        return ops::all_reduce_sum(h * 2.0, broken) + Tensor::rand({6});
       }
+    } layer;
+    if (capture) compile::compile_module(layer, {.exact = true, .capture = *capture});
+    manual_seed(3);
+    EXPECT_EQ(test::error_of([&] { layer(Tensor::ones({6}).requires_grad_()); }).find("a peer is gone"), 0u);
+    return std::tuple(layer.broken.calls, default_generator().offset(), layer.count.to_vector<float>());
+  };
+  EXPECT_EQ(std::get<0>(offset_and_calls({})), 2);
+  for (const compile::Capture capture : {compile::Capture::kRecord, compile::Capture::kReplay})
+    EXPECT_EQ(offset_and_calls(capture), offset_and_calls({}));
+}
+
+// ---- RONDO_CHECK=units
+
+class CheckedCollectives : public Collectives {
+ protected:
+  void SetUp() override {
+    Collectives::SetUp();
+    setenv("RONDO_REPRODUCERS", folder_.path().c_str(), 1);
+    compile::set_check_units(true);
+  }
+  void TearDown() override {
+    compile::set_check_units(false);
+    compile::misrewrite_for_tests = nullptr;
+    unsetenv("RONDO_REPRODUCERS");
+    Collectives::TearDown();
+  }
+
+ private:
+  test::TempFolder folder_;
+};
+
+TEST_F(CheckedCollectives, RunOnce) {
+  expect_eagers_messages(&test::two_norms, {6, 4, 4, 6});
+  EXPECT_EQ(run(&test::two_norms, compile::CompileOptions{}).messages, (Messages{10, 10}));
+  // Its gradient is 0 but for rounding, so the graph runs several times.
+  const Fn cancels = [](test::LikeRanks& ranks, const Tensor& x) {
+    const Tensor mean = ops::all_reduce_sum(ops::sum(x, {0}), ranks) / 12.0;
+    return ops::tanh((x - mean) * 1e3 - x * 1e3 + mean * 1e3 + x);
+  };
+  EXPECT_EQ(run(cancels, compile::CompileOptions{}).messages, run(cancels, {}).messages);
+}
+
+// A pass makes another function of what is sent: all sums are of wrong numbers, in both.
+void add_for_subtract(std::string_view pass, compile::Graph& graph) {
+  if (pass != "segments") return;
+  for (compile::GraphNode& node : graph.nodes)
+    if (node.op->name == std::string_view("sub")) node.op = find_op("add");
+}
+TEST_F(CheckedCollectives, AWrongOperandIsFound) {
+  const Fn fn = [](test::LikeRanks& ranks, const Tensor& x) { return ops::all_reduce_sum(x * 2.0 - x, ranks) * 0.5; };
+  for (const bool exact : {true, false}) {
+    compile::misrewrite_for_tests = &add_for_subtract;
+    const std::string message = test::error_of<InternalError>(
+        [&] { run(fn, compile::CompileOptions{.exact = exact}); });
+    compile::misrewrite_for_tests = nullptr;
+    EXPECT_NE(message.find("the operand of all_reduce_sum"), std::string::npos) << message;
+    EXPECT_NE(message.find("the pass \"segments\""), std::string::npos) << message;
+  }
 }
 
 // What becomes one message is two results, each in memory of its own.
