@@ -24,7 +24,7 @@ namespace rondo::dist {
 struct TrainerReplicasOptions {
   // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
   bool check_parameters = false;
-  // Of the Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
+  // The Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
   ShardedOptimizer* shards = nullptr;
 };
 

@@ -117,7 +117,7 @@ struct PlainAttention {
   }
 };
 
-// Of attention_grad, and of attention_scores_grad, which has one result more.
+// For attention_grad and for attention_scores_grad: the latter has one more result, the gradient of the mask.
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
