@@ -465,7 +465,7 @@ class RegionHook final : public nn::CallHook {
   std::vector<std::shared_ptr<const Replay>> replays_;
 };
 
-// Of a module below a compiled one, until its first call.
+// Hook of a module inside a compiled one. It sees the first call, tells the outer region of it, and goes.
 class PartHook final : public nn::CallHook {
  public:
   explicit PartHook(std::weak_ptr<RegionHook> compiled) : compiled_(std::move(compiled)) {}

@@ -102,14 +102,17 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
+  nn::ModuleBase& module() const { return model_; }
+
   // Ends a step: waits until every bucket is averaged and the buffers are shared; on a device, later work does. A
-  // collective. Throws MismatchError
-  // on every rank; the gradients of this step must then not be used, but the next step may be tried, unless the ranks
-  // had issued different collectives on a device.
+  // collective. Throws MismatchError on every rank; the gradients of this step must then not be used, but the next step
+  // may be tried, unless the ranks had issued different collectives on a device.
   void finish();
   // finish() on a rank that ran no last backward in this step, because the batch has no part for it: that part counts
   // as zeros, beside what backwards under no_sync() have added up. Averages divide by all ranks, also by this one:
-  // scale the loss by world_size over the number of ranks that have a part, if it is a mean.
+  // scale the loss by world_size over the number of ranks that have a part, if it is a mean. Not for a model whose
+  // layers wait for all ranks (a synchronised BatchNorm): there the rank runs forward and backward of a batch of 0
+  // rows.
   void finish_with_zeros();
 
   // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last

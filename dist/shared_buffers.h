@@ -13,7 +13,7 @@ namespace rondo::dist {
 
 class SharedBuffers {
  public:
-  // Of the buffers that `model` has now.
+  // Shares the buffers that `model` has now; those that it gets later are not shared.
   SharedBuffers(const nn::ModuleBase& model, BufferSync how);
   // A collective: one for each dtype of the buffers. Afterwards each buffer has the same bits on every rank, unless
   // BufferSync::kLeave, which does nothing.

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/dist/agreement.h"
+#include "rondo/modules/channel_norm.h"
 
 namespace rondo::dist {
 
@@ -32,6 +33,15 @@ void TrainerReplicas::backward(const Tensor& loss, bool is_last) {
 void TrainerReplicas::average_gradients(bool ran_backward) {
   if (ran_backward) ddp_.finish();
   else ddp_.finish_with_zeros();
+}
+
+bool TrainerReplicas::layers_wait() const {
+  bool waits = options_.layers_wait;
+  ddp_.module().apply([&](nn::ModuleBase& module) {
+    if (const auto* const of_rows = dynamic_cast<nn::BatchNorm1d*>(&module)) waits |= of_rows->is_synchronised();
+    if (const auto* const of_images = dynamic_cast<nn::BatchNorm2d*>(&module)) waits |= of_images->is_synchronised();
+  });
+  return waits;
 }
 
 bool TrainerReplicas::share_states_of(const optim::Optimizer& optimizer) const {

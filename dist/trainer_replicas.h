@@ -24,7 +24,10 @@ namespace rondo::dist {
 struct TrainerReplicasOptions {
   // After every step: MismatchError unless all processes have the same parameters, bit for bit. Reads all parameters.
   bool check_parameters = false;
-  // Of the Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
+  // Layers of the model call collectives, so a process without a batch runs an empty one in its place (replicas.h). Of
+  // synchronised BatchNorms this is known; set it for layers of your own that do.
+  bool layers_wait = false;
+  // The Trainer's optimizer, if its states are in shards. Checkpoints hold the states of whole parameters.
   ShardedOptimizer* shards = nullptr;
 };
 
@@ -38,6 +41,7 @@ class TrainerReplicas : public optim::Replicas {
   void require_equal(const std::vector<std::string>& lines, std::string_view name) override;
   void backward(const Tensor& loss, bool is_last) override;
   void average_gradients(bool ran_backward) override;
+  bool layers_wait() const override;
   bool share_states_of(const optim::Optimizer& optimizer) const override;
   nn::StateDict optimizer_state(const optim::Optimizer& optimizer) override;
   void load_optimizer_state(optim::Optimizer& optimizer, const nn::StateDict& state) override;

@@ -22,8 +22,9 @@ BatchNorm<kSpatial>::BatchNorm(int64_t num_features, BatchNormOptions given)
     : options(given),
       weight(this->parameter("weight", parameter_of(given.affine, channel_sizes("BatchNorm", num_features), 1.0))),
       bias(this->parameter("bias", parameter_of(given.affine, {num_features}, 0.0))),
-      running_mean(this->buffer("running_mean", parameter_of(given.track_running_stats, {num_features}, 0.0))),
-      running_var(this->buffer("running_var", parameter_of(given.track_running_stats, {num_features}, 1.0))),
+      running_mean(
+          this->running_statistic("running_mean", parameter_of(given.track_running_stats, {num_features}, 0.0))),
+      running_var(this->running_statistic("running_var", parameter_of(given.track_running_stats, {num_features}, 1.0))),
       num_batches_tracked(
           this->buffer("num_batches_tracked", given.track_running_stats ? Tensor::zeros({}, kI64) : Tensor())),
       channels_(num_features) {

@@ -31,7 +31,8 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   const BatchNormOptions options;
   Tensor& weight;  // (C), starts at 1; undefined unless affine
   Tensor& bias;    // (C), starts at 0
-  // Buffers; undefined unless track_running_stats. The variance divides by n - 1.
+  // Buffers; undefined unless track_running_stats. The variance divides by n - 1. Both stay in f32 when the model is
+  // converted to 16 bits (ModuleBase::running_statistic).
   Tensor& running_mean;         // (C), starts at 0
   Tensor& running_var;          // (C), starts at 1
   Tensor& num_batches_tracked;  // i64 scalar
@@ -46,6 +47,7 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   // 2 C + 1 numbers in f64. Every rank calls the layer, also with an empty batch; the ranks together need more than one
   // value per channel. Null: from this process's batch. dist::convert_sync_batchnorm() does this for a whole model.
   void synchronise(std::shared_ptr<Communicator> communicator);
+  bool is_synchronised() const { return communicator_ != nullptr; }
 
  private:
   Tensor normalise_over_ranks(const Tensor& x);

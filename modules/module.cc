@@ -194,6 +194,12 @@ Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) try 
   throw_out_of_memory("buffer");
 }
 
+Tensor& ModuleBase::running_statistic(std::string name, Tensor value) {
+  Tensor& member = buffer(std::move(name), std::move(value));
+  entries_.back()->keeps_f32 = true;
+  return member;
+}
+
 void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
   for (const auto& entry : entries_)
     if (entry->tensor.defined()) fn(joined(prefix, entry->name), *entry);
@@ -310,10 +316,11 @@ void ModuleBase::to(DType dtype) try {
   std::unordered_set<const TensorImpl*> seen;
   visit("", [&](const std::string&, const Entry& entry) {
     Tensor tensor = entry.tensor;
-    if (!is_floating(tensor.dtype()) || tensor.dtype() == dtype || !seen.insert(tensor.impl()).second) return;
+    const DType wanted = entry.keeps_f32 ? compute_dtype(dtype) : dtype;
+    if (!is_floating(tensor.dtype()) || tensor.dtype() == wanted || !seen.insert(tensor.impl()).second) return;
     const Tensor grad = tensor.grad();
-    replace_contents(tensor, tensor.detach().to(dtype));
-    if (grad.defined()) tensor.set_grad(grad.to(dtype));
+    replace_contents(tensor, tensor.detach().to(wanted));
+    if (grad.defined()) tensor.set_grad(grad.to(wanted));
   });
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("Module::to");

@@ -130,7 +130,7 @@ class ModuleBase {
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
-  // Converts floating parameters (with their gradients) and buffers.
+  // Converts floating parameters (with their gradients) and buffers. 16 bits leave running statistics in f32.
   void to(DType dtype);
   // Moves parameters (with their gradients) and buffers; if it throws (out of memory), none of them. The states of an
   // optimizer that has made a step stay on the old device: load its state_dict() into a new optimizer.
@@ -199,6 +199,9 @@ class ModuleBase {
   Tensor& parameter(std::string name, Tensor value);
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
   Tensor& buffer(std::string name, Tensor value, bool persistent = true);
+  // As buffer(), for a number that each step changes by little, as a running mean does: 16 bits would round the changes
+  // away, so to(kBF16) and to(kF16) leave it in f32.
+  Tensor& running_statistic(std::string name, Tensor value);
   // load_state_dict() accepts and ignores this name: published checkpoints hold tensors that a model computes.
   void ignore_in_state_dict(std::string name) { ignored_.push_back(std::move(name)); }
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
@@ -226,6 +229,7 @@ class ModuleBase {
     Tensor tensor;
     bool is_parameter;
     bool persistent;
+    bool keeps_f32 = false;  // in to(dtype)
   };
   struct Replacement {
     std::unique_ptr<ModuleBase> module;

@@ -1,5 +1,6 @@
 #include "rondo/optim/adam.h"
 
+#include "absl/strings/str_cat.h"
 #include "rondo/optim/formula_code.h"
 #include "rondo/optim/step_programs.h"
 
@@ -30,18 +31,20 @@ ScalarRule adam_rule(const AdamOptions& o, bool decoupled) {
           .numbers = {o.lr, o.betas[0], o.betas[1]}};
 }
 
+void check_adam(const char* name, const AdamOptions& o) {
+  check_betas(name, o.betas);
+  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
+    throw Error(absl::StrCat(name, ": lr, eps and weight_decay must not be negative"));
+}
+
 }  // namespace
 
-void Adam::check(const AdamOptions& o) {
-  check_betas("Adam", o.betas);
-  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
-    throw Error("Adam: lr, eps and weight_decay must not be negative");
-}
+void Adam::check(const AdamOptions& o) { check_adam(kName, o); }
 FormulaCode<AdamOptions> Adam::code() {
   return {&adam_plan, [](const AdamOptions& o) { return adam_rule(o, /*decoupled=*/false); }};
 }
 
-void AdamW::check(const AdamWOptions& o) { Adam::check(as_adam(o)); }
+void AdamW::check(const AdamWOptions& o) { check_adam(kName, as_adam(o)); }
 FormulaCode<AdamWOptions> AdamW::code() {
   return {[](const AdamWOptions& o, const Tensor& param) -> const UpdatePlan& { return adam_plan(as_adam(o), param); },
           [](const AdamWOptions& o) { return adam_rule(as_adam(o), /*decoupled=*/true); }};

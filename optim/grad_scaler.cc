@@ -104,7 +104,8 @@ GradScaler::GradScaler(GradScalerOptions options)
 }
 
 Tensor GradScaler::scale(TensorArg loss) try {
-  if (!options_.enabled || !loss.tensor.defined()) return loss.tensor;
+  if (!loss.tensor.defined()) throw Error("GradScaler::scale: the loss is undefined");
+  if (!options_.enabled) return loss.tensor;
   state_->go_to(loss.tensor.device(loss.where));
   // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
   const DType dtype = loss.tensor.dtype(), compute = compute_dtype(dtype);

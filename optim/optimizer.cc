@@ -78,7 +78,12 @@ void Optimizer::add_group(std::span<const Tensor> params) {
                              "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
                              "make it after adding groups"));
   const size_t first = state_->slots.size();
-  check_options(n_groups());
+  const int group = n_groups();
+  check_options(group);
+  visit_options(group, [this](std::string_view option, Saved, double& value) {
+    if (!std::isfinite(value))
+      throw Error(absl::StrCat(name(), ": ", std::string(option), " must be finite, got ", value));
+  });
   add_slots(params);
   state_->signatures.clear();
   if (first == 0 || !state_->slots[0].copy.defined()) return;

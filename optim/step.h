@@ -49,7 +49,7 @@ class Step {
   // The options of a step and of the groups, and hashes of the states if they were loaded since the last call: these
   // are read from the device. See update_facts.h.
   static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
-  // Of a state_dict() of whole parameters.
+  // The same for a state_dict() of whole parameters.
   static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
 
   explicit Step(Optimizer& optimizer);

@@ -338,8 +338,8 @@ struct Traits {
   bool scans = false;
   // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
   bool assembles = false;
-  // Of an elementwise op: it reads input 0, a table, where input 1, of i64, says (LoopBuilder::pick), and not at its
-  // own element. ints[0]: the dimension of the table that is indexed.
+  // An elementwise op whose input 0 is a table: it reads it at the place that input 1 (i64) names, not at its own
+  // element (LoopBuilder::pick). ints[0]: the dimension of the table that is indexed.
   bool picks = false;
   // The input that is a random state (Note [Random state] in random_state.h), of an elementwise op that draws numbers:
   // not one element of it belongs to each element of the output.

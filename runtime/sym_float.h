@@ -75,7 +75,7 @@ class SymFloat {
   }
 
  private:
-  // Of the tracer that is active on this thread; InternalError: there is none.
+  // A symbol of the tracer that is active on this thread. Throws InternalError if there is none.
   static SymFloat trace(FloatOp op, SymFloat a, SymFloat b, double value);
   static void test(FloatTest test, SymFloat a, SymFloat b, bool outcome);
 
@@ -147,7 +147,7 @@ class FloatTracer {
   virtual void guard(FloatTest test, SymFloat a, SymFloat b, bool outcome) = 0;
 };
 
-// Of this thread, or null.
+// This thread's tracer, or null.
 FloatTracer* active_float_tracer();
 
 // While it lives, arithmetic on symbols of this thread goes to `tracer`.

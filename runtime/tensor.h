@@ -122,9 +122,8 @@ class Tensor {
   static Tensor randint(int64_t low, int64_t high, const Dims& sizes, TensorOptions options = {kI64},
                         Generator* generator = nullptr, std::source_location where = std::source_location::current());
   // Copies host values. The dtype is that of `options`, converted as .to() converts. Without options:
-  // - numbers in braces are literals: those of C++'s double are f32, the default dtype, as in PyTorch; int is i32,
-  // which
-  //   index arguments take; from<double>({0.1, 0.2}, {2}) and from({0.1, 0.2}, {2}, kF64) are f64;
+  // - numbers in braces are literals: double gives f32, the default dtype, as in PyTorch; int gives i32, which index
+  //   arguments take; from<double>({0.1, 0.2}, {2}) and from({0.1, 0.2}, {2}, kF64) give f64;
   // - a vector or span has a type that somebody chose, and it decides: vector<double> is f64.
   static Tensor from(std::initializer_list<double> literals, const Dims& sizes, Device device = default_device(),
                      std::source_location where = std::source_location::current());

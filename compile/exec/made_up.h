@@ -2,8 +2,8 @@
 // (exec/check_units.h).
 //
 // Note [Made-up places]. Integers may say where to read or write: an index, an order, where segments begin. Code that
-//   reads them trusts what has checked or made them before, so made-up ones must be such as it may meet: below the
-//   number of places of whatever reads them, and in order, if they are where segments begin.
+//   reads them does not check them: an earlier launch has. So made-up ones must be valid for every reader: smaller than
+//   the number of rows or elements that a reader can address, and ascending where they are the starts of segments.
 #pragma once
 
 #include <vector>

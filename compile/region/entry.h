@@ -30,7 +30,7 @@ struct CompiledBackward {
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
-  // Of one that is not an entry's usual one: the floats that it is for, and those that it was compiled for.
+  // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
   FloatGuards guards;
   RecordedFloats floats;
 };
@@ -118,7 +118,7 @@ class Binding {
   Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }
-  // Of the recording.
+  // The floats of the recording.
   std::span<const double> floats() const { return floats_; }
   // The floats of the entry's forward, and of its usual backward (null: there is none).
   const std::shared_ptr<const Floats>& forward() const { return forward_; }

@@ -32,6 +32,10 @@ class Replicas {
   // After the last backward of a step: gradients become the averages over the processes. `ran_backward`: false if this
   // process ran none in this step. Its gradients then count as zeros.
   virtual void average_gradients(bool ran_backward) = 0;
+  // True if layers of the model wait for the other processes, as a synchronised BatchNorm does. A process without a
+  // batch then runs an empty one in its place: the Trainer calls the loss function with tensors of 0 rows, and the
+  // loss, which may be NaN, counts nothing.
+  virtual bool layers_wait() const { return false; }
   // True if each process has a part of this optimizer's states. optimizer_state() is then a collective.
   virtual bool share_states_of(const Optimizer& /*optimizer*/) const { return false; }
   // The states of whole parameters, in process 0; what other processes get is of no use.

@@ -37,8 +37,9 @@
 // whole step or evaluation. What throws in one process ends the others' train() with an error that names it; none of
 // them can go on in this job. A checkpoint resumes on any number of processes. The position in the data is exact: the
 // job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has the same
-// batches, and losses differ by the order of sums only (and by dropout, whose masks belong to ranks). Otherwise steps
-// have other sizes from there on: Note [Other steps]. The optimizer's states may be in shards
+// batches, and losses differ by the order of sums only, and by what a process does of its own: masks of dropout, and
+// the statistics of BatchNorm, which are those of a process's batch, or of all processes' where it is synchronised.
+// Otherwise steps have other sizes from there on: Note [Other steps]. The optimizer's states may be in shards
 // (TrainerReplicasOptions::shards): a checkpoint has those of whole parameters, and resumes with shards or without.
 // save_checkpoint() is then called by all processes, too.
 //

@@ -94,6 +94,13 @@ class RandomStateOfThread {
   const uint64_t seed_, offset_;
 };
 
+// The batch with 0 rows. Tensors without dimensions are left as they are.
+data::Batch without_rows(const data::Batch& batch) {
+  data::Batch empty;
+  for (const Tensor& tensor : batch) empty.push_back(tensor.rank() == 0 ? tensor : tensor.slice(0, {0, 0}));
+  return empty;
+}
+
 }  // namespace
 
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
@@ -245,14 +252,14 @@ bool Trainer::Run::train_step() {
     }
     const auto made = run_backwards(step);
     if (!made) return undo();
-    const std::vector<std::pair<double, Tensor>>& losses = *made;
+    const std::vector<std::pair<double, Tensor>>& losses = made->losses;
     const auto mean_loss = [&] {
       double mean = 0;
       for (const auto& [share, loss] : losses) mean += share * loss.item();
       if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
       return step.all_targets == 0 ? std::nan("") : mean;
     };
-    if (step.all_targets > 0 && replicas_ != nullptr) replicas_->average_gradients(/*ran_backward=*/!losses.empty());
+    if (step.all_targets > 0 && replicas_ != nullptr) replicas_->average_gradients(made->ran);
     // Collectives of host tensors end in order: a sum that is asked for later would wait for all parameters.
     const bool early = shares_states() && has_host_memory(optimizer_.device());
     double mean = early ? mean_loss() : 0;
@@ -318,19 +325,23 @@ bool Trainer::Run::fetch(Micro& step) {
   return !agreed_to_stop_;
 }
 
-// Forward and backward of each batch. Returns the losses with their shares: they are read later, when all of the step
-// is enqueued. nullopt: cancelled.
-std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backwards(const Micro& step) {
-  std::vector<std::pair<double, Tensor>> losses;
-  size_t last = step.targets.size();  // of those that count
-  while (last > 0 && step.targets[last - 1] == 0) --last;
+// Forward and backward of each batch. The losses are read later, when all of the step is enqueued. nullopt: cancelled.
+std::optional<Trainer::Run::Backwards> Trainer::Run::run_backwards(const Micro& step) {
+  Backwards made;
+  // Where layers wait for the other processes, all run as many forwards and backwards.
+  const bool runs_empty = step.all_targets > 0 && replicas_ != nullptr && replicas_->layers_wait();
+  size_t last = step.targets.size();  // of those that run
+  while (last > 0 && step.targets[last - 1] == 0 && !runs_empty) --last;
   for (size_t i = 0; i < step.targets.size(); ++i) {
-    const data::Batch batch = *batches_->next();
-    if (step.targets[i] == 0) continue;  // its mean would be 0 / 0
+    data::Batch batch = *batches_->next();
+    const bool counts = step.targets[i] > 0;  // the mean of one that does not is 0 / 0
+    if (!counts && !runs_empty) continue;
     if (is_cancelled()) return std::nullopt;
+    if (!counts) batch = without_rows(batch);
     const double share = static_cast<double>(step.targets[i]) / static_cast<double>(step.all_targets);
     const Tensor loss = loss_of(batch);
-    losses.emplace_back(share, loss.detach());
+    made.ran = true;
+    if (counts) made.losses.emplace_back(share, loss.detach());
     // Gradients are averaged over the replicas, and their sum is wanted.
     const double weight = replicas_ == nullptr ? share : share * replicas_->size();
     Tensor part = weight == 1 ? loss : loss * weight;
@@ -340,7 +351,7 @@ std::optional<std::vector<std::pair<double, Tensor>>> Trainer::Run::run_backward
     tell([this](Callback& c) { c.on_micro_step(progress_); });
   }
   if (step.ends_epoch) batches_->next();
-  return losses;
+  return made;
 }
 
 Tensor Trainer::Run::loss_of(const data::Batch& batch) const {

@@ -46,6 +46,11 @@ class Trainer::Run {
     int64_t rows = 0, all_targets = 0;  // of all processes
     bool ends_epoch = false;            // the epoch ended before there were enough batches
   };
+  // What the forwards and backwards of a step gave.
+  struct Backwards {
+    std::vector<std::pair<double, Tensor>> losses;  // of batches that count, each with its share of the targets
+    bool ran = false;                               // a backward, if only of an empty batch
+  };
   // The state of early stopping.
   struct Best {
     std::optional<double> loss = std::nullopt;
@@ -74,7 +79,7 @@ class Trainer::Run {
   // ---- The loop (trainer_run.cc)
   bool train_step();
   bool fetch(Micro& step);
-  std::optional<std::vector<std::pair<double, Tensor>>> run_backwards(const Micro& step);
+  std::optional<Backwards> run_backwards(const Micro& step);
   Tensor loss_of(const data::Batch& batch) const;
   void finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds);
   bool due(int64_t every) const;

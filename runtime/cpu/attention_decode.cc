@@ -169,7 +169,8 @@ template <class T> class Decode {
         if (!allowed(batch, head, begin + j)) weights[j] = -kInfinity<A>;
     } else if (mask_.bias != nullptr) {
       const T* const bias = mask_.bias + batch * mask_.strides[0] + head * mask_.strides[1] + begin * mask_.strides[3];
-      for (int64_t j = 0; j < n; ++j) weights[j] += static_cast<A>(bias[j * mask_.strides[3]]) * static_cast<A>(kLog2E);
+      for (int64_t j = 0; j < n; ++j)
+        weights[j] += bounded_addend(static_cast<A>(bias[j * mask_.strides[3]])) * static_cast<A>(kLog2E);
     }
     A maximum = -kInfinity<A>;
     for (int64_t j = 0; j < n; ++j) maximum = weights[j] > maximum || weights[j] != weights[j] ? weights[j] : maximum;

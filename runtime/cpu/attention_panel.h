@@ -45,10 +45,13 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
     } else if (mask.allowed) {
       const bool* allowed = mask.allowed + at;
       for (int64_t j = 0; j < panel.keys; ++j) row[j] = allowed[j * step] ? A(0) : -kInfinity<A>;
-    } else if (step == 1) {
-      pack_rows<T>(mask.bias + at, 0, 1, panel.keys, row, kKeyTile);
     } else {
-      for (int64_t j = 0; j < panel.keys; ++j) row[j] = static_cast<A>(mask.bias[at + j * step]);
+      if (step == 1) {
+        pack_rows<T>(mask.bias + at, 0, 1, panel.keys, row, kKeyTile);
+      } else {
+        for (int64_t j = 0; j < panel.keys; ++j) row[j] = static_cast<A>(mask.bias[at + j * step]);
+      }
+      for (int64_t j = 0; j < panel.keys; ++j) row[j] = bounded_addend(row[j]);
     }
   }
   pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);

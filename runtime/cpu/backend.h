@@ -7,4 +7,8 @@ namespace rondo {
 
 extern const BackendTable kCPUBackend;
 
+// Whether oneDNN computes with AVX-512: the processor has it, and ONEDNN_MAX_CPU_ISA allows it. oneDNN knows nothing of
+// RONDO_CPU, for which our own kernels are compiled.
+bool library_has_avx512();
+
 }  // namespace rondo

@@ -28,7 +28,7 @@ constexpr int64_t kMostAhead = 96;             // rows
 constexpr int64_t kLine = 64;                  // bytes of a cache line
 constexpr int64_t kMostPrefetched = 4 * 1024;  // bytes of a row: longer ones are streams of their own
 
-// Of an index: where it stands, and the row that it names. Word: u32 where both fit, as bytes are what counts.
+// One index: its position in the list, and the row that it names. Word is u32 where both fit: bytes are what costs.
 template <class Word> struct Entry { Word position, row; };
 
 // The entries of all buckets, one bucket after the other, each in ascending position.

@@ -35,6 +35,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
   if (options.num_workers < 0 || options.num_workers > 1024)
     throw Error(absl::StrCat("DataLoader: num_workers ", options.num_workers, " is outside [0, 1024]"));
   if (options.prefetch < 1) throw Error(absl::StrCat("DataLoader: prefetch ", options.prefetch));
+  if (items < 0) throw Error(absl::StrCat("DataLoader: the dataset says that it has ", items, " items"));
   const int64_t whole = items / options.batch_size;  // never items + batch_size, which may overflow
   return whole + (!options.drop_last && items % options.batch_size != 0);
 }
@@ -43,6 +44,7 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
 
 Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch)
     : n_(static_cast<uint64_t>(n)), seed_(seed ^ kShuffleKey), epoch_(epoch) {
+  if (n < 1) throw Error(absl::StrCat("Permutation: n must be positive, got ", n));
   half_bits_ = std::max((static_cast<int>(std::bit_width(n_ - 1)) + 1) / 2, 1);
 }
 
@@ -50,6 +52,7 @@ int64_t Permutation::operator()(int64_t i) const {
   constexpr uint64_t kRounds = 8;
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   uint64_t value = static_cast<uint64_t>(i);
+  if (value >= n_) throw Error(absl::StrCat("Permutation: ", i, " is outside [0, ", n_, ")"));
   do {
     uint64_t left = value >> half_bits_, right = value & mask;
     for (uint64_t round = 0; round < kRounds; ++round) {

@@ -30,8 +30,9 @@ namespace rondo::data {
 // until it lands inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), with Philox rounds.
 class Permutation {
  public:
+  // Throws Error unless n is positive.
   Permutation(int64_t n, uint64_t seed, uint64_t epoch);
-  // Where position i of [0, n) goes.
+  // Where position i of [0, n) goes. Throws Error for another i.
   int64_t operator()(int64_t i) const;
 
  private:

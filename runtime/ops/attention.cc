@@ -117,7 +117,7 @@ struct PlainAttention {
   }
 };
 
-// Of attention_grad, and of attention_scores_grad, which has one result more.
+// For attention_grad and for attention_scores_grad: the latter has one more result, the gradient of the mask.
 void decompose_attention_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
   const PlainAttention a(in[3], in[4], in[5], in[6], in[2], in.size() > 7 ? in[7] : Tensor(), attrs);
   const Tensor grad = PlainAttention::wide(in[0]), weights = a.weights();
@@ -261,6 +261,9 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& give
   const Tensor* const operands[] = {&q.tensor, &k.tensor, &v.tensor, &mask};
   const Attrs none;
   check_shapes(InferContext(kAttention, operands, none, q.where));
+  if (mask.defined() && mask.dtype() != kBool && mask.dtype() != kI64 && !is_floating(mask.dtype()))
+    throw_op_error("plain_attention", "mask must be bool, i64 or i32 (the first key of each query), or floats",
+                   q.where);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
   const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
   // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.

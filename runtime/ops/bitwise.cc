@@ -13,7 +13,7 @@ namespace {
 
 enum class Bools : uint8_t { kAllowed, kRefused };
 
-// Of kInputs tensors of one dtype, or of one tensor and a scalar attribute.
+// The operands are kInputs tensors of one dtype, or one tensor and a scalar attribute.
 template <auto kBody, int kInputs, int kScalars, Bools kBools> struct BitwiseImpl {
   static void infer(InferContext& c) {
     Dims sizes = c.sizes(0);

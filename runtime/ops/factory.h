@@ -11,7 +11,7 @@ namespace rondo::ops {
 // nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
 // Integers that are not exact as doubles follow in ints instead, and are never recorded.
 extern const OpDef kArange;
-// Of n elements of `dtype`. Integers count in i64.
+// The attributes of kArange for n elements of `dtype`. Integers count in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
 // Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device

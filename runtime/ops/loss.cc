@@ -57,7 +57,8 @@ constexpr OpDef kCrossEntropy = {
         [](InferContext& c) {
           c.require_floating(0);
           if (c.sizes(0).rank() != 2) c.fail("logits must have shape (N, V)");
-          if (c.dtype(1) != kI64 || !(c.sizes(1) == Dims{c.sizes(0)[0]})) c.fail("target must be i64 of shape (N)");
+          if (c.dtype(1) != kI64 || !(c.sizes(1) == Dims{c.sizes(0)[0]}))
+            c.fail("target must be i64 or i32 of shape (N)");
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
@@ -95,7 +96,8 @@ void require_head(InferContext& c, int first) {
     c.require_same_dtype(x, bias);
     if (!(c.sizes(bias) == Dims{c.sizes(weight)[0]})) c.fail("bias must have shape (V)");
   }
-  if (c.dtype(target) != kI64 || !(c.sizes(target) == Dims{c.sizes(x)[0]})) c.fail("target must be i64 of shape (N)");
+  if (c.dtype(target) != kI64 || !(c.sizes(target) == Dims{c.sizes(x)[0]}))
+    c.fail("target must be i64 or i32 of shape (N)");
 }
 // Those that are not wanted have no elements.
 void infer_gradients(InferContext& c, int first, int output) {

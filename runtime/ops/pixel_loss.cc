@@ -50,7 +50,7 @@ void require_pixels(InferContext& c, int first) {
   c.require_floating(first);
   const Dims &x = c.sizes(first), &t = c.sizes(first + 1);
   if (x.rank() != 4 || x[1] < 1) c.fail("logits must be (B, C, h, w) with a class at least");
-  if (c.dtype(first + 1) != kI64 || t.rank() != 3 || t[0] != x[0]) c.fail("target must be i64 (B, H, W)");
+  if (c.dtype(first + 1) != kI64 || t.rank() != 3 || t[0] != x[0]) c.fail("target must be i64 or i32 (B, H, W)");
   if (t.numel() > 0 && x.numel() == 0) c.fail("logits without pixels cannot be interpolated");
 }
 

@@ -14,7 +14,7 @@ Attrs reduction_attrs(const char* op, TensorArg x, const Dims& dims, bool keepdi
 // One output: input 0's dtype, and its shape without the reduced dimensions (1 in their place for keepdim).
 void reduction_infer(InferContext& c);
 
-// Of the result.
+// The sizes of the result.
 Dims reduced_sizes(const Dims& sizes, int64_t mask, bool keepdim);
 
 // `sizes` with 1 for every reduced dimension.

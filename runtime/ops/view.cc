@@ -420,6 +420,8 @@ Tensor flatten(TensorArg x, int64_t first, int64_t last) {
   const int rank = x.tensor.rank();
   if (rank == 0) return view(x, {1});
   const int a = normalize_dim("flatten", first, rank, x.where), b = normalize_dim("flatten", last, rank, x.where);
+  if (a > b)
+    throw_op_error("flatten", absl::StrCat("from dimension ", first, " to ", last, ", which comes before it"), x.where);
   Dims sizes;
   for (int i = 0; i < rank; ++i) {
     if (i > a && i <= b) sizes[sizes.rank() - 1] *= x.tensor.sizes()[i];

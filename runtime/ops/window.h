@@ -17,8 +17,8 @@ struct Window {
   Attrs for_view() const;
   Attrs for_write() const;
 };
-// Of a call of kOverwrite or kWindowCopy, which names a tensor of so many elements. Throws InternalError if it reaches
-// out of it.
+// The window of a call of kOverwrite or kWindowCopy on a tensor of `numel` elements. Throws InternalError if the window
+// does not lie inside the tensor.
 Window window_of_call(const Attrs& attrs, int64_t numel);
 // True for kRevalue. Its output is the variable that input 0 is, with the values of input 1: on the tape they are one,
 // and gradients of both meet in one sum.

@@ -27,6 +27,12 @@ struct FolderConfig {
   std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
 };
 
+// The tokenizer classes that differ here. kWholeFile: any other, which takes tokenizer.json as it is.
+enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
+ClassKind kind_named(std::string tokenizer_class);
+// Fills in the special tokens that a class has by itself, where `names` has none.
+void set_usual_names(ClassKind kind, SpecialNames& names);
+
 // How Qwen2Tokenizer cuts text into words.
 inline constexpr char kQwen2Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";

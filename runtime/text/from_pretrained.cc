@@ -191,11 +191,9 @@ int32_t need_token(const Impl& impl, const std::string& name, const std::string&
 
 // vocab.json and merges.txt: byte-level BPE of the class that `config` names.
 std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::string& merges_path, Config config) {
-  std::string kind = config.tokenizer_class;
-  if (kind.ends_with("Fast")) kind.resize(kind.size() - 4);
-  if (kind.empty()) kind = "GPT2Tokenizer";
-  const bool roberta = kind == "RobertaTokenizer", qwen = kind == "Qwen2Tokenizer";
-  if (!roberta && !qwen && kind != "GPT2Tokenizer")
+  const ClassKind kind = config.tokenizer_class.empty() ? ClassKind::kGpt2 : kind_named(config.tokenizer_class);
+  const bool roberta = kind == ClassKind::kRoberta, qwen = kind == ClassKind::kQwen2;
+  if (!roberta && !qwen && kind != ClassKind::kGpt2)
     throw FileError(config.path,
                     "tokenizer_class " + io::shown(config.tokenizer_class) +
                         " with vocab.json and merges.txt is not supported: GPT2Tokenizer, RobertaTokenizer "
@@ -219,13 +217,9 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
   out->pre_tokenizers.byte_level = true;
   out->decoders.present = true;
   out->decoders.steps.push_back(byte_level_decoder());
+  // A vocabulary of one's own may lack the one that GPT-2 and Qwen2 have for all purposes.
+  if (roberta || out->model->vocabulary().id("<|endoftext|>") >= 0) set_usual_names(kind, config.names);
   if (roberta) {
-    const auto fill = [](std::string& name, const char* usual) {
-      if (name.empty()) name = usual;
-    };
-    fill(config.names.bos, "<s>"), fill(config.names.eos, "</s>"), fill(config.names.unk, "<unk>");
-    fill(config.names.pad, "<pad>"), fill(config.names.sep, "</s>"), fill(config.names.cls, "<s>");
-    fill(config.names.mask, "<mask>");
     const int32_t mask = out->model->vocabulary().id(config.names.mask);
     const bool listed = std::any_of(config.added.begin(), config.added.end(),
                                     [&](const AddedToken& token) { return token.content == config.names.mask; });
@@ -244,16 +238,10 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
 }
 
 std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
-  std::string kind = config.tokenizer_class;
-  if (kind.ends_with("Fast")) kind.resize(kind.size() - 4);
-  if (!kind.empty() && kind != "BertTokenizer" && kind != "DistilBertTokenizer" && kind != "ElectraTokenizer")
+  if (!config.tokenizer_class.empty() && kind_named(config.tokenizer_class) != ClassKind::kBert)
     throw FileError(config.path, "tokenizer_class " + io::shown(config.tokenizer_class) +
                                      " with vocab.txt is not supported: BertTokenizer is; or save a tokenizer.json");
-  const auto fill = [](std::string& name, const char* usual) {
-    if (name.empty()) name = usual;
-  };
-  fill(config.names.unk, "[UNK]"), fill(config.names.sep, "[SEP]"), fill(config.names.pad, "[PAD]");
-  fill(config.names.cls, "[CLS]"), fill(config.names.mask, "[MASK]");
+  set_usual_names(ClassKind::kBert, config.names);
   auto out = std::make_unique<Impl>();
   out->model = make_word_piece(Vocabulary::read_lines(io::read_text(vocab_path, kLargestFile), vocab_path),
                                {.unk_token = config.names.unk}, vocab_path);
@@ -272,15 +260,7 @@ std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
 
 PreTrainedTokenizer PreTrainedTokenizer::from_gpt2_files(const std::string& vocab_path,
                                                          const std::string& merges_path) try {
-  Config config{.path = vocab_path};
-  auto impl = read_byte_level(vocab_path, merges_path, config);
-  const std::string end = "<|endoftext|>";
-  if (const int32_t id = impl->model->vocabulary().id(end); id >= 0) {
-    impl->add_token({.id = id, .content = end, .special = true});
-    impl->finish();
-    impl->names.bos = impl->names.eos = impl->names.unk = end;
-  }
-  return PreTrainedTokenizer(std::move(impl));
+  return PreTrainedTokenizer(read_byte_level(vocab_path, merges_path, {.path = vocab_path}));
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("PreTrainedTokenizer::from_gpt2_files");
 }

@@ -18,18 +18,6 @@ namespace {
 
 using Impl = PreTrainedTokenizer::Impl;
 
-enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
-
-ClassKind kind_named(std::string name) {
-  if (name.ends_with("Fast")) name.resize(name.size() - 4);
-  if (name == "BertTokenizer" || name == "DistilBertTokenizer" || name == "ElectraTokenizer") return ClassKind::kBert;
-  if (name == "GPT2Tokenizer") return ClassKind::kGpt2;
-  if (name == "RobertaTokenizer") return ClassKind::kRoberta;
-  if (name == "Qwen2Tokenizer") return ClassKind::kQwen2;
-  if (name == "LlamaTokenizer") return ClassKind::kLlama;
-  return ClassKind::kWholeFile;
-}
-
 // config.json's model_type; "" without one.
 std::string model_type(const std::string& folder) {
   const std::string path = folder + "/config.json";
@@ -110,26 +98,6 @@ void set_steps(ClassKind kind, const FolderConfig& config, Amendments& out) {
   }
 }
 
-// Names of special tokens that a class has by itself.
-void set_usual_names(ClassKind kind, SpecialNames& names) {
-  const auto fill = [](std::string& name, const char* usual) {
-    if (name.empty()) name = usual;
-  };
-  if (kind == ClassKind::kBert) {
-    fill(names.unk, "[UNK]"), fill(names.sep, "[SEP]"), fill(names.pad, "[PAD]");
-    fill(names.cls, "[CLS]"), fill(names.mask, "[MASK]");
-  } else if (kind == ClassKind::kGpt2) {
-    fill(names.unk, "<|endoftext|>"), fill(names.bos, "<|endoftext|>"), fill(names.eos, "<|endoftext|>");
-  } else if (kind == ClassKind::kQwen2) {
-    fill(names.unk, "<|endoftext|>"), fill(names.eos, "<|endoftext|>"), fill(names.pad, "<|endoftext|>");
-  } else if (kind == ClassKind::kLlama) {
-    fill(names.unk, "<unk>"), fill(names.bos, "<s>"), fill(names.eos, "</s>");
-  } else if (kind == ClassKind::kRoberta) {
-    fill(names.bos, "<s>"), fill(names.eos, "</s>"), fill(names.sep, "</s>"), fill(names.cls, "<s>");
-    fill(names.unk, "<unk>"), fill(names.pad, "<pad>"), fill(names.mask, "<mask>");
-  }
-}
-
 // Facts about the model in the file, and the texts of added_tokens.
 struct FileFacts {
   std::string unk;
@@ -162,6 +130,35 @@ FileFacts facts_of(const std::string& text, const std::string& path) {
 }
 
 }  // namespace
+
+ClassKind kind_named(std::string name) {
+  if (name.ends_with("Fast")) name.resize(name.size() - 4);
+  if (name == "BertTokenizer" || name == "DistilBertTokenizer" || name == "ElectraTokenizer") return ClassKind::kBert;
+  if (name == "GPT2Tokenizer") return ClassKind::kGpt2;
+  if (name == "RobertaTokenizer") return ClassKind::kRoberta;
+  if (name == "Qwen2Tokenizer") return ClassKind::kQwen2;
+  if (name == "LlamaTokenizer") return ClassKind::kLlama;
+  return ClassKind::kWholeFile;
+}
+
+void set_usual_names(ClassKind kind, SpecialNames& names) {
+  const auto fill = [](std::string& name, const char* usual) {
+    if (name.empty()) name = usual;
+  };
+  if (kind == ClassKind::kBert) {
+    fill(names.unk, "[UNK]"), fill(names.sep, "[SEP]"), fill(names.pad, "[PAD]");
+    fill(names.cls, "[CLS]"), fill(names.mask, "[MASK]");
+  } else if (kind == ClassKind::kGpt2) {
+    fill(names.unk, "<|endoftext|>"), fill(names.bos, "<|endoftext|>"), fill(names.eos, "<|endoftext|>");
+  } else if (kind == ClassKind::kQwen2) {
+    fill(names.unk, "<|endoftext|>"), fill(names.eos, "<|endoftext|>"), fill(names.pad, "<|endoftext|>");
+  } else if (kind == ClassKind::kLlama) {
+    fill(names.unk, "<unk>"), fill(names.bos, "<s>"), fill(names.eos, "</s>");
+  } else if (kind == ClassKind::kRoberta) {
+    fill(names.bos, "<s>"), fill(names.eos, "</s>"), fill(names.sep, "</s>"), fill(names.cls, "<s>");
+    fill(names.unk, "<unk>"), fill(names.pad, "<pad>"), fill(names.mask, "<mask>");
+  }
+}
 
 std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string& folder, const FolderConfig& config) {
   const std::string text = io::read_text(path, kLargestFile);

@@ -26,7 +26,7 @@ constexpr CpuFeatureSet kZnver4 = kV4 | (up_to(CpuFeature::kAvx512bf16) & ~up_to
 
 CodeCpu code_cpu(std::string name, CpuFeatureSet features) { return {std::move(name), names_of(features)}; }
 
-// A kernel that takes whatever there is: FMA, conversions of 16-bit floats, masks, whole vectors.
+// A kernel that profits from every feature: FMA, conversions of 16-bit floats, masks, whole vectors.
 LoopKernel everything() {
   KernelBuilder b("everything", 9, 100);
   const int32_t x = b.dense(kF32), h = b.dense(kF16);

@@ -1,6 +1,7 @@
 // Random programs, compiled against eager (tests/fuzz/). tests/fuzz/run.sh runs many more.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 #include <thread>
 
@@ -64,7 +65,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   int nested = 0, layers = 0, parts_only = 0, twice = 0, every_call = 0, autocast = 0, inference = 0, watched = 0,
       dynamic = 0, flipped = 0, overwritten = 0, threads = 0, second_order = 0, annealed = 0, looks = 0,
       alternating = 0, results_overwritten = 0;
-  int64_t replays = 0, verified = 0;
+  int64_t replays = 0, verified = 0, own_nodes = 0;
   for (uint64_t seed = 0; seed < 1800; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (seed < 5) {
@@ -107,6 +108,12 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
                         : 0;
       }
     }
+    const bool has_own_node = std::ranges::any_of(
+        program.steps, [](const fuzz::Step& step) { return step.kind->has(fuzz::kOwnNode); });
+    if (seed < 600 && has_own_node)
+      for (const compile::RegionReport& report : fuzz::run(program, fuzz::Mode::kExact).reports)
+        own_nodes += report.last_break.find("a tape node is made") != std::string::npos ||
+                     report.last_break.find("the history of a value is asked for") != std::string::npos;
     batches += std::set<int64_t>(program.batches.begin(), program.batches.end()).size() > 1;
     if (seed % 6 == 0) failing += fuzz::run(program, fuzz::Mode::kEager).backward_threw;
   }
@@ -119,6 +126,7 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
   for (int count : {nested, every_call}) EXPECT_GT(count, 10);
   EXPECT_GT(replays, 30);
   EXPECT_GT(verified, 10);
+  EXPECT_GT(own_nodes, 10);
   EXPECT_LT(failing, 20);  // of 100: what cannot go backward tests little
 }
 
@@ -129,7 +137,7 @@ TEST_F(Fuzz, ShrinksToWhatFails) {
     return false;
   };
   int shrunk = 0;
-  for (uint64_t seed = 0; seed < 400; ++seed) {
+  for (uint64_t seed = 0; seed < 600; ++seed) {
     const fuzz::Program program = fuzz::generate(seed, kSmall);
     if (!has(program, "softmax") || program.steps.size() < 4) continue;
     const auto fails = [&](const fuzz::Program& candidate) {

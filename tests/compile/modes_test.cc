@@ -112,7 +112,7 @@ TEST_F(Modes, TunedExactResultsAreTheSame) {
   expect_equal(train_eagerly(), train_compiled({.exact = true, .mode = compile::Mode::kMaxAutotune}));
 }
 
-// What is timed runs on made-up numbers, of which some say where to read and write: lookups, sums by index, segments.
+// Tuning runs kernels on made-up operands. In lookups, sums by index and segments some of them are places in memory.
 TEST_F(Modes, WhatPicksAndAddsByIndexIsTuned) {
   struct Sums : nn::Module<Sums> {
     std::function<Tensor(const Tensor&, const Tensor&)> body;

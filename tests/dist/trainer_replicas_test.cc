@@ -9,8 +9,11 @@
 #include <mutex>
 #include <set>
 
+#include "rondo/dist/group_communicator.h"
 #include "rondo/dist/sharded_optimizer.h"
+#include "rondo/modules/channel_norm.h"
 #include "rondo/optim/sgd.h"
+#include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/optim/trainer_fixture.h"
@@ -174,6 +177,69 @@ TEST(TrainerReplicasTest, BatchesWithoutTargetsCountNothing) {
   const std::vector<std::string> errors = run_ranks(
       2, [&](const Environment& e) { expect_near(train(ProcessGroup::connect(e, {.timeout = kPatient}), 1), one); });
   EXPECT_EQ(errors, std::vector<std::string>(2));
+}
+
+// 5 batches an epoch: the last step of each has one, so other ranks run an empty one beside its synchronised BatchNorm.
+TEST(TrainerReplicasTest, LayersThatWaitRunOnRanksWithoutABatch) {
+  RONDO_SKIP_WITHOUT_GLOO();
+  struct Net : nn::Module<Net> {
+    nn::Linear in = child("in", 4, 6);
+    nn::BatchNorm1d norm = child("norm", 6);
+    nn::Linear out = child("out", 6, 1);
+    Tensor forward(const Tensor& x) { return out(ops::relu(norm(in(x)))); }
+  };
+  const auto made = [] {
+    manual_seed(1);
+    auto net = std::make_unique<Net>();
+    net->to(kF64);
+    return net;
+  };
+  std::vector<data::Batch> batches;
+  for (uint64_t i = 0; i < 5; ++i) {
+    Generator random(i);
+    const Tensor x = Tensor::randn({8, 4}, {kF64}, &random);
+    batches.push_back({x, x.sum({1}, true)});
+  }
+  for (const auto& [ranks, accumulate] : {std::pair(2, 1), std::pair(4, 1), std::pair(2, 2)}) {
+    SCOPED_TRACE(testing::Message() << ranks << " ranks, " << accumulate << " batches a step");
+    // One process, whose BatchNorm sees the batches of all ranks as one.
+    const std::unique_ptr<Net> one = made();
+    optim::SGD optimizer(one->parameters(), {.lr = 0.1});
+    for (int epoch = 0; epoch < 2; ++epoch)
+      for (size_t first = 0; first < batches.size();) {
+        const size_t in_step = std::min(batches.size() - first, static_cast<size_t>(ranks * accumulate));
+        const size_t end = first + in_step;
+        while (first < end) {
+          const size_t n = std::min(end - first, static_cast<size_t>(ranks));
+          std::vector<Tensor> x, y;
+          for (size_t i = 0; i < n; ++i) x.push_back(batches[first + i][0]), y.push_back(batches[first + i][1]);
+          const double share = static_cast<double>(n) / static_cast<double>(in_step);
+          (ops::mse_loss((*one)(ops::cat(x, 0)), ops::cat(y, 0)) * share).backward();
+          first += n;
+        }
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+    const int64_t a = accumulate;
+    const std::vector<std::string> errors = run_ranks(ranks, [&](const Environment& e) {
+      const std::unique_ptr<Net> net = made();
+      const std::shared_ptr<ProcessGroup> group = ProcessGroup::connect(e, {.timeout = kPatient});
+      const auto statistics = convert_sync_batchnorm(*net, group);
+      DistributedDataParallel ddp(*net, group);
+      TrainerReplicas replicas(ddp, {.check_parameters = true});
+      optim::SGD mine(net->parameters(), {.lr = 0.1});
+      ListSource source(batches);
+      optim::Trainer trainer(*net, mine, [&](const data::Batch& b) { return ops::mse_loss((*net)(b[0]), b[1]); },
+                             source, {.num_train_epochs = 2, .gradient_accumulation_steps = a, .replicas = &replicas});
+      EXPECT_FALSE(std::isnan(trainer.train().last.loss));
+      const nn::StateDict got = net->state_dict(), want = one->state_dict();
+      for (const auto& [key, value] : want) {
+        if (key == "norm.num_batches_tracked") continue;
+        EXPECT_TRUE(test::is_close(got.at(key), value, {.of_largest = 1e-10})) << key;
+      }
+    });
+    EXPECT_EQ(errors, std::vector<std::string>(static_cast<size_t>(ranks)));
+  }
 }
 
 // Cuts a job of 2 x 2 batches a step in the middle of its second epoch.

@@ -2,6 +2,7 @@
 // reason that is not on it, or that no step of the program can be.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,7 +25,9 @@ struct LibraryOp {
   const char* why;
 };
 std::span<const LibraryOp> library_ops();
-// Empty if every op that ran as such a call is on that list; otherwise the one that is not, in words.
+// How often each op runs as such a call whose result has elements and dimensions.
+std::map<std::string_view, int> called_ops(const compile::Region& region);
+// Empty if each of these is on that list; otherwise the one that is not, in words.
 std::string unexpected_library_call(const compile::Region& region);
 
 // Empty if all that the region ran outside of its programs is on the list; otherwise what is not, in words.

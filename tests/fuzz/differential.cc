@@ -48,6 +48,7 @@ class Runner {
         if (trail_.unlisted.empty()) trail_.unlisted = unexpected_break(program_, *region);
         if (trail_.unlisted.empty()) trail_.unlisted = unexpected_library_call(*region);
         trail_.orders_sums = trail_.orders_sums || breaks_to_order_sums(*region);
+        trail_.joins += called_ops(*region)["cat"];
       }
     }
     set_num_threads(threads_);
@@ -577,8 +578,7 @@ std::string difference(const Program& program, const Check& check) {
     // A flag or an index is no more than such a decision; exact mode has shown that it is made in the same way. Beside
     // 1e20 any rounding is visible.
     const Tensor &x = eager.seen[at].value, &y = relaxed.seen[std::min(at, relaxed.seen.size() - 1)].value;
-    const bool special = std::any_of(program.leaves.begin(), program.leaves.end(),
-                                     [](const Leaf& leaf) { return leaf.fill == Fill::kSpecial; });
+    const bool special = std::ranges::any_of(program.leaves, [](const Leaf& l) { return l.fill == Fill::kSpecial; });
     const bool decided = exact && x.defined() && y.defined() && x.sizes() == y.sizes() && x.dtype() == y.dtype() &&
                          (!is_floating(x.dtype()) || (special && same_kind(x, y)));
     const auto moves = [&](double perturbation) {
@@ -591,9 +591,9 @@ std::string difference(const Program& program, const Check& check) {
   // What a program reads of a result may round to another number, and be another recording; tuning measures.
   const bool varies = program.options.mode == compile::Mode::kMaxAutotune ||
                       std::ranges::any_of(program.steps, [](const Step& step) { return step.kind->has(kReads); });
-  if (!exact || varies || exact->orders_sums) return "";
-  const bool merges = program.layers > 1 || std::any_of(program.steps.begin(), program.steps.end(),
-                                                        [](const Step& step) { return step.kind->has(kMerges); });
+  if (!exact || varies || exact->orders_sums || exact->joins != relaxed.joins) return "";
+  const bool merges = program.layers > 1 ||
+                      std::ranges::any_of(program.steps, [](const Step& step) { return step.kind->has(kMerges); });
   return difference_in_kernels(exact->reports, relaxed.reports, merges);
 }
 

@@ -27,6 +27,7 @@ struct Trail {
   int forward_errors = 0;                      // of ops, not of the program's own `throw`
   std::vector<compile::RegionReport> reports;  // of all regions
   std::string unlisted;                        // a break, or a library call, that is not on its list (breaks.h)
+  int joins = 0;                               // calls that put tensors side by side: default mode may sum them apart
   bool orders_sums = false;                    // a region broke to add gradients in eager's order, as exact mode does
 };
 // `perturbation`: by how much of itself a number of the inputs may differ, to see how much a result depends on it.

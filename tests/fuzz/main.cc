@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
+#include "rondo/compile/stages/outcomes.h"
 #include "rondo/runtime/storage.h"
 #include "rondo/tests/fuzz/fuzz.h"
 
@@ -94,19 +95,25 @@ int main(int argc, char** argv) {
   allocator::set_poison_on_free(true);
   compile::set_check_floats(true);
   setenv("RONDO_CACHE", "off", 0);  // thousands of kernels that nobody meets again
-  uint64_t failures = 0;
+  const auto compiled_runs = [] { return compile::outcome_counts()[static_cast<size_t>(compile::Outcome::kCompiled)]; };
+  uint64_t failures = 0, compiled = 0;
   for (uint64_t seed = from; seed < from + count; ++seed) {
     current_seed = seed;
     if (seed % 64 == 0) allocator::empty_cache();  // blocks of sizes that nobody asks for again
     if (one) std::printf("%s", to_string(fuzz::generate(seed, options.generate)).c_str());
     std::fflush(stdout);
+    const int64_t before = compiled_runs();
     const std::string what = fuzz::try_seed(seed, options);
+    if (compiled_runs() > before) ++compiled;
+    else if (one) std::printf("nothing of it ran compiled\n");
     if (what.empty()) continue;
     ++failures;
     std::printf("%s\n", what.c_str());
     std::fflush(stdout);
   }
-  std::printf("%llu programs from seed %llu, %llu failures\n", static_cast<unsigned long long>(count),
-              static_cast<unsigned long long>(from), static_cast<unsigned long long>(failures));
+  // The others record nothing, as one that returns its input.
+  std::printf("%llu programs from seed %llu, %llu ran compiled, %llu failures\n",
+              static_cast<unsigned long long>(count), static_cast<unsigned long long>(from),
+              static_cast<unsigned long long>(compiled), static_cast<unsigned long long>(failures));
   return failures == 0 ? 0 : 1;
 }

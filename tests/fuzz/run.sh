@@ -35,5 +35,6 @@ done | xargs -P "$(nproc)" -L 1 bash -c 'fuzz_chunk "$0" "$1"'
 
 cat "$logs"/* | grep -vE '^[0-9]+ programs from seed|^\[rondo' || true
 failures=$(cat "$logs"/* | grep -cE '^seed [0-9]+' || true)
-echo "$count programs from seed $first: $failures failures"
+compiled=$(cat "$logs"/* | awk '/^[0-9]+ programs from seed/ { sum += $6 } END { print sum + 0 }')
+echo "$count programs from seed $first: $compiled ran compiled, $failures failures"
 [ "$failures" -eq 0 ]

@@ -67,6 +67,7 @@ enum StepFlags : unsigned {
   kOwnMemory = 128,  // writes memory that it made itself
   kHost = 256,       // reads or writes values on the host
   kTape = 512,       // watches gradients, or goes backward
+  kOwnNode = 1024,   // makes a tape node of its own
 };
 struct StepKind {
   const char* name;
@@ -84,6 +85,7 @@ std::span<const StepKind> layer_steps();
 std::span<const StepKind> index_steps();
 std::span<const StepKind> loop_steps();
 std::span<const StepKind> write_steps();
+std::span<const StepKind> node_steps();
 std::span<const StepKind> effect_steps();
 // All of these, in this order.
 std::vector<const StepKind*> all_steps();

@@ -239,8 +239,8 @@ std::span<const StepKind> effect_steps() { return kKinds; }
 
 std::vector<const StepKind*> all_steps() {
   std::vector<const StepKind*> all;
-  for (auto family :
-       {pointwise_steps(), shape_steps(), layer_steps(), index_steps(), loop_steps(), write_steps(), effect_steps()})
+  for (auto family : {pointwise_steps(), shape_steps(), layer_steps(), index_steps(), loop_steps(), write_steps(),
+                      node_steps(), effect_steps()})
     for (const StepKind& kind : family) all.push_back(&kind);
   return all;
 }

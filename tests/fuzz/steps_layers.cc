@@ -219,7 +219,7 @@ const StepKind kKinds[] = {
        const Tensor q = ops::reshape(x, {examples, heads, x.size(-2), x.size(-1)}), k = ops::tanh(q), v = q * 0.5;
        const ops::AttentionOptions options{.causal = s.n(0) != 0};
        return Tensors{s.n(1) == 0 ? ops::plain_attention(q, k, v, s.in[1], options)
-                                  : ops::scaled_dot_product_attention(q, k, v, s.in[1].detach(), options)};
+                                  : ops::scaled_dot_product_attention(q, k, v, s.in[1], options)};
      }},
     {"plain_attention", 3, &pick_attention,
      [](Scene& s) { return Tensors{ops::plain_attention(s.in[0], s.in[1], s.in[2], {}, {.causal = s.n(0) != 0})}; }},

@@ -270,6 +270,28 @@ TEST(ChannelNorm, FrozenLayersKeepTheirStatistics) {
   EXPECT_FALSE(test::same_bits(norm.running_mean, mean));
 }
 
+// Every step changes them by a tenth of a difference, which bf16 rounds to nothing long before they are right.
+TEST(ChannelNorm, RunningStatisticsOfA16BitModelAreF32) {
+  for (const DType dtype : {kBF16, kF16}) {
+    BatchNorm1d norm(2);
+    norm.to(dtype);
+    EXPECT_EQ(norm.weight.dtype(), dtype);
+    EXPECT_EQ(norm.running_mean.dtype(), kF32);
+    EXPECT_EQ(norm.running_var.dtype(), kF32);
+    Tensor x = Tensor::randn({512, 2});
+    x = ((x - x.mean({0}, true)) / ops::sqrt(ops::var_mean(x, {0}, 1.0).var) * 3.0 + 10.0).to(dtype);
+    const ops::VarAndMean is = ops::var_mean(x.to(kF32), {0}, 1.0);
+    for (int step = 0; step < 200; ++step) norm(x);
+    EXPECT_TRUE(test::is_close(norm.running_mean, is.mean, {.of_largest = 1e-4}));
+    EXPECT_TRUE(test::is_close(norm.running_var, is.var, {.of_largest = 1e-4}));
+    EXPECT_EQ(norm(x).dtype(), dtype);
+    norm.to(kF64);
+    EXPECT_EQ(norm.running_mean.dtype(), kF64);
+    norm.to(dtype);
+    EXPECT_EQ(norm.running_mean.dtype(), kF32);
+  }
+}
+
 // A replayed region notices that a layer was frozen.
 TEST(ChannelNorm, FreezingEndsAReplay) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";

@@ -46,8 +46,8 @@ const std::map<std::string, Make>& all_optimizers() {
 }
 
 // A gradient that 16 bits hold: so its f32 twin has the same values.
-Tensor gradient(const Dims& sizes, DType dtype, Generator& generator) {
-  return (Tensor::randn(sizes, {kF32, kCPU}, &generator) + 1.0).to(dtype);
+Tensor gradient(const Tensor& param, Generator& generator) {
+  return (Tensor::randn(param.sizes(), {kF32, param.device()}, &generator) + 1.0).to(param.dtype());
 }
 
 Tensor master_of(const Optimizer& optimizer, size_t i) {
@@ -87,7 +87,7 @@ TEST_P(MasterWeights, AreTheParametersOfAnF32RunBitForBit) {
         optimizer->keep_copies(kF16);
         for (int step = 0; step < 12; ++step) {
           for (size_t i = 0; i < half.size(); ++i) {
-            half[i].set_grad(gradient(half[i].sizes(), dtype, generator));
+            half[i].set_grad(gradient(half[i], generator));
             full[i].set_grad(half[i].grad().to(kF32));
           }
           // Clipped, unscaled, skipped, and with zeroed gradients.

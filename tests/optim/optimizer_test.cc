@@ -181,6 +181,11 @@ TEST(Optimizer, MissingParametersAndGradientsAreErrors) {
             }).find("SGD: there is no"),
             std::string::npos);
   std::vector<Tensor> params = start();
+  for (const double lr : {-1.0, std::nan("")})
+    EXPECT_EQ(test::error_of([&] { AdamW optimizer(params, {.lr = lr}); }),
+              "AdamW: lr, eps and weight_decay must not be negative");
+  EXPECT_EQ(test::error_of([&] { SGD optimizer(params, {.lr = std::numeric_limits<double>::infinity()}); }),
+            "SGD: lr must be finite, got inf");
   const SGD one_group_is_enough({ParamGroup<SGDOptions>{params}, ParamGroup<SGDOptions>{}});
   AdamW optimizer(params);
   EXPECT_NE(test::error_of([&] { optimizer.step(); }).find("AdamW: none of the 2 parameters has a gradient"),

@@ -9,6 +9,8 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/close.h"
+#include "rondo/tests/errors.h"
 
 namespace rondo {
 namespace {
@@ -78,6 +80,44 @@ TEST(AttentionMask, EveryBroadcast) {
     for (const bool causal : {false, true})
       for (const double dropout : {0.0, 0.4})
         if (moves_weights(mask)) expect_plain_gradients({.mask = mask, .causal = causal, .dropout = dropout}, 1e-12);
+}
+
+// Models mask by the lowest number of the dtype. A row that is masked whole has equal weights then, as in
+// plain_attention.
+TEST(AttentionMask, TheLowestFiniteNumberIsNoInfinity) {
+  for (const DType dtype : {kF32, kF64, kBF16}) {
+    const double largest = dtype == kF64   ? std::numeric_limits<double>::max()
+                           : dtype == kF32 ? static_cast<double>(std::numeric_limits<float>::max())
+                                           : 3.3895313892515355e38;
+    for (const int64_t queries : {1, 7}) {
+      SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << queries << " queries");
+      manual_seed(3);
+      const auto leaf = [&](int64_t rows) { return Tensor::randn({2, 2, rows, 6}, {dtype}).requires_grad_(); };
+      const Tensor q = leaf(queries), k = leaf(70), v = leaf(70);
+      Tensor mask = Tensor::full({queries, 70}, -largest, {dtype});
+      if (queries > 1) no_grad([&] { mask.slice(0, {3, 5}).slice(1, {10, 40}).fill_(0.0); });
+      const auto run = [&](auto attention) -> Tensors {
+        const Tensor y = attention(q, k, v, mask, ops::AttentionOptions{});
+        const Tensor roots[] = {ops::sum(y * 0.5)}, inputs[] = {q, k, v};
+        Tensors results = autograd::grad(roots, inputs);
+        results.push_back(y.detach());
+        return results;
+      };
+      const Tensors got = run([](auto&&... a) { return ops::scaled_dot_product_attention(a...); }),
+                    want = run([](auto&&... a) { return ops::plain_attention(a...); });
+      const double bound = dtype == kF64 ? 1e-12 : dtype == kF32 ? 1e-5 : 3e-2;
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_TRUE(test::is_close(got[i].to(kF64), want[i].to(kF64), test::of_largest_above_1(bound))) << i;
+    }
+  }
+}
+
+TEST(AttentionMask, PlainAttentionTakesNoIntegersForNumbers) {
+  const Tensor q = Tensor::randn({1, 1, 3, 2});
+  EXPECT_NE(test::error_of([&] {
+              ops::plain_attention(q, q, q, Tensor::full({3, 3}, 1, {kU8}));
+            }).find("mask must be bool"),
+            std::string::npos);
 }
 
 TEST(AttentionMask, OfOneColumnIsZeroButForRounding) {

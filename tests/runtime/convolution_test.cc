@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/cpu/backend.h"
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
@@ -147,7 +148,7 @@ TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
     EXPECT_TRUE(test::is_close(half.to(kF32), of_halves.to(kF32), test::Tolerance{.of_largest = 1.0 / 256}));
     EXPECT_TRUE(same_bits(gradient(last(x.to(kBF16)), last(g.to(kBF16)), true), half));
     // With AVX-512 the library's weights are in blocks of 16 x 16.
-    if (__builtin_cpu_supports("avx512bw")) {
+    if (library_has_avx512()) {
       EXPECT_GT(library->pieces(), 1u);
     }
   }

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "rondo/runtime/cpu/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
 
@@ -54,6 +55,23 @@ TEST(CpuFeaturesDeathTest, TheFirstTensorChecks) {
   setenv("RONDO_CPU_LACKS", lacks.c_str(), 1);
   EXPECT_EXIT(first_tensor(), testing::ExitedWithCode(3), "lacks " + lacks);
   unsetenv("RONDO_CPU_LACKS");
+}
+
+// oneDNN chooses its kernels when the process begins: what we ask it then is what it does, not what the processor
+// could.
+TEST(CpuFeaturesDeathTest, TheLibraryMayBeLimited) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a fresh process: the library reads the variable once
+  const auto answer = [] { std::exit(library_has_avx512() ? 3 : 4); };
+  const char* const given = std::getenv("ONEDNN_MAX_CPU_ISA");
+  const std::string before = given == nullptr ? "" : given;
+  const CpuFeatureSet needed = bit(CpuFeature::kAvx512f) | bit(CpuFeature::kAvx512bw) | bit(CpuFeature::kAvx512dq) |
+                               bit(CpuFeature::kAvx512vl);
+  setenv("ONEDNN_MAX_CPU_ISA", "ALL", 1);
+  EXPECT_EXIT(answer(), testing::ExitedWithCode((host_cpu_features() & needed) == needed ? 3 : 4), "");
+  setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
+  EXPECT_EXIT(answer(), testing::ExitedWithCode(4), "");
+  if (given == nullptr) unsetenv("ONEDNN_MAX_CPU_ISA");
+  else setenv("ONEDNN_MAX_CPU_ISA", before.c_str(), 1);
 }
 
 }  // namespace

@@ -177,6 +177,9 @@ TEST(Permutation, IsOne) {
   }
   const int64_t huge = int64_t{1} << 62;
   EXPECT_LT(Permutation(huge, 1, 1)(huge - 1), huge);
+  EXPECT_THROW(Permutation(0, 1, 1), Error);
+  EXPECT_THROW(Permutation(-3, 1, 1), Error);
+  for (const int64_t outside : {-1, 5, 7}) EXPECT_THROW(Permutation(5, 1, 1)(outside), Error) << outside;
 }
 
 TEST(Permutation, SmallOnesAreAllEquallyLikely) {

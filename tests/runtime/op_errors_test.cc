@@ -214,6 +214,11 @@ std::vector<Mistake> mistakes() {
       {"squeeze", [] { ops::squeeze(f32({2}), 3); }, {"3"}},
       {"unsqueeze", [=] { ops::unsqueeze(none, 0); }, {"undefined"}},
       {"flatten", [] { ops::flatten(f32({2}), 1); }, {"1"}},
+      {"flatten",
+       [] {
+         ops::flatten(f32({2, 3}), 1, 0);
+       },
+       {"from dimension 1 to 0"}},
       {"sum",
        [] {
          ops::sum(f32({2, 3}), {2});

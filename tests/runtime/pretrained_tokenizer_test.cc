@@ -404,6 +404,13 @@ TEST(AutoTokenizer, Gpt2Files) {
     if (call[0] == "one") {
       EXPECT_EQ(tokenizer.encode(string_of(call[1])), numbers(call[2])) << call[1];
     }
+  // The class has these tokens by itself.
+  write_bytes(folder / "tokenizer_config.json", R"({"tokenizer_class":"GPT2TokenizerFast"})");
+  const PreTrainedTokenizer usual = AutoTokenizer::from_pretrained(folder.path());
+  EXPECT_EQ(usual.eos_token_id(), 0);
+  EXPECT_EQ(usual.bos_token_id(), 0);
+  EXPECT_EQ(usual.encode("<|endoftext|>"), std::vector<int32_t>{0});
+  EXPECT_EQ(PreTrainedTokenizer::from_gpt2_files(folder / "vocab.json", folder / "merges.txt").eos_token_id(), 0);
   write_bytes(folder / "tokenizer_config.json", R"({"tokenizer_class":"CodeGenTokenizer"})");
   expect_file_error(folder / "tokenizer_config.json", "CodeGenTokenizer",
                     [&] { AutoTokenizer::from_pretrained(folder.path()); });

@@ -99,7 +99,7 @@ class KernelEmitter {
   std::string row_offset(size_t index) const;
   // "r3 + c" and, of an operand whose columns are not neighbours, ", stride".
   std::string address(const Instr& i) const;
-  // Of kPick: "r3 + pick_at(v5, 100) * 64".
+  // The address that a kPick reads, as "r3 + pick_at(v5, 100) * 64".
   std::string picked(const Instr& i) const;
   // True if all threads of a row know the value before its first column.
   bool is_row_value(int32_t id) const;

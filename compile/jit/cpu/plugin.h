@@ -21,9 +21,9 @@ inline constexpr const char* kKernelSymbol = "rondo_kernel";
 
 // The processor that code is generated for.
 struct CodeCpu {
-  std::string name;  // RONDO_CPU: "native" is this host, with all that it has
-  std::string
-      features;  // if it is not "native": those that kernels are compiled for, "avx2 fma" (runtime/cpu_features.h)
+  std::string name;  // RONDO_CPU; "native" is this host and every feature that it has
+  // If the name is not "native": the features that kernels are compiled for, as "avx2 fma" (runtime/cpu_features.h).
+  std::string features;
 };
 
 // Code that LLVM's linker placed.
