@@ -5,12 +5,12 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/explain.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
 #include "rondo/modules/lora.h"
-#include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/resnet.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
@@ -33,6 +33,7 @@
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/memory/digest.h"
 #include "rondo/tests/memory/failing_memory.h"
+#include "rondo/tests/modules/pretrained_cases.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {
@@ -61,8 +62,8 @@ Tensor some_ids(int64_t seed) {
 class MemoryOfPretrained : public testing::TestWithParam<const char*> {};
 TEST_P(MemoryOfPretrained, RunsShort) {
   expect_typed_errors([]() -> Work {
-    const std::string folder = recorded("pretrained/") + GetParam();
-    return [=] { return digest(*nn::AutoModel::from_pretrained(folder)); };
+    const std::string name = GetParam(), folder = nn::recorded_folder(name);
+    return [=] { return digest(**nn::load_case(name, folder, {}, {}).model); };
   });
 }
 INSTANTIATE_TEST_SUITE_P(All, MemoryOfPretrained,
@@ -116,14 +117,77 @@ TEST(MemoryOfAdapters, RunsShort) {
   });
 }
 
+TEST(MemoryOfAdapters, RunsShortInAModelThatLasts) {
+  expect_typed_errors([]() -> Work {
+    auto model = std::make_shared<nn::GPT2>(small_gpt2(), 3);
+    nn::add_lora(*model, {.rank = 2, .alpha = 4, .targets = {"c_attn"}, .modules_to_save = {"ln_f"}});
+    const nn::LoraOptions options{
+        .rank = 2, .alpha = 4, .targets = {"c_attn", "c_fc"}, .modules_to_save = {"ln_f"}, .adapter = "second"};
+    const auto state = [model] {
+      const test::FailingMemory::Pause pause;
+      std::string out = digest(nn::active_adapter(*model));
+      for (const nn::NamedTensor& p : model->named_parameters())
+        note(out, p.name, p.tensor.requires_grad(), p.tensor.grad().defined());
+      return out;
+    };
+    return [=] {
+      {
+        const test::FailingMemory::Pause pause;
+        if (nn::adapter_names(*model).size() > 1) nn::remove_adapter(*model, options.adapter);
+        nn::set_adapter(*model, "default");
+        model->loss(some_ids(0), some_ids(1)).backward();
+      }
+      const std::string before = state();
+      nn::LoraReport report;
+      try {
+        report = nn::add_lora(*model, options);
+      } catch (const OutOfMemoryError&) {
+        if (state() != before) throw std::runtime_error("half an adapter");
+        throw;
+      }
+      std::string out = state();
+      note(out, report.trainable, report.total);
+      nn::remove_adapter(*model, options.adapter);
+      return out.append(state());
+    };
+  });
+}
+
+// A scope that ends without memory leaves the adapter active that was so before.
+TEST(MemoryOfAdapters, RunsShortInScopes) {
+  expect_typed_errors([]() -> Work {
+    auto model = std::make_shared<nn::GPT2>(small_gpt2(), 3);
+    for (const char* name : {"first", "second"})
+      nn::add_lora(*model,
+                   {.rank = 2, .alpha = 4, .targets = {"c_attn"}, .modules_to_save = {"ln_f"}, .adapter = name});
+    model->eval();
+    const std::string first = "first";
+    return [=] {
+      std::string out;
+      {
+        const nn::UseAdapter use(*model, first);
+        note(out, model->forward(some_ids(0)));
+      }
+      {
+        const nn::DisableAdapters off(*model);
+        note(out, model->forward(some_ids(0)));
+      }
+      note(out, model->forward(some_ids(0)), nn::active_adapter(*model));
+      for (const Tensor& p : model->parameters()) note(out, p.requires_grad());
+      return out;
+    };
+  });
+}
+
 TEST(MemoryOfGeneration, RunsShort) {
   expect_typed_errors([]() -> Work {
     auto model = std::make_shared<nn::GPT2>(small_gpt2(), 3);
     model->eval();
+    const std::vector<int64_t> prompt = {1, 2, 3};
     return [=] {
       Generator generator(7);
       const nn::Generation made = nn::generate(
-          *model, std::vector<int64_t>{1, 2, 3},
+          *model, prompt,
           {.max_new_tokens = 4, .repetition_penalty = 1.3, .temperature = 0.8, .top_k = 9, .generator = &generator});
       return digest(made.tokens);
     };
@@ -167,7 +231,7 @@ TEST(MemoryOfSteps, RunsShortInAModelThatLasts) {
 
 TEST(MemoryOfSteps, RunsShortInImages) {
   expect_typed_errors([]() -> Work {
-    auto net = std::make_shared<nn::ResNet>(nn::ResNetConfig{.layers = {1}, .n_class = 3, .width = 4}, 4);
+    auto net = std::make_shared<nn::ResNet>(nn::ResNetConfig{.layers = {1, 1, 1, 1}, .n_class = 3, .width = 4}, 4);
     net->eval();
     const Tensor classes = Tensor::from<int64_t>({0, 2}, {2});
     return [=] {
@@ -287,8 +351,7 @@ TEST(MemoryOfOptimizers, RunsShortInUpdatesAtSeams) {
   });
 }
 
-// ---- Compiled regions. A first run has compiled the kernels, so LLVM is not entered here: it ends a process that has
-// no memory for it.
+// ---- Compiled regions. Where nothing else is said, a first run has compiled the kernels, so LLVM is not entered.
 
 class MemoryOfRegions : public testing::Test {
  protected:
@@ -311,6 +374,20 @@ TEST_F(MemoryOfRegions, RunsShortAsTheyAreMade) {
     };
     step();
     return step;
+  });
+}
+
+// LLVM compiles in the tries of fresh processes. What runs eagerly after that has the same bits.
+TEST_F(MemoryOfRegions, RunsShortInTheCodeGenerator) {
+  expect_typed_errors([]() -> Work {
+    ::setenv("RONDO_CACHE", "off", 1);
+    compile::load_toolchain();
+    return [] {
+      manual_seed(1);
+      auto f = compile::compile([](const Tensor& a) { return ops::sum(ops::softmax(a, 1) * ops::sin(a), 0); },
+                                {.exact = true});
+      return digest(f(Tensor::randn({5, 7})));
+    };
   });
 }
 
@@ -426,6 +503,7 @@ INSTANTIATE_TEST_SUITE_P(Compiled, MemoryOfTrainers, testing::Bool());
 // ---- The C API
 
 void check(rondo_status status) {
+  const test::FailingMemory::Pause pause;
   if (status == RONDO_OUT_OF_MEMORY) throw OutOfMemoryError("of the C API");
   if (status == RONDO_BAD_FILE) throw FileError("of the C API", rondo_last_error());
   if (status != RONDO_OK) throw std::runtime_error(rondo_last_error());
@@ -439,8 +517,7 @@ TEST(MemoryOfTheCApi, RunsShort) {
       nn::save_pretrained(model, *folder / "model");
       std::filesystem::copy_file(recorded("tokenizers/gpt2.json"), *folder / "model/tokenizer.json");
     }
-    const std::string path = *folder / "model";
-    return [=] {
+    return [folder, path = *folder / "model"] {
       rondo_model_options options{};
       options.size = sizeof options;
       options.seed = 3;
