@@ -10,7 +10,6 @@
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
@@ -26,6 +25,7 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/random_state.h"
 #include "rondo/runtime/within_memory.h"
@@ -517,17 +517,17 @@ std::string Regions::summary() const try {
   for (const RegionReport& r : report()) {
     if (!text.empty()) text += "\n";
     if (r.entries == 0) {
-      text += absl::StrFormat("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      text += formatted("region %s: not called yet, shared by %d layers", r.name, r.layers);
       if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
       continue;
     }
     const std::string how = r.compilations == 0   ? "found compiled"
                             : r.compilations == 1 ? "compiled once"
-                                                  : absl::StrFormat("compiled %d times", r.compilations);
-    text += absl::StrFormat("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
-                            r.compile_ms, r.layers, r.kernels, r.library_calls);
-    if (r.entries > std::max(r.compilations, 1)) text += absl::StrFormat("; %d recordings", r.entries);
-    if (r.graph_breaks > 0) text += absl::StrFormat("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+                                                  : formatted("compiled %d times", r.compilations);
+    text += formatted("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
+                      r.compile_ms, r.layers, r.kernels, r.library_calls);
+    if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
+    if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;
@@ -541,11 +541,11 @@ void prepare(const CompileOptions& options) {
   disabled_stages();  // RONDO_DISABLE and RONDO_CHECK are read: a typing error is found at once
   checks_units();
   if (options.recompute_budget < 0)
-    throw Error(absl::StrFormat("compile: recompute_budget must not be negative: %d", options.recompute_budget));
+    throw Error(formatted("compile: recompute_budget must not be negative: %d", options.recompute_budget));
   if (options.max_entries < 1)
-    throw Error(absl::StrFormat("compile: max_entries must be at least 1: %d", options.max_entries));
+    throw Error(formatted("compile: max_entries must be at least 1: %d", options.max_entries));
   if (options.recompile_limit < 0)
-    throw Error(absl::StrFormat("compile: recompile_limit must not be negative: %d", options.recompile_limit));
+    throw Error(formatted("compile: recompile_limit must not be negative: %d", options.recompile_limit));
   if (!jit_available())
     throw Error(
         "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 (llvm-19-dev) for "
@@ -566,9 +566,9 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   }
   if (regions.empty())
     throw Error(
-        absl::StrFormat("compile_regions: %s has no blocks, that is, no nn::ModuleList of modules; compile the whole "
-                        "model with compile_module(model)",
-                        model.type_name()));
+        formatted("compile_regions: %s has no blocks, that is, no nn::ModuleList of modules; compile the whole "
+                  "model with compile_module(model)",
+                  model.type_name()));
   return Regions(std::move(regions));
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("compile_regions");

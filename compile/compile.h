@@ -42,6 +42,7 @@
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/within_memory.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {
@@ -73,7 +74,8 @@ void disable(nn::ModuleBase& module);
 template <class F> class Compiled {
  public:
   Compiled(F function, CompileOptions options)
-      : module_(std::make_unique<Function>(std::move(function))), regions_(compile_module(*module_, options)) {}
+      : module_(within_memory("compile", [&] { return std::make_unique<Function>(std::move(function)); })),
+        regions_(compile_module(*module_, options)) {}
   template <class First, class... Rest> auto operator()(First&& first, Rest&&... rest) {
     if (module_ == nullptr) throw Error("compile: the function was moved to another object");
     return (*module_)(std::forward<First>(first), std::forward<Rest>(rest)...);

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/explain.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
@@ -69,34 +69,32 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
                   "\" role=\"img\" aria-label=\"memory over time\">\n");
   for (int i = 0; i <= 2; ++i) {
     const double y = kHeight - kBottom - scale * static_cast<double>(peak) * i / 2;
-    absl::StrAppendFormat(&out,
-                          "<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"currentColor\" opacity=\".2\"/>",
-                          kLeft, kWidth, y, y);
-    absl::StrAppendFormat(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", kLeft - 6, y + 4,
-                          format_bytes(peak * i / 2));
+    append_formatted(&out, "<line x1=\"%g\" x2=\"%g\" y1=\"%.1f\" y2=\"%.1f\" stroke=\"currentColor\" opacity=\".2\"/>",
+                     kLeft, kWidth, y, y);
+    append_formatted(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%s</text>\n", kLeft - 6, y + 4,
+                     format_bytes(peak * i / 2));
   }
   for (size_t i = 0; i < memory.size(); ++i) {
     const double x = kLeft + step * static_cast<double>(i);
-    absl::StrAppendFormat(&out, "<g><title>%s: %s (inputs %s, kept %s, outputs %s, transients %s)</title>",
-                          escape(memory[i].launch), format_bytes(memory[i].total()), format_bytes(memory[i].inputs),
-                          format_bytes(memory[i].kept), format_bytes(memory[i].outputs),
-                          format_bytes(memory[i].transients));
+    append_formatted(&out, "<g><title>%s: %s (inputs %s, kept %s, outputs %s, transients %s)</title>",
+                     escape(memory[i].launch), format_bytes(memory[i].total()), format_bytes(memory[i].inputs),
+                     format_bytes(memory[i].kept), format_bytes(memory[i].outputs), format_bytes(memory[i].transients));
     double y = kHeight - kBottom;
     for (size_t s = 0; s < std::size(kSeries); ++s) {
       const double height = scale * static_cast<double>(kSeries[s].of(memory[i]));
       y -= height;
       if (height > 0)
-        absl::StrAppendFormat(&out, "<rect class=\"c%d\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>", s, x,
-                              y, std::max(step - 1, step * 0.8), height);
+        append_formatted(&out, "<rect class=\"c%d\" x=\"%.2f\" y=\"%.2f\" width=\"%.2f\" height=\"%.2f\"/>", s, x, y,
+                         std::max(step - 1, step * 0.8), height);
     }
     out += "</g>\n";
     // A mark where the next program begins.
     const std::string program = memory[i].launch.substr(0, memory[i].launch.find(':'));
     if (i == 0 || !memory[i - 1].launch.starts_with(program + ":"))
-      absl::StrAppendFormat(&out,
-                            "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%g\" y2=\"%g\" stroke=\"currentColor\" opacity=\".5\"/>"
-                            "<text x=\"%.2f\" y=\"%g\">%s</text>\n",
-                            x, x, kTop, kHeight - 4, x + 4, kHeight - 6, escape(program));
+      append_formatted(&out,
+                       "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%g\" y2=\"%g\" stroke=\"currentColor\" opacity=\".5\"/>"
+                       "<text x=\"%.2f\" y=\"%g\">%s</text>\n",
+                       x, x, kTop, kHeight - 4, x + 4, kHeight - 6, escape(program));
   }
   out += "</svg>\n";
 }
@@ -132,14 +130,14 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
 
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& id) {
   absl::StrAppend(&out, "<h3>", escape(program.name), "</h3>\n");
-  absl::StrAppendFormat(
-      &out,
-      "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
-      "<b>%s</b>, %.1f ms to compile.</p>\n",
-      program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes), program.compile_ms);
+  append_formatted(&out,
+                   "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
+                   "<b>%s</b>, %.1f ms to compile.</p>\n",
+                   program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes),
+                   program.compile_ms);
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
-    absl::StrAppendFormat(&out, "<p>%d images change their layout, %d of them inside of convolutions.</p>\n",
-                          conversions, program.layouts_in_convolutions);
+    append_formatted(&out, "<p>%d images change their layout, %d of them inside of convolutions.</p>\n", conversions,
+                     program.layouts_in_convolutions);
   append_launches(out, program, id);
   out += "<details><summary>graph</summary><pre>";
   for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", escape(input), "\n");
@@ -168,7 +166,7 @@ std::string to_html(const Explanation& explanation) try {
     const RegionExplanation& region = explanation.regions[r];
     const RegionReport& report = region.report;
     absl::StrAppend(&out, "<h2>", escape(report.name), "</h2>\n");
-    absl::StrAppendFormat(
+    append_formatted(
         &out,
         "<p>Shared by <b>%d</b> layers, called <b>%d</b> times, <b>%d</b> recordings, <b>%d</b> compilations "
         "in <b>%.1f ms</b>, <b>%d</b> graph breaks.</p>\n",

@@ -1,7 +1,7 @@
 // An explanation as text, for terminals.
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/explain.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/within_memory.h"
 
@@ -30,15 +30,15 @@ void append_code(std::string& out, const LaunchExplanation& launch, const std::s
 // `recording`: "recording 2".
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& recording,
                     PrintedCode& printed) {
-  absl::StrAppendFormat(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
-                        program.name, program.kernels, program.compiled, program.library_calls,
-                        format_bytes(program.arena_bytes), program.compile_ms);
+  append_formatted(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
+                   program.name, program.kernels, program.compiled, program.library_calls,
+                   format_bytes(program.arena_bytes), program.compile_ms);
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
-    absl::StrAppendFormat(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
-                          program.layouts_in_convolutions);
+    append_formatted(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
+                     program.layouts_in_convolutions);
   for (const LaunchExplanation& launch : program.launches) {
-    absl::StrAppendFormat(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
-                          format_bytes(launch.bytes_written));
+    append_formatted(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
+                     format_bytes(launch.bytes_written));
     if (launch.bytes_saved > 0) absl::StrAppend(&out, ", saves ", format_bytes(launch.bytes_saved));
     if (launch.algorithm > 0) absl::StrAppend(&out, ", tuned to algorithm ", launch.algorithm);
     out += "\n";
@@ -72,9 +72,9 @@ std::string to_text(const Explanation& explanation) try {
     absl::StrAppend(&out, i > 0 ? "  " : "", explanation.products[i], "\n");
   for (const RegionExplanation& region : explanation.regions) {
     const RegionReport& r = region.report;
-    absl::StrAppendFormat(
-        &out, "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n", r.name,
-        r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
+    append_formatted(&out,
+                     "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n",
+                     r.name, r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
     PrintedCode printed;
@@ -82,8 +82,8 @@ std::string to_text(const Explanation& explanation) try {
       const std::string recording = absl::StrCat("recording ", i);
       absl::StrAppend(&out, "  ", recording, ": keeps ", format_bytes(region.entries[i].kept_bytes), " for backward");
       if (region.entries[i].recomputed_flops > 0)
-        absl::StrAppendFormat(&out, ", which computes %.1f MFLOP of products again",
-                              static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
+        append_formatted(&out, ", which computes %.1f MFLOP of products again",
+                         static_cast<double>(region.entries[i].recomputed_flops) / 1e6);
       out += "\n";
       append_memory(out, region.entries[i]);
       for (const ProgramExplanation& program : region.entries[i].programs)

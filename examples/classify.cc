@@ -28,7 +28,6 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
@@ -49,6 +48,7 @@
 #include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/io/open_file.h"
@@ -172,9 +172,9 @@ class Classifier : optim::Callback {
     say_cut(*train, o_.train_file);
     const bool numbers = problem_ == nn::ProblemType::kRegression;
     load(train->label_names(), numbers ? std::optional(train->label_width()) : std::nullopt);
-    job_.say(absl::StrFormat("%d texts of %d %s, the longest has %d tokens", train->size(),
-                             numbers ? train->label_width() : std::ssize(train->label_names()),
-                             numbers ? "numbers" : "classes", train->report().longest));
+    job_.say(formatted("%d texts of %d %s, the longest has %d tokens", train->size(),
+                       numbers ? train->label_width() : std::ssize(train->label_names()),
+                       numbers ? "numbers" : "classes", train->report().longest));
     data::ExampleBatches batches(train,
                                  {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
     if (!o_.validation_file.empty()) {
@@ -224,11 +224,11 @@ class Classifier : optim::Callback {
       result = trainer->train();
     }
     if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
+      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
     if (o_.load_best_model_at_end && validation_)
-      job_.say(absl::StrFormat("%s of the best epoch %.4f", measure(), measured()));
+      job_.say(formatted("%s of the best epoch %.4f", measure(), measured()));
     replicas_.reset();
     if (!job_.lead()) return true;
     model_->save_pretrained(o_.output_dir);
@@ -274,7 +274,7 @@ class Classifier : optim::Callback {
   std::string prediction(std::span<const float> values) const {
     std::vector<std::string> chosen, all;
     for (size_t i = 0; i < values.size(); ++i) {
-      all.push_back(absl::StrFormat("%.4f", values[i]));
+      all.push_back(formatted("%.4f", values[i]));
       if (problem_ == nn::ProblemType::kMultiLabel && values[i] >= 0.5f) chosen.push_back(name_of_class(i));
     }
     if (problem_ == nn::ProblemType::kRegression) return absl::StrJoin(all, ",");
@@ -310,8 +310,8 @@ class Classifier : optim::Callback {
   }
   void say_cut(const data::ExampleSet& set, const std::string& path) const {
     if (set.report().truncated > 0)
-      job_.say(absl::StrFormat("%s: %d of %d texts were cut to --max_seq_length=%d", path, set.report().truncated,
-                               set.size(), o_.max_seq_length));
+      job_.say(formatted("%s: %d of %d texts were cut to --max_seq_length=%d", path, set.report().truncated, set.size(),
+                         o_.max_seq_length));
   }
 
   data::LabelKind kind_of_labels() const {
@@ -408,12 +408,11 @@ class Classifier : optim::Callback {
   }
 
   void on_log(const optim::Progress& now) override {
-    job_.say(absl::StrFormat("step %d/%d  epoch %.2f  loss %.4f  lr %.2e", now.step, now.max_steps, now.epoch, now.loss,
-                             now.lr));
+    job_.say(
+        formatted("step %d/%d  epoch %.2f  loss %.4f  lr %.2e", now.step, now.max_steps, now.epoch, now.loss, now.lr));
   }
   void on_evaluate(const optim::Progress& now) override {
-    job_.say(
-        absl::StrFormat("epoch %.2f  validation loss %.4f  %s %.4f", now.epoch, *now.eval_loss, measure(), measured()));
+    job_.say(formatted("epoch %.2f  validation loss %.4f  %s %.4f", now.epoch, *now.eval_loss, measure(), measured()));
   }
 
   const ClassifyOptions& o_;

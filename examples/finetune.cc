@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
@@ -39,6 +38,7 @@
 #include "rondo/optim/trainer/metrics_file.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/data/example_batches.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/text/tokenizer.h"
 
@@ -52,14 +52,14 @@ struct Console : optim::Callback {
     if (now.step > 0) std::printf("going on after step %lld\n", static_cast<long long>(now.step));
   }
   void on_log(const optim::Progress& now) override {
-    say(absl::StrFormat("step %5d/%d  loss %.4f  lr %.2e  %6.0f tokens/s", now.step, now.max_steps, now.loss, now.lr,
-                        now.targets_per_second));
+    say(formatted("step %5d/%d  loss %.4f  lr %.2e  %6.0f tokens/s", now.step, now.max_steps, now.loss, now.lr,
+                  now.targets_per_second));
   }
   void on_evaluate(const optim::Progress& now) override {
-    say(absl::StrFormat("step %5d/%d  validation loss %.4f", now.step, now.max_steps, *now.eval_loss));
+    say(formatted("step %5d/%d  validation loss %.4f", now.step, now.max_steps, *now.eval_loss));
   }
   bool on_save_error(const optim::Progress& now, const FileError& error) override {
-    say(absl::StrFormat("step %d: no checkpoint: %s", now.step, error.what()));
+    say(formatted("step %d: no checkpoint: %s", now.step, error.what()));
     return now.step < now.max_steps;  // there may be room again for the next one
   }
   static void say(const std::string& line) {
@@ -87,8 +87,8 @@ class Finetuning {
                                                            .dropout = o.lora_dropout,
                                                            .targets = absl::StrSplit(o.lora_target_modules, ','),
                                                            .mergeable = o.merge});
-      job.say(absl::StrFormat("%d modules adapted: %d of %d parameters are trained", report.targets.size(),
-                              report.trainable, report.total));
+      job.say(formatted("%d modules adapted: %d of %d parameters are trained", report.targets.size(), report.trainable,
+                        report.total));
     }
     if (o.device != kCPU) job.say(absl::StrCat("The model is on ", to_string(o.device)));
     if (job.several()) {
@@ -136,11 +136,11 @@ class Finetuning {
       result = trainer.train();
     }
     if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
+      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
     if (result.reason == optim::StopReason::kEarlyStopped)
-      job_.say(absl::StrFormat("stopped early: the validation loss was lowest after step %d", result.last.best_step));
+      job_.say(formatted("stopped early: the validation loss was lowest after step %d", result.last.best_step));
     if (job_.lead()) write_results();
     return true;
   }

@@ -7,11 +7,11 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "rondo/dist/placement.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::examples {
 namespace {
@@ -22,10 +22,10 @@ std::string text_of(const Flags::Target& target) {
     std::string operator()(const double* v) const {
       double back = 0;
       for (int digits = 6; digits < 17; ++digits) {
-        const std::string text = absl::StrFormat("%.*g", digits, *v);
+        const std::string text = formatted("%.*g", digits, *v);
         if (absl::SimpleAtod(text, &back) && back == *v) return text;
       }
-      return absl::StrFormat("%.17g", *v);
+      return formatted("%.17g", *v);
     }
     std::string operator()(const bool* v) const { return *v ? "true" : "false"; }
     std::string operator()(const std::string* v) const { return *v; }

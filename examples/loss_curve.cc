@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::examples {
 namespace {
@@ -49,7 +49,7 @@ std::vector<Point> thinned(const std::vector<Point>& points, size_t most) {
 
 std::string polyline(const std::vector<Point>& points, const Axis& x, const Axis& y, const char* style) {
   std::string text = absl::StrCat("<polyline fill=\"none\" ", style, " points=\"");
-  for (const Point& p : points) absl::StrAppendFormat(&text, "%.1f,%.1f ", x(p.x), y(p.y));
+  for (const Point& p : points) append_formatted(&text, "%.1f,%.1f ", x(p.x), y(p.y));
   return text + "\"/>\n";
 }
 
@@ -72,32 +72,32 @@ std::string loss_curve_svg(std::span<const optim::MetricsRecord> records) {
   const double last_step = records.empty() ? 1 : static_cast<double>(records.back().step);
   const Axis x = axis(0, last_step, 8, kLeft, kWidth - kRight), y = axis(low, high, 6, kHeight - kBottom, kTop);
 
-  std::string svg = absl::StrFormat(
+  std::string svg = formatted(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" width=\"%g\" height=\"%g\" "
       "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n<rect width=\"%g\" height=\"%g\" fill=\"#fff\"/>\n",
       kWidth, kHeight, kWidth, kHeight, kWidth, kHeight);
   for (double v = y.low; v <= y.high + y.tick / 2; v += y.tick)
-    absl::StrAppendFormat(
+    append_formatted(
         &svg, "<path d=\"M%g %.1fH%g\" stroke=\"#ddd\"/><text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n",
         kLeft, y(v), kWidth - kRight, kLeft - 8, y(v) + 4, v);
   for (double v = x.low; v <= x.high + x.tick / 2; v += x.tick)
-    absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%.10g</text>\n", x(v),
-                          kHeight - kBottom + 20, v);
-  absl::StrAppendFormat(&svg, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#333\"/>\n", kLeft, kTop,
-                        kHeight - kBottom, kWidth - kRight);
-  absl::StrAppendFormat(&svg, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n",
-                        (kLeft + kWidth - kRight) / 2, kHeight - 12);
-  absl::StrAppendFormat(
+    append_formatted(&svg, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%.10g</text>\n", x(v),
+                     kHeight - kBottom + 20, v);
+  append_formatted(&svg, "<path d=\"M%g %gV%gH%g\" fill=\"none\" stroke=\"#333\"/>\n", kLeft, kTop, kHeight - kBottom,
+                   kWidth - kRight);
+  append_formatted(&svg, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">step</text>\n", (kLeft + kWidth - kRight) / 2,
+                   kHeight - 12);
+  append_formatted(
       &svg, "<text transform=\"translate(18 %g) rotate(-90)\" text-anchor=\"middle\">loss (nats per token)</text>\n",
       (kTop + kHeight - kBottom) / 2);
   svg += polyline(train, x, y, kTrain) + polyline(val, x, y, kVal);
   for (const Point& p : thinned(val, 100))
-    absl::StrAppendFormat(&svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"#e4572e\"/>\n", x(p.x), y(p.y));
-  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">training</text>\n", kLeft, kTrain,
-                        kLeft + 36);
-  absl::StrAppendFormat(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">validation", kLeft + 120, kVal,
-                        kLeft + 156);
-  if (!val.empty()) absl::StrAppendFormat(&svg, " (last: %.4f)", val.back().y);
+    append_formatted(&svg, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\" fill=\"#e4572e\"/>\n", x(p.x), y(p.y));
+  append_formatted(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">training</text>\n", kLeft, kTrain,
+                   kLeft + 36);
+  append_formatted(&svg, "<path d=\"M%g 22h28\" %s/><text x=\"%g\" y=\"26\">validation", kLeft + 120, kVal,
+                   kLeft + 156);
+  if (!val.empty()) append_formatted(&svg, " (last: %.4f)", val.back().y);
   return svg + "</text>\n</svg>\n";
 }
 

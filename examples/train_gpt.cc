@@ -20,7 +20,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
@@ -41,6 +40,7 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/function_batches.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
@@ -247,12 +247,11 @@ void Training::distribute() {
 
 void Training::announce() {
   const int64_t n = group_->world_size();
-  say(absl::StrFormat(
-      "%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s%s",
-      model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
-      corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
-      o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
-      n > 1 ? absl::StrCat(", ", n, " processes", shards_ ? ", optimizer states in shards" : "") : ""));
+  say(formatted("%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s%s",
+                model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
+                corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
+                o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
+                n > 1 ? absl::StrCat(", ", n, " processes", shards_ ? ", optimizer states in shards" : "") : ""));
   if (o_.shard_optimizer && n == 1) say("--shard_optimizer: one process keeps all states.");
 }
 
@@ -335,13 +334,13 @@ void Training::finish() {
   if (memory_use_) say(memory::to_string(memory_use_->report()));
   if (memory_use_ && o_.device != kCPU) {
     const AllocatorStats there = memory::stats(o_.device);
-    say(absl::StrFormat("That is host memory. On %s: %.1f MB in use at the peak, %.1f MB taken from the driver now",
-                        to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
-                        1e-6 * static_cast<double>(there.bytes_reserved)));
+    say(formatted("That is host memory. On %s: %.1f MB in use at the peak, %.1f MB taken from the driver now",
+                  to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
+                  1e-6 * static_cast<double>(there.bytes_reserved)));
   }
   if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
-  say(absl::StrFormat("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
-                      io::list_checkpoints(o_.out_dir).front()));
+  say(formatted("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
+                io::list_checkpoints(o_.out_dir).front()));
 }
 
 void Training::run() {

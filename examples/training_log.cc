@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/examples/loss_curve.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::examples {
@@ -23,8 +23,8 @@ double peak_rss_mib() {
 
 std::string clock_text(double seconds) {
   const auto s = static_cast<int64_t>(std::llround(seconds));
-  if (s < 3600) return absl::StrFormat("%d:%02d", s / 60, s % 60);
-  return absl::StrFormat("%d:%02d:%02d", s / 3600, s / 60 % 60, s % 60);
+  if (s < 3600) return formatted("%d:%02d", s / 60, s % 60);
+  return formatted("%d:%02d:%02d", s / 3600, s / 60 % 60, s % 60);
 }
 
 double seconds_between(std::chrono::steady_clock::time_point a, std::chrono::steady_clock::time_point b) {
@@ -82,9 +82,9 @@ void TrainingLog::write(optim::MetricsRecord record) {
   const int64_t every = std::max<int64_t>(1, max_steps_ / 20);
   const bool plain = !terminal_ && (record.step == 1 || record.step % every == 0);
   if (!record.eval_loss && !plain) return;
-  std::string text = absl::StrFormat("step %5d/%d  loss %.4f", record.step, max_steps_, record.loss);
-  text += record.eval_loss ? absl::StrFormat("  val %.4f", *record.eval_loss) : "            ";
-  absl::StrAppendFormat(&text, "  lr %.2e  %6.0f tokens/s", record.lr, record.targets_per_s);
+  std::string text = formatted("step %5d/%d  loss %.4f", record.step, max_steps_, record.loss);
+  text += record.eval_loss ? formatted("  val %.4f", *record.eval_loss) : "            ";
+  append_formatted(&text, "  lr %.2e  %6.0f tokens/s", record.lr, record.targets_per_s);
   say(text + (last ? "  in " + clock_text(seconds_between(started_, Clock::now())) : eta()));
 }
 
@@ -106,9 +106,9 @@ void TrainingLog::draw_bar() {
   constexpr int kWidth = 24;
   const int filled = static_cast<int>(share * kWidth);
   std::string bar = std::string(filled, '#') + std::string(kWidth - filled, '.');
-  std::string text = absl::StrFormat("\r\033[K[%s] %3.0f%%  step %d/%d  loss %.3f", bar, 100 * share, done_, max_steps_,
-                                     loss_);
-  if (eval_loss_) absl::StrAppendFormat(&text, "  val %.3f", *eval_loss_);
+  std::string text = formatted("\r\033[K[%s] %3.0f%%  step %d/%d  loss %.3f", bar, 100 * share, done_, max_steps_,
+                               loss_);
+  if (eval_loss_) append_formatted(&text, "  val %.3f", *eval_loss_);
   std::printf("%s%s", text.c_str(), eta().c_str());
   std::fflush(stdout);
   bar_visible_ = true;

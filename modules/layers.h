@@ -11,6 +11,7 @@
 
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/within_memory.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {
@@ -146,8 +147,10 @@ template <class M> class ModuleList : public ModuleBase {
     for (int64_t i = 0; i < n; ++i) emplace_back(args...);
   }
   template <class... Args> M& emplace_back(Args&&... args) {
-    items_.push_back(child(std::to_string(size()), std::forward<Args>(args)...).template make<M>());
-    return *items_.back();
+    return within_memory("ModuleList", [&]() -> M& {
+      items_.push_back(child(std::to_string(size()), std::forward<Args>(args)...).template make<M>());
+      return *items_.back();
+    });
   }
   bool is_block_list() const override { return true; }
   int64_t size() const { return static_cast<int64_t>(items_.size()); }
@@ -190,10 +193,13 @@ class Sequential : public Module<Sequential> {
     (layers.add_to(*this), ...);
   }
   template <class M, class... Args> M& add(Args&&... args) {
-    auto made = child(std::to_string(links_.size()), std::forward<Args>(args)...).template make<M>();
-    M& module = *made;
-    links_.push_back({std::move(made), [](ModuleBase& m, const Tensor& x) -> Tensor { return static_cast<M&>(m)(x); }});
-    return module;
+    return within_memory("Sequential", [&]() -> M& {
+      auto made = child(std::to_string(links_.size()), std::forward<Args>(args)...).template make<M>();
+      M& module = *made;
+      links_.push_back(
+          {std::move(made), [](ModuleBase& m, const Tensor& x) -> Tensor { return static_cast<M&>(m)(x); }});
+      return module;
+    });
   }
   Tensor forward(const Tensor& x);
   int64_t size() const { return static_cast<int64_t>(links_.size()); }
@@ -212,7 +218,7 @@ class Sequential : public Module<Sequential> {
 };
 
 template <class M, class... Args> SequentialLayer layer(Args... args) {
-  return {[args...](Sequential& s) { s.add<M>(args...); }};
+  return within_memory("layer", [&] { return SequentialLayer{[args...](Sequential& s) { s.add<M>(args...); }}; });
 }
 
 }  // namespace rondo::nn

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <set>
+#include <type_traits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -146,9 +147,10 @@ void LoraLayer::merge(bool keep_base) {
   const NoGrad off;
   Tensor& weight = weight_of(*parent());
   const Tensor update = active->weight_delta();
-  if (keep_base) kept = weight.detach().clone();
+  const Tensor before = keep_base ? weight.detach().clone() : Tensor();
   if (weight.dtype() == update.dtype()) weight.add_(update);
   else weight.copy_(weight.to(update.dtype()) + update);
+  kept = before;
   merged = active;
   merged_version = weight.version();
   merged_dtype = weight.dtype();
@@ -171,16 +173,18 @@ void LoraLayer::unmerge() {
   note_change();
 }
 
-TensorSet::TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info_) : info(std::move(info_)) {
-  for (const Slot& slot : of.own_slots()) {
-    const Tensor& given = *slot.tensor;
-    Tensor value = given.defined() && copies ? given.detach().clone() : given;
-    const bool train = value.defined() && value.requires_grad();
-    if (!slot.is_parameter) buffer(slot.name, value);
-    else parameter(slot.name, value);
-    if (value.defined() && !copies && slot.is_parameter) value.requires_grad_(train);
-  }
-}
+TensorSet::TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info_)
+    : info(std::move(info_)), slots([&] {
+        for (const Slot& slot : of.own_slots()) {
+          const Tensor& given = *slot.tensor;
+          Tensor value = given.defined() && copies ? given.detach().clone() : given;
+          const bool train = value.defined() && value.requires_grad();
+          if (!slot.is_parameter) buffer(slot.name, value);
+          else parameter(slot.name, value);
+          if (value.defined() && !copies && slot.is_parameter) value.requires_grad_(train);
+        }
+        return own_slots();
+      }()) {}
 
 TensorSet* SavedCopies::find(const std::string& adapter) const {
   for (ModuleBase* module : children())
@@ -195,9 +199,8 @@ void SavedCopies::activate(const std::string& adapter) {
   for (ModuleBase* module : parent()->children())
     if (chosen == nullptr && module->name() == "original_module") chosen = dynamic_cast<TensorSet*>(module);
   invariant(chosen != nullptr, "modules_to_save without the original");
-  const std::vector<Slot> from = chosen->own_slots();
-  for (const Slot& slot : parent()->own_slots())
-    for (const Slot& source : from)
+  for (const Slot& slot : slots)
+    for (const Slot& source : chosen->slots)
       if (source.name == slot.name) *slot.tensor = *source.tensor;
   note_change();
 }
@@ -219,13 +222,24 @@ std::vector<NamedModule> base_modules(ModuleBase& model) {
   return modules;
 }
 
+namespace {
+// Calls `on_part` with each LoraLayer and SavedCopies, in the order of the tree. Needs no memory.
+template <class OnPart> void visit_parts(const ModuleBase& module, const OnPart& on_part) {
+  for (ModuleBase* child : module.children()) {
+    if (auto* layer = dynamic_cast<LoraLayer*>(child); layer != nullptr) on_part(*layer);
+    if (auto* copies = dynamic_cast<SavedCopies*>(child); copies != nullptr) on_part(*copies);
+  }
+  for (const ModuleBase* child : module.children())
+    if (dynamic_cast<const AdapterPart*>(child) == nullptr) visit_parts(*child, on_part);
+}
+}  // namespace
+
 AdapterParts adapter_parts(ModuleBase& model) {
   AdapterParts parts;
-  for (const NamedModule& base : base_modules(model))
-    for (ModuleBase* child : base.module.children()) {
-      if (auto* layer = dynamic_cast<LoraLayer*>(child); layer != nullptr) parts.layers.push_back(layer);
-      if (auto* copies = dynamic_cast<SavedCopies*>(child); copies != nullptr) parts.copies.push_back(copies);
-    }
+  visit_parts(model, [&]<class Part>(Part& part) {
+    if constexpr (std::is_same_v<Part, LoraLayer>) parts.layers.push_back(&part);
+    else parts.copies.push_back(&part);
+  });
   return parts;
 }
 
@@ -307,9 +321,8 @@ AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const st
                            infos.empty() ? "none" : absl::StrJoin(adapter_names(model), ", ")));
 }
 
-void activate(const AdapterParts& parts, const std::string& adapter) {
-  for (LoraLayer* layer : parts.layers) layer->activate(adapter);
-  for (SavedCopies* copies : parts.copies) copies->activate(adapter);
+void activate(ModuleBase& model, const std::string& adapter) {
+  visit_parts(model, [&](auto& part) { part.activate(adapter); });
 }
 
 // ---- Making one
@@ -383,41 +396,72 @@ void require_mergeable(const char* function, const std::vector<std::string>& ref
 
 }  // namespace
 
+namespace {
+
+// Takes an adapter's parts out of the tree, and what only they needed. Needs no memory.
+void take_out(const AdapterParts& parts, const std::string& adapter) {
+  for (LoraLayer* layer : parts.layers) {
+    if (layer->find(adapter) != nullptr) layer->detach(adapter);
+    if (layer->children().empty()) layer->parent()->detach("lora");
+  }
+  for (SavedCopies* copies : parts.copies) {
+    if (copies->find(adapter) != nullptr) copies->detach(adapter);
+    if (!copies->children().empty()) continue;
+    ModuleBase& module = *copies->parent();
+    const auto is_original = [](const ModuleBase* child) { return child->name() == "original_module"; };
+    if (std::any_of(module.children().begin(), module.children().end(), is_original)) module.detach("original_module");
+    module.detach("modules_to_save");
+  }
+}
+
+}  // namespace
+
 LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
   std::vector<ModuleBase*> targets;
   for (const NewAdapter::Target& target : adapter.targets) targets.push_back(target.module);
   adapter.report.unmergeable = unmergeable(model, targets);
   const std::string name = adapter.info->options.adapter;
-  const auto child_of = [](ModuleBase & module, const auto& make) -> auto& {
+  AdapterParts used;  // by the adapter
+  const auto part_of = [](ModuleBase & module, auto& parts, const auto& make) -> auto& {
     using Part = std::remove_reference_t<decltype(*make())>;
+    parts.reserve(parts.size() + 1);
     for (ModuleBase* child : module.children())
-      if (auto* part = dynamic_cast<Part*>(child); part != nullptr) return *part;
-    auto made = make();
-    Part& part = *made;
-    module.attach(std::is_same_v<Part, LoraLayer> ? "lora" : "modules_to_save", std::move(made));
-    return part;
+      if (auto* part = dynamic_cast<Part*>(child); part != nullptr) return *parts.emplace_back(part);
+    Part& made = module.attach(std::is_same_v<Part, LoraLayer> ? "lora" : "modules_to_save", make());
+    return *parts.emplace_back(&made);
   };
-  // The base's parameters, before copies take their places.
-  for (Tensor& p : model.parameters()) {
-    p.requires_grad_(false);
-    p.set_grad(Tensor());
+  struct Parameter {
+    Tensor tensor;
+    bool requires_grad;
+    Tensor grad;
+  };
+  std::vector<Parameter> before;
+  for (const Tensor& p : model.parameters()) before.push_back({p, p.requires_grad(), p.grad()});
+  try {
+    for (Parameter& p : before) p.tensor.requires_grad_(false).set_grad(Tensor());
+    for (NewAdapter::Target& target : adapter.targets)
+      part_of(*target.module, used.layers, [] {
+        return std::make_unique<LoraLayer>();
+      }).attach(name, std::move(target.adapter));
+    for (NewAdapter::Saved& saved : adapter.saved) {
+      SavedCopies& copies = part_of(*saved.module, used.copies,
+                                    [&] { return std::make_unique<SavedCopies>(*saved.module); });
+      if (copies.children().empty())
+        saved.module->attach("original_module",
+                             std::make_unique<TensorSet>(*saved.module, /*copies=*/false, AdapterInfoPtr()));
+      copies.attach(name, std::move(saved.copies));
+    }
+    for (const Tensor& p : model.parameters()) {
+      adapter.report.total += p.numel();
+      if (p.requires_grad() && adapter.info->trainable) adapter.report.trainable += p.numel();
+    }
+  } catch (const std::exception&) {
+    take_out(used, name);
+    for (Parameter& p : before) p.tensor.requires_grad_(p.requires_grad).set_grad(p.grad);
+    throw;
   }
-  for (NewAdapter::Target& target : adapter.targets)
-    child_of(*target.module, [] { return std::make_unique<LoraLayer>(); }).attach(name, std::move(target.adapter));
-  for (NewAdapter::Saved& saved : adapter.saved) {
-    SavedCopies& copies = child_of(*saved.module, [] { return std::make_unique<SavedCopies>(); });
-    if (copies.children().empty())
-      saved.module->attach("original_module",
-                           std::make_unique<TensorSet>(*saved.module, /*copies=*/false, AdapterInfoPtr()));
-    copies.attach(name, std::move(saved.copies));
-  }
-  activate(adapter_parts(model), name);
-  LoraReport report = std::move(adapter.report);
-  for (const Tensor& p : model.parameters()) {
-    report.total += p.numel();
-    if (p.requires_grad()) report.trainable += p.numel();
-  }
-  return report;
+  activate(model, name);
+  return std::move(adapter.report);
 }
 
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options) try {
@@ -459,9 +503,8 @@ LoraOptions adapter_options(ModuleBase& model, const std::string& adapter) try {
 
 void set_adapter(ModuleBase& model, const std::string& adapter) try {
   require_adapter("set_adapter", model, adapter);
-  const AdapterParts parts = adapter_parts(model);
-  require_unmerged("set_adapter", parts);
-  activate(parts, adapter);
+  require_unmerged("set_adapter", adapter_parts(model));
+  activate(model, adapter);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("set_adapter");
 }
@@ -470,17 +513,8 @@ void remove_adapter(ModuleBase& model, const std::string& adapter) try {
   require_adapter("remove_adapter", model, adapter);
   const AdapterParts parts = adapter_parts(model);
   require_unmerged("remove_adapter", parts);
-  if (active_adapter(model) == adapter) activate(parts, "");
-  for (LoraLayer* layer : parts.layers) {
-    if (layer->find(adapter) != nullptr) layer->detach(adapter);
-    if (layer->children().empty()) layer->parent()->detach("lora");
-  }
-  for (SavedCopies* copies : parts.copies) {
-    if (copies->find(adapter) != nullptr) copies->detach(adapter);
-    if (!copies->children().empty()) continue;
-    copies->parent()->detach("original_module");
-    copies->parent()->detach("modules_to_save");
-  }
+  if (active_adapter(model) == adapter) activate(model, "");
+  take_out(parts, adapter);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("remove_adapter");
 }
@@ -488,14 +522,15 @@ void remove_adapter(ModuleBase& model, const std::string& adapter) try {
 UseAdapter::UseAdapter(ModuleBase& model, const std::string& adapter) : model_(model), before_(active_adapter(model)) {
   set_adapter(model, adapter);
 }
-UseAdapter::~UseAdapter() { activate(adapter_parts(model_), before_); }
+UseAdapter::~UseAdapter() { activate(model_, before_); }
 
-DisableAdapters::DisableAdapters(ModuleBase& model) : model_(model), before_(active_adapter(model)) {
-  const AdapterParts parts = adapter_parts(model);
-  require_unmerged("DisableAdapters", parts);
-  activate(parts, "");
+DisableAdapters::DisableAdapters(ModuleBase& model) try : model_(model), before_(active_adapter(model)) {
+  require_unmerged("DisableAdapters", adapter_parts(model));
+  activate(model, "");
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("DisableAdapters");
 }
-DisableAdapters::~DisableAdapters() { activate(adapter_parts(model_), before_); }
+DisableAdapters::~DisableAdapters() { activate(model_, before_); }
 
 // ---- Merging
 

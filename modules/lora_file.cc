@@ -238,8 +238,7 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
   const FileNames names(model, layout, published);
   const std::vector<std::string> existing = adapter_names(model);
   const bool exists = std::find(existing.begin(), existing.end(), options.adapter) != existing.end();
-  const AdapterParts parts = adapter_parts(model);
-  require_unmerged("load_adapter", parts);
+  require_unmerged("load_adapter", adapter_parts(model));
 
   StateDictReport report;
   take_out_base_layers(model, names, file, report);
@@ -267,7 +266,7 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
   if (!exists && made.targets.empty())
     throw FileError(config_path, absl::StrCat("target_modules match no module of ", model.type_name()));
   if (!exists) return install_adapter(model, std::move(made));
-  activate(parts, options.adapter);
+  activate(model, options.adapter);
   LoraReport loaded;
   for (const auto& [module, delta] : tensors_of(model, options.adapter).targets)
     loaded.targets.push_back(module->path());

@@ -117,10 +117,13 @@ struct TensorSet final : Module<TensorSet>, AdapterPart {
   // `copies`: with values of its own; otherwise it shares the module's tensors. `info` is null for the base's.
   TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info);
   const AdapterInfoPtr info;
+  const std::vector<Slot> slots;
 };
 
 // All adapters' copies of one module's own tensors.
 struct SavedCopies final : Module<SavedCopies>, AdapterPart {
+  explicit SavedCopies(ModuleBase& of) : slots(of.own_slots()) {}
+  const std::vector<Slot> slots;  // the module's
   TensorSet* find(const std::string& adapter) const;
   // The module's members are this adapter's copies from now on, or the base's tensors.
   void activate(const std::string& adapter);
@@ -175,6 +178,7 @@ LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
 // Throws Error.
 void require_unmerged(const char* function, const AdapterParts& parts);
 AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter);
-void activate(const AdapterParts& parts, const std::string& adapter);
+// "": none. Needs no memory, since destructors call it.
+void activate(ModuleBase& model, const std::string& adapter);
 
 }  // namespace rondo::nn

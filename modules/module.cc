@@ -53,10 +53,13 @@ ModuleBase::Place*& ModuleBase::next_place() {
   return place;
 }
 
-ModuleBase::PlaceScope::PlaceScope(ModuleBase& parent, std::string name, std::span<const void* const> arguments)
-    : place_{&parent, std::move(name), arguments} {
-  parent.check_name(place_.name);
+ModuleBase::PlaceScope::PlaceScope(ModuleBase& parent, std::string_view name,
+                                   std::span<const void* const> arguments) try
+    : place_{&parent, std::string(name), arguments} {
+  parent.check_name(name);
   next_place() = &place_;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("child");
 }
 ModuleBase::PlaceScope::~PlaceScope() { next_place() = nullptr; }
 
@@ -162,9 +165,10 @@ ModuleBase::~ModuleBase() {
   if (parent_ != nullptr) std::erase(parent_->children_, this);
 }
 
-void ModuleBase::check_name(const std::string& name) const {
+void ModuleBase::check_name(std::string_view name) const {
   const auto fail = [&](const char* why) {
-    throw Error(absl::StrCat(type_name(), path_.empty() ? "" : " " + path_, ": the name '", name, "' ", why));
+    throw Error(
+        absl::StrCat(type_name(), path_.empty() ? "" : " " + path_, ": the name '", std::string(name), "' ", why));
   };
   if (name.empty()) fail("is empty");
   if (name.find('.') != name.npos) fail("contains a dot, which separates a child from its parent");
@@ -180,24 +184,30 @@ Tensor& ModuleBase::add_entry(Entry entry) {
   return entries_.back()->tensor;
 }
 
-Tensor& ModuleBase::parameter(std::string name, Tensor value) try {
+Tensor& ModuleBase::parameter(std::string_view name, Tensor value) try {
   if (value.defined()) value.requires_grad_();
-  return add_entry({std::move(name), std::move(value), true, true});
+  return add_entry({std::string(name), std::move(value), true, true});
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("parameter");
 }
 
-Tensor& ModuleBase::buffer(std::string name, Tensor value, bool persistent) try {
+Tensor& ModuleBase::buffer(std::string_view name, Tensor value, bool persistent) try {
   if (value.defined()) value.storage().set_purpose(Purpose::kParameters);
-  return add_entry({std::move(name), std::move(value), false, persistent});
+  return add_entry({std::string(name), std::move(value), false, persistent});
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("buffer");
 }
 
-Tensor& ModuleBase::running_statistic(std::string name, Tensor value) {
-  Tensor& member = buffer(std::move(name), std::move(value));
+Tensor& ModuleBase::running_statistic(std::string_view name, Tensor value) {
+  Tensor& member = buffer(name, std::move(value));
   entries_.back()->keeps_f32 = true;
   return member;
+}
+
+void ModuleBase::ignore_in_state_dict(std::string_view name) try {
+  ignored_.emplace_back(name);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ignore_in_state_dict");
 }
 
 void ModuleBase::visit(const std::string& prefix, absl::FunctionRef<void(const std::string&, const Entry&)> fn) const {
@@ -349,11 +359,15 @@ void ModuleBase::to(Device device) try {
 }
 
 void ModuleBase::requires_grad_(bool on) {
-  for (Tensor& p : parameters()) p.requires_grad_(on);
+  for (const auto& entry : entries_)
+    if (entry->is_parameter && entry->tensor.defined()) entry->tensor.requires_grad_(on);
+  for (ModuleBase* module : children_) module->requires_grad_(on);
 }
 
 void ModuleBase::zero_grad(bool set_to_none) {
-  for (Tensor& p : parameters()) p.zero_grad(set_to_none);
+  for (const auto& entry : entries_)
+    if (entry->is_parameter && entry->tensor.defined()) entry->tensor.zero_grad(set_to_none);
+  for (ModuleBase* module : children_) module->zero_grad(set_to_none);
 }
 
 std::vector<const Tensor*> ModuleBase::tensor_slots() const try {
@@ -401,11 +415,10 @@ void ModuleBase::update_paths() {
 }
 
 ModuleBase& ModuleBase::child_named(std::string_view name) const {
-  std::string names;
-  for (ModuleBase* module : children_) {
+  for (ModuleBase* module : children_)
     if (module->name_ == name) return *module;
-    absl::StrAppend(&names, names.empty() ? "" : ", ", module->name_);
-  }
+  std::string names;
+  for (const ModuleBase* module : children_) absl::StrAppend(&names, names.empty() ? "" : ", ", module->name_);
   throw Error(absl::StrCat(type_name(), path_.empty() ? "" : " " + path_, ": there is no child '", std::string(name),
                            "'; there is ", names.empty() ? "none at all" : names));
 }
@@ -428,6 +441,7 @@ void ModuleBase::attach_child(std::string name, std::unique_ptr<ModuleBase> modu
   throw_out_of_memory("attach");
 }
 
+// Needs no memory, unless it fails: what could not be added is taken away again.
 std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) try {
   ModuleBase& module = child_named(name);
   const auto at = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &module; });
@@ -441,7 +455,13 @@ std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) try {
   std::erase(attached_hooks_, dynamic_cast<CallHook*>(taken.get()));
   std::erase(children_, taken.get());
   note_change();
-  taken->settle(nullptr, "");
+  const auto cut_paths = [length = taken->path_.size() + 1](const auto& self, ModuleBase& below) -> void {
+    below.path_.erase(0, length);
+    for (ModuleBase* inner : below.children_) self(self, *inner);
+  };
+  cut_paths(cut_paths, *taken);
+  taken->parent_ = nullptr;
+  taken->name_.clear();
   return taken;
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("detach");

@@ -196,19 +196,19 @@ class ModuleBase {
 
   // Registers a parameter and returns its handle, which this module keeps: `Tensor& weight = parameter("weight", ...)`.
   // Assigning another parameter to the member ties the two. An undefined tensor holds a place: `bias` without a bias.
-  Tensor& parameter(std::string name, Tensor value);
+  Tensor& parameter(std::string_view name, Tensor value);
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
-  Tensor& buffer(std::string name, Tensor value, bool persistent = true);
+  Tensor& buffer(std::string_view name, Tensor value, bool persistent = true);
   // As buffer(), for a number that each step changes by little, as a running mean does: 16 bits would round the changes
   // away, so to(kBF16) and to(kF16) leave it in f32.
-  Tensor& running_statistic(std::string name, Tensor value);
+  Tensor& running_statistic(std::string_view name, Tensor value);
   // load_state_dict() accepts and ignores this name: published checkpoints hold tensors that a model computes.
-  void ignore_in_state_dict(std::string name) { ignored_.push_back(std::move(name)); }
+  void ignore_in_state_dict(std::string_view name);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
   // argument that is a member declared further down is not initialised yet: Error.
-  template <class... Args> auto child(std::string name, Args&&... args) {
+  template <class... Args> auto child(std::string_view name, Args&&... args) {
     const auto with = [&](auto construct) { return construct(std::forward<Args>(args)...); };
-    return Child<decltype(with), Args...>(this, std::move(name), with, args...);
+    return Child<decltype(with), Args...>(this, name, with, args...);
   }
 
   using TensorCall = Tensor (*)(ModuleBase&, std::span<const Tensor* const> inputs, std::source_location where);
@@ -245,7 +245,7 @@ class ModuleBase {
   // one.
   class PlaceScope {
    public:
-    PlaceScope(ModuleBase& parent, std::string name, std::span<const void* const> arguments);
+    PlaceScope(ModuleBase& parent, std::string_view name, std::span<const void* const> arguments);
     ~PlaceScope();  // an argument's conversion may have thrown
     PlaceScope(const PlaceScope&) = delete;
     PlaceScope& operator=(const PlaceScope&) = delete;
@@ -260,7 +260,7 @@ class ModuleBase {
   // The place of the next module to be constructed on this thread: set by Child, taken by the first ModuleBase(). Null:
   // it is a root.
   static Place*& next_place();
-  void check_name(const std::string& name) const;
+  void check_name(std::string_view name) const;
   Tensor& add_entry(Entry entry);
   template <class M> static M& require_module(M* module) {
     require_root(module);
@@ -321,24 +321,24 @@ Tensor ModuleBase::call_with_tensors(ModuleBase& module, std::span<const Tensor*
 // includes modules would pay for it.)
 template <class With, class... Args> class [[nodiscard]] Child {
  public:
-  Child(ModuleBase* parent, std::string name, With with, const Args&... args)
-      : parent_(parent), name_(std::move(name)), with_(with), arguments_{std::addressof(args)..., nullptr} {}
+  Child(ModuleBase* parent, std::string_view name, With with, const Args&... args)
+      : parent_(parent), name_(name), with_(with), arguments_{std::addressof(args)..., nullptr} {}
   template <std::derived_from<ModuleBase> M> operator M() && {
     static_assert(std::is_constructible_v<M, Args...>, "child(name, args...): no constructor takes these args");
-    const ModuleBase::PlaceScope scope(*parent_, std::move(name_), {arguments_, sizeof...(Args)});
+    const ModuleBase::PlaceScope scope(*parent_, name_, {arguments_, sizeof...(Args)});
     if constexpr (std::is_constructible_v<M, Args...>)  // otherwise the message above is the only error
       return with_([](auto&&... args) { return M(std::forward<decltype(args)>(args)...); });
   }
   // The same on the heap, for lists.
   template <std::derived_from<ModuleBase> M> std::unique_ptr<M> make() && {
     static_assert(std::is_constructible_v<M, Args...>, "no constructor takes these args");
-    const ModuleBase::PlaceScope scope(*parent_, std::move(name_), {});
+    const ModuleBase::PlaceScope scope(*parent_, name_, {});
     return with_([](auto&&... args) { return std::unique_ptr<M>(new M(std::forward<decltype(args)>(args)...)); });
   }
 
  private:
   ModuleBase* parent_;
-  std::string name_;
+  std::string_view name_;
   With with_;
   const void* arguments_[sizeof...(Args) + 1];
 };

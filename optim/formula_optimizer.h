@@ -27,6 +27,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/option_list.h"
+#include "rondo/runtime/within_memory.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -43,21 +44,25 @@ template <class Options> struct FormulaCode {
 
 template <class Self, class Options> class FormulaOptimizer : public Optimizer {
  public:
-  explicit FormulaOptimizer(std::vector<Tensor> params, Options options = {})
-      : FormulaOptimizer({ParamGroup<Options>{std::move(params), options}}) {}
+  explicit FormulaOptimizer(std::vector<Tensor> params, Options options = {}) {
+    add_param_group({std::move(params), std::move(options)});
+    check_has_parameters();
+  }
   explicit FormulaOptimizer(std::vector<ParamGroup<Options>> groups) {
     for (const ParamGroup<Options>& group : groups) add_param_group(group);
     check_has_parameters();
   }
   // One more group; see Optimizer::n_groups(). Throws what the constructor throws; then the optimizer is as before.
   void add_param_group(const ParamGroup<Options>& group) {
-    groups_.push_back(group.options);
-    try {
-      add_group(group.params);
-    } catch (...) {
-      groups_.pop_back();
-      throw;
-    }
+    within_memory(Self::kName, [&] {
+      groups_.push_back(group.options);
+      try {
+        add_group(group.params);
+      } catch (...) {
+        groups_.pop_back();
+        throw;
+      }
+    });
   }
   const char* name() const override { return Self::kName; }
 

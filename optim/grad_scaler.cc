@@ -73,11 +73,14 @@ struct GradScaler::State {
   }
 };
 
-GradScaler::GradScaler(const GradScaler& other)
-    : options_(other.options_), state_(std::make_unique<State>(other.state_->cloned())) {}
+GradScaler::GradScaler(const GradScaler& other) try
+    : options_(other.options_), state_(std::make_unique<State>(other.state_->cloned())) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler");
+}
 GradScaler& GradScaler::operator=(const GradScaler& other) {
-  options_ = other.options_;
   *state_ = other.state_->cloned();
+  options_ = other.options_;
   return *this;
 }
 GradScaler::~GradScaler() = default;
@@ -98,9 +101,11 @@ void check(const GradScalerOptions& options) {
 }
 }  // namespace
 
-GradScaler::GradScaler(GradScalerOptions options)
+GradScaler::GradScaler(GradScalerOptions options) try
     : options_(options), state_(std::make_unique<State>(State::of(options.init_scale, 0, 0, default_device()))) {
   check(options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler");
 }
 
 Tensor GradScaler::scale(TensorArg loss) try {
@@ -139,7 +144,7 @@ optim::StepReport GradScaler::step(optim::Optimizer& optimizer, optim::StepOptio
   throw_out_of_memory("GradScaler::step");
 }
 
-void GradScaler::update() {
+void GradScaler::update() try {
   if (!state_->stepped)
     throw Error("GradScaler::update: no step() since the last update(); nothing is known of the gradients");
   if (!options_.enabled) {
@@ -157,6 +162,8 @@ void GradScaler::update() {
                       {scale, good_steps, skipped, overflowed, scale, good_steps, skipped, overflowed},
                       optim::f64_of(numbers));
   state_->stepped = false;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("GradScaler::update");
 }
 
 nn::StateDict GradScaler::state_dict() const try {

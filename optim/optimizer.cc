@@ -59,7 +59,10 @@ void check_betas(const char* optimizer, std::span<const double> betas) {
 
 std::string slot_name(size_t slot) { return absl::StrCat("parameter ", slot); }
 
-Optimizer::Optimizer() : state_(std::make_unique<OptimizerState>()) {}
+Optimizer::Optimizer() try : state_(std::make_unique<OptimizerState>()) {
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("an optimizer");
+}
 Optimizer::~Optimizer() = default;
 
 Device Optimizer::device() const { return state_->device(); }

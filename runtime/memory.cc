@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo {
@@ -215,10 +215,10 @@ Report Recording::report() const {
   return report;
 }
 
-std::string to_string(const Report& r) {
+std::string to_string(const Report& r) try {
   std::string text;
   const auto line = [&](const char* what, int64_t bytes) {
-    absl::StrAppendFormat(&text, "%-34s %10.1f MB\n", what, static_cast<double>(bytes) * 1e-6);
+    append_formatted(&text, "%-34s %10.1f MB\n", what, static_cast<double>(bytes) * 1e-6);
   };
   line("parameters", r.parameters);
   line("gradients", r.gradients);
@@ -232,6 +232,8 @@ std::string to_string(const Report& r) {
   line("the process's own peak", r.process_peak);
   line("activations at their own peak", r.most_activations);
   return absl::StrCat(text, "the peak was made by ", r.cause, "\n");
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("memory::to_string");
 }
 
 }  // namespace rondo::memory

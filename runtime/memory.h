@@ -24,8 +24,15 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Memory is exhausted, the system's or that of memory::set_limit(). (For a few bytes of bookkeeping, std::bad_alloc can
-// come instead.) If backward() throws it, some gradients are accumulated already: zero_grad() before you go on.
+// Memory is exhausted, the system's or that of memory::set_limit(). Public functions throw it also where a few bytes of
+// bookkeeping are missing; functions that read files may throw FileError. What a program allocates itself, such as the
+// arguments of a call, throws std::bad_alloc as ever.
+//
+// The objects of the call are as before, so the call may be made again. But if backward() throws it, some gradients are
+// accumulated already: zero_grad() before you go on. If merge_adapter() does, unmerge_adapter() takes back what is
+// merged. If LLVM finds no memory while it compiles, this process does not enter it again: kernels that are not
+// compiled yet run eagerly, with a warning. Only while LLVM is loaded, with the first kernel, does want of memory end
+// the process.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;
@@ -83,7 +90,7 @@ class Recording {
 // | freed blocks of memory above 64 KB           | allocator::set_cache_limit()       | empties it                   |
 // | smaller freed blocks                         | 26 MB a thread                     | empties; other threads later |
 // | freed tensor handles                         | 256 a thread                       | keeps them, 64 KB            |
-// | matrix products as oneDNN primitives         | the most recent 1024               | empties it, and oneDNN's own |
+// | matrix products as oneDNN primitives         | the most recent 1024               | empties it                   |
 // | pages of the code generator's own code       | none; memory that grows empties it | gives them back              |
 // | generated kernels that no region holds       | 4096 kernels                       | empties it                   |
 // | recordings of a compiled region              | CompileOptions::max_entries        | keeps them: they are in use  |

@@ -4,9 +4,9 @@
 #include <ostream>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/tensor.h"
 #include "rondo/runtime/within_memory.h"
 
@@ -83,8 +83,8 @@ class Printer {
   std::string text_of(double value) const {
     if (std::isnan(value)) return "nan";
     if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-    if (scientific_) return absl::StrFormat("%.4e", value);
-    return whole_ ? absl::StrFormat("%.0f.", value) : absl::StrFormat("%.4f", value);
+    if (scientific_) return formatted("%.4e", value);
+    return whole_ ? formatted("%.0f.", value) : formatted("%.4f", value);
   }
   std::string element(int64_t offset) const {
     const std::string text = visit(offset, [&](auto value) { return text_of(value); });

@@ -1,7 +1,7 @@
 #include "rondo/runtime/update_facts.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/checksum.h"
 
 namespace rondo {
@@ -16,7 +16,7 @@ uint64_t UpdateFacts::hash() const {
 std::string UpdateFacts::text() const {
   std::string text;
   for (size_t i = 0; i < numbers.size(); ++i)
-    absl::StrAppend(&text, names->at(i), " is ", absl::StrFormat("%.17g", numbers[i]), "\n");
+    absl::StrAppend(&text, names->at(i), " is ", formatted("%.17g", numbers[i]), "\n");
   return text;
 }
 

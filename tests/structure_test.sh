@@ -67,6 +67,10 @@ report "headers include each other in a circle" \
   "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
 report "absl's hash tables break when memory runs short as they grow: use HashMap and HashSet (runtime/hash_map.h)" \
   "$(sources $order examples | grep -v '^runtime/hash_map\.h$' | xargs -r grep -nE '(flat|node)_hash_(map|set)')"
+report "std::filesystem's iterators end the process when memory runs short: use io::list_folder() (runtime/io/atomic_file.h)" \
+  "$(sources $order examples | xargs -r grep -n 'directory_iterator')"
+report "absl::StrFormat() ends the process when memory runs short: use formatted() (runtime/format.h)" \
+  "$(sources $order examples | xargs -r grep -nE 'absl::Str(Append)?Format')"
 
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \

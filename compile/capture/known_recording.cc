@@ -6,6 +6,7 @@
 //   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
 #include <algorithm>
 #include <bit>
+#include <new>
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/runtime/autograd.h"
@@ -171,9 +172,14 @@ void Trace::stop_following() {
   known_handles_.clear();
 }
 
-// At the end: the handles that nobody else holds serve the next recording of this kind on this thread.
+// At the end: the handles that nobody else holds serve the next recording of this kind on this thread. None do where
+// there is no memory for the list: this runs in destructors.
 void Trace::keep_known_handles() {
-  known_handles_.resize(handles_.size());
+  try {
+    known_handles_.resize(handles_.size());
+  } catch (const std::bad_alloc&) {
+    return;
+  }
   for (const GraphNode& node : std::span(known_.graph->nodes).first(n_known_))
     for (ValueId id : node.outputs) {
       TensorImpl& impl = *handle(id).impl();

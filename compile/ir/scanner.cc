@@ -5,8 +5,8 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::compile {
 namespace {
@@ -22,7 +22,7 @@ bool in_word(char c) {
 std::string exact_text(double value) {
   if (value != value) {
     const auto bits = std::bit_cast<uint64_t>(value);
-    return bits == std::bit_cast<uint64_t>(kNaN) ? "nan" : absl::StrFormat("nan:%016x", bits);
+    return bits == std::bit_cast<uint64_t>(kNaN) ? "nan" : formatted("nan:%016x", bits);
   }
   char buffer[40];
   const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value);

@@ -12,8 +12,8 @@
 #include <memory>
 #include <mutex>
 
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/open_to_write.h"
 #include "rondo/runtime/io/trusted_file.h"
 
@@ -101,7 +101,7 @@ struct Image {
 struct Shown {
   Shown(const void* code, size_t bytes, std::string_view name)
       : image(code, bytes, name),
-        line(absl::StrFormat("%x %x %s\n", reinterpret_cast<uint64_t>(code), bytes, std::string(name))) {}
+        line(formatted("%x %x %s\n", reinterpret_cast<uint64_t>(code), bytes, std::string(name))) {}
   Image image;
   jit_code_entry entry = {};
   std::string line;  // of perf's file
@@ -186,6 +186,6 @@ Symbols& symbols() {
 void show_symbol(const void* code, size_t bytes, std::string_view name) { symbols().show(code, bytes, name); }
 void hide_symbol(const void* code) { symbols().hide(code); }
 void set_perf_map(bool on) { symbols().set_perf(on); }
-std::string perf_map_path() { return absl::StrFormat("/tmp/perf-%d.map", ::getpid()); }
+std::string perf_map_path() { return formatted("/tmp/perf-%d.map", ::getpid()); }
 
 }  // namespace rondo::compile

@@ -5,11 +5,11 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/compile/transform/choose_kept.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::compile {
 namespace {
@@ -245,9 +245,9 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
 std::string format_bytes(int64_t bytes) {
   const auto value = static_cast<double>(bytes);
   if (bytes < 1000) return absl::StrCat(bytes, " B");
-  if (bytes < 1000 * 1000) return absl::StrFormat("%.1f KB", value / 1e3);
-  if (bytes < 1000 * 1000 * 1000) return absl::StrFormat("%.1f MB", value / 1e6);
-  return absl::StrFormat("%.2f GB", value / 1e9);
+  if (bytes < 1000 * 1000) return formatted("%.1f KB", value / 1e3);
+  if (bytes < 1000 * 1000 * 1000) return formatted("%.1f MB", value / 1e6);
+  return formatted("%.2f GB", value / 1e9);
 }
 
 void log_entry(std::string_view region, const Entry& entry, std::string_view why) {

@@ -6,6 +6,10 @@ thread_local int depth = 0;
 }  // namespace
 
 HooksAside::HooksAside(nn::ModuleBase& model) {
+  // Room first: a hook that is taken must have a place to come back from.
+  size_t count = 0;
+  model.apply([&](nn::ModuleBase&) { ++count; });
+  hooks_.reserve(count);
   model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
   ++depth;
 }

@@ -5,11 +5,12 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -37,8 +38,7 @@ std::string save_reproducer(const StageInput& input, std::string_view error) {
     const std::filesystem::path folder = chosen != nullptr && *chosen != '\0' ? chosen
                                                                               : std::filesystem::temp_directory_path();
     std::filesystem::create_directories(folder);
-    const std::string path =
-        (folder / absl::StrFormat("rondo-%s-%016x.txt", std::string(input.stage), hash(text))).string();
+    const std::string path = (folder / formatted("rondo-%s-%016x.txt", std::string(input.stage), hash(text))).string();
     io::write_file_atomic(path, text);
     return absl::StrCat(" (to reproduce: rondo_replay ", path, ")");
   } catch (const std::exception& e) {  // the first failure is the one to report
@@ -50,6 +50,8 @@ void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body) {
   try {
     enter_stage(input.stage);
     body();
+  } catch (const OutOfMemoryError&) {
+    throw;  // no fault of the stage
   } catch (const Error& e) {
     throw Error(absl::StrCat(e.what(), save_reproducer(input, e.what())));
   } catch (const InternalError& e) {

@@ -3,9 +3,9 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/image.h"
 #include "rondo/runtime/io/json.h"
@@ -41,14 +41,14 @@ void EvaluationLog::begin(int64_t step) {
 }
 
 void EvaluationLog::write(int64_t step, double miou, double accuracy) {
-  lines_.push_back(absl::StrFormat(R"({"step": %d, "miou": %.17g, "accuracy": %.17g})", step, miou, accuracy));
+  lines_.push_back(formatted(R"({"step": %d, "miou": %.17g, "accuracy": %.17g})", step, miou, accuracy));
   io::write_file_atomic(folder_ + "/miou.jsonl", absl::StrJoin(lines_, "\n") + "\n");
   events_->write(step, {{"eval/miou", miou}, {"eval/accuracy", accuracy}});
 }
 
 void EvaluationLog::show(int64_t step, const Tensor& picture) {
   const std::string png = io::encode_image(picture, io::ImageFormat::kPng);
-  io::write_file_atomic(absl::StrFormat("%s/pictures/step-%06d.png", folder_, step), png);
+  io::write_file_atomic(formatted("%s/pictures/step-%06d.png", folder_, step), png);
   events_->write_image(
       step, {.tag = "eval/pictures", .png = png, .height = picture.size(1), .width = picture.size(2), .channels = 3});
 }

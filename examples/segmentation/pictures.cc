@@ -1,12 +1,12 @@
 #include "rondo/examples/segmentation/pictures.h"
 
-#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/image.h"
 #include "rondo/runtime/parallel.h"
 
@@ -25,14 +25,9 @@ bool is_image(const fs::path& path) {
   return end == ".png" || end == ".jpg" || end == ".jpeg";
 }
 
-// Sorted, so that the order of a file system does not decide on anything.
 std::vector<fs::path> entries_of(const fs::path& folder) {
   std::vector<fs::path> paths;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    paths.push_back(it->path());
-  if (error) throw FileError(folder.string(), "cannot list the folder: " + error.message());
-  std::sort(paths.begin(), paths.end());
+  for (const std::string& name : io::list_folder(folder.string())) paths.push_back(folder / name);
   return paths;
 }
 

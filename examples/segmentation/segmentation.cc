@@ -21,7 +21,6 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
@@ -48,6 +47,7 @@
 #include "rondo/runtime/data/batch_share.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/device_batches.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
@@ -98,14 +98,14 @@ class Segmenter : optim::Callback {
     if (!o_.init_from.empty()) network_.module->load_state_dict(io::load_safetensors(o_.init_from).tensors);
     network_.module->to(o_.device);
     if (o_.compile) compile::compile_regions(*network_.module);
-    job_.say(absl::StrFormat("%s has %d parameters", o_.model, network_.module->num_parameters()));
+    job_.say(formatted("%s has %d parameters", o_.model, network_.module->num_parameters()));
   }
 
   // False: cancelled.
   bool train() {
     const auto pictures = open("train");
     validation_ = open("val");
-    job_.say(absl::StrFormat("%d pictures for training, %d held out", pictures->size(), validation_->size()));
+    job_.say(formatted("%d pictures for training, %d held out", pictures->size(), validation_->size()));
     const AugmentOptions augment{.crop_height = o_.crop_height,
                                  .crop_width = o_.crop_width,
                                  .min_scale = o_.min_scale,
@@ -163,7 +163,7 @@ class Segmenter : optim::Callback {
       result = trainer.train();
     }
     if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(absl::StrFormat("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
+      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
     replicas_.reset();
@@ -210,7 +210,7 @@ class Segmenter : optim::Callback {
   void say_skipped(const FolderPictures& pictures) const {
     for (const std::string& why : pictures.skipped()) job_.say("skipped: " + why);
     if (!pictures.skipped().empty())
-      job_.say(absl::StrFormat("%d files were skipped, %d are used", pictures.skipped().size(), pictures.size()));
+      job_.say(formatted("%d files were skipped, %d are used", pictures.skipped().size(), pictures.size()));
   }
 
   // Weights decay; biases and norms do not.
@@ -266,10 +266,9 @@ class Segmenter : optim::Callback {
     network_.module->train();
     std::string each;
     for (int64_t c = 0; c < o_.classes; ++c)
-      if (const auto iou = matrix.iou(c))
-        absl::StrAppend(&each, each.empty() ? "" : " ", absl::StrFormat("%.3f", *iou));
-    job_.say(absl::StrFormat("step %d  mIoU %.4f  pixel accuracy %.4f  (%s)", now.step, matrix.mean_iou(),
-                             matrix.accuracy(), each));
+      if (const auto iou = matrix.iou(c)) absl::StrAppend(&each, each.empty() ? "" : " ", formatted("%.3f", *iou));
+    job_.say(formatted("step %d  mIoU %.4f  pixel accuracy %.4f  (%s)", now.step, matrix.mean_iou(), matrix.accuracy(),
+                       each));
     if (job_.lead()) log_.write(now.step, matrix.mean_iou(), matrix.accuracy());
   }
 
@@ -300,8 +299,8 @@ class Segmenter : optim::Callback {
     if (job_.lead()) log_.begin(now.step);
   }
   void on_log(const optim::Progress& now) override {
-    job_.say(absl::StrFormat("step %d/%d  epoch %.2f  loss %.4f  lr %.2e  %.0f ms", now.step, now.max_steps, now.epoch,
-                             now.loss, now.lr, now.step_ms));
+    job_.say(formatted("step %d/%d  epoch %.2f  loss %.4f  lr %.2e  %.0f ms", now.step, now.max_steps, now.epoch,
+                       now.loss, now.lr, now.step_ms));
   }
   void on_step(const optim::Progress& now) override {
     if (now.step % o_.eval_steps == 0 || now.step == now.max_steps) evaluate(now);

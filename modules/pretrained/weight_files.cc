@@ -6,10 +6,10 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "rondo/modules/pretrained/config_fields.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/parallel.h"
@@ -327,7 +327,7 @@ void save_weights(const io::TensorMap& tensors, const std::string& folder, const
   } else {
     std::string map;
     for (size_t i = 0; i < shards.size(); ++i) {
-      const std::string file = absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
+      const std::string file = formatted("model-%05d-of-%05d.safetensors", i + 1, shards.size());
       io::save_safetensors((root / file).string(), shards[i], metadata);
       written.insert(file);
       for (const auto& [name, tensor] : shards[i])
@@ -339,17 +339,12 @@ void save_weights(const io::TensorMap& tensors, const std::string& folder, const
     written.insert(kIndex);
   }
   // Loaders look for model.safetensors first, then for the index.
-  std::vector<fs::path> stale;
-  std::error_code unreadable;
-  for (fs::directory_iterator it(root, unreadable), end; !unreadable && it != end; it.increment(unreadable)) {
-    const std::string name = it->path().filename().string();
-    if ((name == kWeights || name == kIndex || is_shard(name)) && !written.contains(name)) stale.push_back(it->path());
-  }
-  if (unreadable) throw FileError(folder, "cannot look for the weights of an older save: " + unreadable.message());
-  for (const fs::path& path : stale) {
+  for (const std::string& name : io::list_folder(folder)) {
+    if ((name != kWeights && name != kIndex && !is_shard(name)) || written.contains(name)) continue;
     std::error_code error;
-    fs::remove(path, error);
-    if (error) throw FileError(path.string(), "cannot remove the weights of an older save: " + error.message());
+    fs::remove(root / name, error);
+    if (error)
+      throw FileError((root / name).string(), "cannot remove the weights of an older save: " + error.message());
   }
 }
 

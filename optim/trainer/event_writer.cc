@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/optim/trainer/append_file.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {
@@ -33,14 +34,12 @@ void append_bytes_field(std::string& out, uint32_t field, std::string_view bytes
 
 // The files in `folder` whose names begin so.
 void remove_files(const std::string& folder, std::string_view prefix) {
-  std::error_code error;
-  std::vector<std::filesystem::path> paths;
-  for (std::filesystem::directory_iterator it(folder, error), end; !error && it != end; it.increment(error))
-    if (it->path().filename().string().starts_with(prefix)) paths.push_back(it->path());
-  if (error) throw FileError(folder, "cannot list the folder: " + error.message());
-  for (const std::filesystem::path& path : paths)
-    if (!std::filesystem::remove(path, error) && error)
-      throw FileError(path.string(), "cannot remove: " + error.message());
+  for (const std::string& name : io::list_folder(folder)) {
+    if (!name.starts_with(prefix)) continue;
+    const std::string path = folder + "/" + name;
+    std::error_code error;
+    if (!std::filesystem::remove(path, error) && error) throw FileError(path, "cannot remove: " + error.message());
+  }
 }
 
 uint32_t masked_crc(std::string_view bytes) { return std::rotr(crc32c(bytes), 15) + 0xa282ead8u; }
@@ -79,14 +78,14 @@ uint32_t crc32c(std::string_view bytes) {
   return ~crc;
 }
 
-EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
+EventWriter::EventWriter(const std::string& folder, int64_t first_step) try {
   io::make_folders(folder);
   const std::string prefix = "events.out.tfevents.";
   if (first_step == 0) remove_files(folder, prefix);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
   // Readers go by the order of the names.
-  const std::string path = absl::StrFormat("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
+  const std::string path = formatted("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
   file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;
   append_bytes_field(payload, 3, "brain.Event:2");  // file_version
@@ -96,11 +95,13 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) {
     append_bytes_field(payload, 7, std::string_view("\x08\x01", 2));  // session_log { status: START }
     append_event(*file_, first_step + 1, payload);
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("EventWriter");
 }
 
 EventWriter::~EventWriter() = default;
 
-void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
+void EventWriter::write(int64_t step, std::span<const Scalar> scalars) try {
   std::string summary;
   for (const Scalar& scalar : scalars) {
     std::string value;
@@ -112,9 +113,11 @@ void EventWriter::write(int64_t step, std::span<const Scalar> scalars) {
   std::string payload;
   append_bytes_field(payload, 5, summary);
   append_event(*file_, step, payload);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("EventWriter");
 }
 
-void EventWriter::write_image(int64_t step, const Image& image) {
+void EventWriter::write_image(int64_t step, const Image& image) try {
   std::string fields;  // Summary.Image (tensorflow/core/framework/summary.proto)
   append_varint(fields, 1 << 3 | 0);
   append_varint(fields, static_cast<uint64_t>(image.height));
@@ -129,6 +132,8 @@ void EventWriter::write_image(int64_t step, const Image& image) {
   append_bytes_field(summary, 1, value);
   append_bytes_field(payload, 5, summary);
   append_event(*file_, step, payload);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("EventWriter");
 }
 
 void TensorBoardLog::on_begin(const Progress& now) { events_.emplace(folder_, now.step); }

@@ -7,10 +7,10 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/optim/trainer/append_file.h"
 #include "rondo/runtime/data/example_set.h"
 #include "rondo/runtime/data/line_reader.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 
@@ -32,8 +32,8 @@ std::string to_json(const MetricsRecord& r) {
   if (r.eval_loss) absl::StrAppend(&json, ",\"eval_loss\":", json_number(*r.eval_loss));
   absl::StrAppend(&json, ",\"lr\":", json_number(r.lr));
   if (r.grad_norm) absl::StrAppend(&json, ",\"grad_norm\":", json_number(*r.grad_norm));
-  absl::StrAppendFormat(&json, ",\"targets_per_s\":%.0f,\"step_ms\":%.3f", r.targets_per_s, r.step_ms);
-  if (r.peak_rss_mib) absl::StrAppendFormat(&json, ",\"peak_rss_mib\":%.1f", *r.peak_rss_mib);
+  append_formatted(&json, ",\"targets_per_s\":%.0f,\"step_ms\":%.3f", r.targets_per_s, r.step_ms);
+  if (r.peak_rss_mib) append_formatted(&json, ",\"peak_rss_mib\":%.1f", *r.peak_rss_mib);
   return json + "}";
 }
 

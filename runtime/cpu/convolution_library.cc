@@ -121,6 +121,11 @@ class LibraryConvolution::Step {
   }
   void copy(void* from, void* to) const { run({{DNNL_ARG_FROM, &from_, from}, {DNNL_ARG_TO, &to_, to}}); }
   void run(std::initializer_list<Argument> arguments) const {
+    in_library([&] { execute(arguments); });
+  }
+
+ private:
+  void execute(std::initializer_list<Argument> arguments) const {
     absl::InlinedVector<dnnl::memory, 5> bound;
     absl::InlinedVector<dnnl_exec_arg_t, 5> list;
     const auto add = [&](int name, const Desc& desc, void* data) {
@@ -141,7 +146,6 @@ class LibraryConvolution::Step {
         "a convolution failed");
   }
 
- private:
   dnnl::primitive primitive_;
   Desc scratch_, from_, to_;
 };
@@ -368,6 +372,7 @@ const LibraryConvolution::Primitive* LibraryConvolution::primitive_of(const Conv
   try {
     made = std::make_unique<const Primitive>(part, call_, packed);
   } catch (const dnnl::error&) {
+    throw_if_out_of_memory();
     return nullptr;
   }
   if (!made->fast() || (packed != nullptr && made->weight() != *packed)) return nullptr;
@@ -479,6 +484,7 @@ void LibraryConvolution::plan_packing() {
   try {
     plan(rows);
   } catch (const dnnl::error&) {  // a layout that cannot be cut there
+    throw_if_out_of_memory();
     packing_.clear();
     packing_.push_back(std::make_unique<const Step>(unpacks ? packed : given, unpacks ? given : packed));
   }
@@ -555,12 +561,13 @@ ConvolutionCache& convolution_cache() {
 std::shared_ptr<const LibraryConvolution> LibraryConvolution::get(const ConvolutionCall& call) {
   std::shared_ptr<const LibraryConvolution> found = convolution_cache().get(call, [&] {
     std::shared_ptr<LibraryConvolution> made(new LibraryConvolution(call));
+    const auto prepare = [&](const Cut& cut) { return in_library([&] { return made->prepare(cut); }); };
     Cut cut = cut_of(call, /*may_slice=*/true);
-    bool done = made->prepare(cut);
-    if (!done && cut.slices > 1) done = made->prepare(cut = cut_of(call, false));
+    bool done = prepare(cut);
+    if (!done && cut.slices > 1) done = prepare(cut = cut_of(call, false));
     // Bands, or the last images, may be what the library refuses.
-    if (!done && cut.bands > 1) done = made->prepare({1, 1});
-    if (!done) done = made->prepare({call.batch, 1});
+    if (!done && cut.bands > 1) done = prepare({1, 1});
+    if (!done) done = prepare({call.batch, 1});
     if (!done) {
       made->primitives_.clear();
       made->pieces_.clear();

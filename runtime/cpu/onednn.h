@@ -7,7 +7,22 @@ struct engine;
 
 namespace rondo::cpu {
 
+// Turns off oneDNN's own cache of primitives, for the whole process: RecentCache keeps ours. Where memory runs short
+// while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
 dnnl::engine& library_engine();
+
+// In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
+void throw_if_out_of_memory();
+
+// Runs what makes or runs primitives: the library's want of memory leaves as std::bad_alloc.
+template <class F> decltype(auto) in_library(F&& run) {
+  try {
+    return run();
+  } catch (...) {
+    throw_if_out_of_memory();
+    throw;
+  }
+}
 
 // oneDNN asks OpenMP for the threads of the calling thread. In this scope there is one; then the caller's own setting
 // is back. Primitives are made and run in such a scope: the pool (parallel.h) cuts the work. OpenMP's threads would

@@ -230,7 +230,8 @@ Product::Product(const MatmulCall& call, const Grid& grid) : call_(call) {
         part.m = rows;
         part.n = columns;
         auto at = std::find_if(primitives_.begin(), primitives_.end(), [&](const auto& p) { return p->is_for(part); });
-        if (at == primitives_.end()) at = primitives_.insert(at, std::make_unique<const Primitive>(part));
+        if (at == primitives_.end())
+          at = primitives_.insert(at, in_library([&] { return std::make_unique<const Primitive>(part); }));
         slices_.push_back({at->get(), batch * call.a.batch + row * call.a.row,
                            batch * call.b.batch + column * call.b.column, column,
                            batch * call.c.batch + row * call.c.row + column});
@@ -257,7 +258,7 @@ void Product::run(const MatmulOperands& operands) const {
                           .bias = move(operands.bias, slice.bias, call_.dtype),
                           .c = const_cast<void*>(move(operands.c, slice.c, call_.result_dtype()))};
       for (size_t e = 0; e < kMaxEpilogues; ++e) part.added[e] = move(operands.added[e], slice.c, call_.result_dtype());
-      slice.primitive->run(part);
+      in_library([&] { slice.primitive->run(part); });
     }
   });
 }
@@ -291,12 +292,6 @@ std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant)
   return product_cache().get({call, variant}, [&] { return std::shared_ptr<const Product>(new Product(call, grid)); });
 }
 
-void Product::trim() {
-  product_cache().clear();
-  // oneDNN keeps what it made, too.
-  const int capacity = dnnl::get_primitive_cache_capacity();
-  dnnl::set_primitive_cache_capacity(0);
-  dnnl::set_primitive_cache_capacity(capacity);
-}
+void Product::trim() { product_cache().clear(); }
 
 }  // namespace rondo::cpu

@@ -4,12 +4,13 @@
 #include <bit>
 #include <cstdlib>
 #include <limits>
+#include <new>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/memory.h"
 
 namespace rondo::cuda {
@@ -27,7 +28,7 @@ bool caches() {
   return value == nullptr || std::string_view(value) != "0";
 }
 
-std::string megabytes(int64_t bytes) { return absl::StrFormat("%.1f MB", static_cast<double>(bytes) * 1e-6); }
+std::string megabytes(int64_t bytes) { return formatted("%.1f MB", static_cast<double>(bytes) * 1e-6); }
 
 }  // namespace
 
@@ -160,28 +161,35 @@ void Allocator::free_block(Block* block) {
   free.insert(std::move(node));
 }
 
+Allocator::FreeBlocks::node_type Allocator::place_of(Block* block) {
+  FreeBlocks list{{{block->bytes, block->address}, block}};
+  return list.extract(list.begin());
+}
+
+// Cuts off what is too much, unless it is a small rest of a large block, which would serve nobody.
 void* Allocator::take(size_t size) {
   FreeBlocks& free = free_[size <= kSmall];
   const auto found = free.lower_bound({{size, 0}, nullptr});
   if (found == free.end()) return nullptr;
-  Block* block = found->second;
-  block->node = free.extract(found);
-  if (block->bytes == block->segment->bytes) releasable_ -= static_cast<int64_t>(block->bytes);
-  return carve(block, size);
-}
-
-void* Allocator::carve(Block* block, size_t size) {
-  // A small rest of a large block would serve nobody.
-  const size_t least = block->segment->small ? kStep : kSmall;
-  if (block->bytes - size >= least) {
-    auto* rest = new Block{block->segment, block->address + size, block->bytes - size, true, block, block->after, {}};
-    if (rest->after != nullptr) rest->after->before = rest;
-    block->after = rest;
-    block->bytes = size;
-    free_[block->segment->small].insert({{rest->bytes, rest->address}, rest});
+  Block* const block = found->second;
+  // What needs host memory comes first. Where there is none, nothing has changed.
+  std::unique_ptr<Block> rest;
+  FreeBlocks::node_type place_of_rest;
+  if (block->bytes - size >= (block->segment->small ? kStep : kSmall)) {
+    rest.reset(new Block{block->segment, block->address + size, block->bytes - size, true, block, block->after, {}});
+    place_of_rest = place_of(rest.get());
   }
-  block->free = false;
   used_.try_emplace(block->address, block);
+  block->node = free.extract(found);
+  block->free = false;
+  if (block->bytes == block->segment->bytes) releasable_ -= static_cast<int64_t>(block->bytes);
+  if (rest != nullptr) {
+    block->bytes = size;
+    block->after = rest.get();
+    if (rest->after != nullptr) rest->after->before = rest.get();
+    free.insert(std::move(place_of_rest));
+    static_cast<void>(rest.release());
+  }
   return reinterpret_cast<void*>(block->address);
 }
 
@@ -193,16 +201,22 @@ bool Allocator::add_segment(size_t size) {
 
 bool Allocator::add_segment_of(size_t bytes, bool small) {
   if (limit_ != 0 && reserved_ + static_cast<int64_t>(bytes) > limit_) return false;
+  // Without host memory for these, the driver's would be lost.
+  std::list<Segment> made{{0, bytes, small, nullptr, {}}};
+  Segment& segment = made.front();
+  std::unique_ptr<Block> block(new Block{&segment, 0, bytes, true, nullptr, nullptr, {}});
+  FreeBlocks::node_type place = place_of(block.get());
   const ContextScope scope(device_);
   DevicePtr address = 0;
   const Result result = device_.driver().memory_allocate(&address, bytes);
   if (result == Result::kOutOfMemory) return false;
   device_.check(result, "cuMemAlloc");
-  segments_.push_back({address, bytes, small, nullptr, {}});
-  Segment& segment = segments_.back();
-  segment.self = std::prev(segments_.end());
-  segment.first = new Block{&segment, address, bytes, true, nullptr, nullptr, {}};
-  free_[small].insert({{bytes, address}, segment.first});
+  segment.address = block->address = address;
+  place.value() = {{bytes, address}, block.get()};
+  free_[small].insert(std::move(place));
+  segment.first = block.release();
+  segment.self = made.begin();
+  segments_.splice(segments_.end(), made);
   reserved_ += static_cast<int64_t>(bytes);
   releasable_ += static_cast<int64_t>(bytes);
   return true;
@@ -215,7 +229,12 @@ void* Allocator::take_uncached(size_t size) {
   const Result result = device_.driver().memory_allocate_async(&address, size, device_.compute());
   if (result == Result::kOutOfMemory) return nullptr;
   device_.check(result, "cuMemAllocAsync");
-  used_.try_emplace(address, nullptr);
+  try {
+    used_.try_emplace(address, nullptr);
+  } catch (const std::bad_alloc&) {
+    static_cast<void>(device_.driver().memory_free_async(address, device_.compute()));
+    throw;
+  }
   reserved_ += static_cast<int64_t>(size);
   return reinterpret_cast<void*>(address);
 }

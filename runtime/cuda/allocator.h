@@ -73,14 +73,14 @@ class Allocator {
     std::list<Segment>::iterator self;
   };
 
-  static size_t class_of(size_t size);  // of a block's size, up to kSmall
+  static size_t class_of(size_t size);                  // of a block's size, up to kSmall
+  static FreeBlocks::node_type place_of(Block* block);  // in a list of free blocks
   void free_block(Block* block);
   void free_waiting();            // those of waiting_
   void* take(size_t size);        // from the cache; null: nothing fits
   bool add_segment(size_t size);  // from the driver; false: there is no memory, or the limit is reached
   bool add_segment_of(size_t bytes, bool small);
   void* take_uncached(size_t size);          // null: there is no memory
-  void* carve(Block* block, size_t size);    // cuts what is too much off a free block
   void release_free_segments(int64_t most);  // until at most so many bytes are cached. Waits for the device
   OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }

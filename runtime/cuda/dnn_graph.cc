@@ -1,9 +1,9 @@
 #include "rondo/runtime/cuda/dnn_graph.h"
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::cuda {
 namespace {
@@ -103,7 +103,7 @@ std::string DnnGraph::text() const {
   for (const DnnTensor& t : tensors)
     absl::StrAppend(&text, "tensor ", static_cast<int>(t.place), " ", static_cast<int>(t.type), " [",
                     absl::StrJoin(t.sizes, " "), "] [", absl::StrJoin(t.strides, " "), "]",
-                    t.place == DnnTensor::Place::kNumber ? absl::StrFormat(" %a", t.number) : "", "\n");
+                    t.place == DnnTensor::Place::kNumber ? formatted(" %a", t.number) : "", "\n");
   for (const DnnNode& n : nodes) {
     absl::StrAppend(&text, "node ", static_cast<int>(n.does), " ", n.function, " ", static_cast<int>(n.computes), " (",
                     absl::StrJoin(n.inputs, " "), ") ", n.output, " ", n.axis);

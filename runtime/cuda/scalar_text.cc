@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo::cuda {
 namespace {
@@ -14,11 +14,9 @@ std::string name_of(LoopValue v) { return absl::StrCat("v", v.id); }
 
 // Exact, with the sign of zero and NaN.
 std::string double_literal(double value) {
-  return absl::StrFormat("__longlong_as_double(0x%xll)", std::bit_cast<uint64_t>(value));
+  return formatted("__longlong_as_double(0x%xll)", std::bit_cast<uint64_t>(value));
 }
-std::string float_literal(float value) {
-  return absl::StrFormat("__uint_as_float(0x%xu)", std::bit_cast<uint32_t>(value));
-}
+std::string float_literal(float value) { return formatted("__uint_as_float(0x%xu)", std::bit_cast<uint32_t>(value)); }
 
 }  // namespace
 

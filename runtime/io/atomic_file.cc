@@ -1,19 +1,23 @@
 #include "rondo/runtime/io/atomic_file.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <filesystem>
+#include <memory>
+#include <new>
 #include <system_error>
-#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
@@ -52,7 +56,7 @@ int write_all(int fd, const char* data, size_t bytes, int64_t offset = -1) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(std::string path, Access access) : path_(std::move(path)) {
+AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(path)) {
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");
@@ -69,6 +73,8 @@ AtomicFile::AtomicFile(std::string path, Access access) : path_(std::move(path))
     // A process that was killed may have had our id.
     if (errno != EEXIST) throw FileError(path_, errno_reason("cannot create a temporary file beside it"));
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AtomicFile");
 }
 
 AtomicFile::~AtomicFile() { discard(); }
@@ -86,7 +92,7 @@ void AtomicFile::fail(const char* what) {
   throw FileError(path_, reason);
 }
 
-void AtomicFile::write(const void* data, size_t bytes) {
+void AtomicFile::write(const void* data, size_t bytes) try {
   if (fd_ < 0) throw FileError(path_, "write: the file is committed or has failed");
   if (buffer_.size() + bytes <= kBuffer) {
     buffer_.append(static_cast<const char*>(data), bytes);
@@ -98,6 +104,8 @@ void AtomicFile::write(const void* data, size_t bytes) {
   } else if ((errno = write_all(fd_, static_cast<const char*>(data), bytes)) != 0) {
     fail("cannot write");
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AtomicFile");
 }
 
 void AtomicFile::write_at(uint64_t offset, const void* data, size_t bytes) {
@@ -117,10 +125,12 @@ void AtomicFile::prepare() {
   if (::fsync(fd_) != 0) fail("cannot fsync");
 }
 
-void AtomicFile::commit() {
+void AtomicFile::commit() try {
   prepare();
   rename_over_target();
   fsync_folder(folder_of(path_));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("AtomicFile");
 }
 
 void AtomicFile::publish() {
@@ -141,23 +151,45 @@ void write_file_atomic(const std::string& path, std::string_view contents) {
   file.commit();
 }
 
-void sweep_temporaries(const std::string& folder) {
+std::vector<std::string> list_folder(const std::string& folder) try {
+  std::vector<std::string> names;
+  const std::unique_ptr<DIR, int (*)(DIR*)> list(::opendir(folder.c_str()), ::closedir);
+  if (list == nullptr && errno == ENOENT) return names;
+  if (list == nullptr && errno == ENOMEM) throw std::bad_alloc();
+  if (list == nullptr) throw FileError(folder, errno_reason("cannot list the folder"));
+  for (errno = 0; const dirent* const entry = ::readdir(list.get()); errno = 0)
+    if (const std::string_view name = entry->d_name; name != "." && name != "..") names.emplace_back(name);
+  if (errno != 0) throw FileError(folder, errno_reason("cannot list the folder"));
+  std::sort(names.begin(), names.end());
+  return names;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("list_folder");
+}
+
+void sweep_temporaries(const std::string& folder) try {
   namespace fs = std::filesystem;
-  std::error_code error;
-  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  std::vector<std::string> names;
+  try {
+    names = list_folder(folder);
+  } catch (const FileError&) {
+    return;
+  }
+  for (const std::string& name : names) {
     if (!name.starts_with(AtomicFile::kTempPrefix)) continue;
     // name.PID.COUNTER
     const std::vector<std::string> parts = absl::StrSplit(name, '.');
     pid_t writer = 0;
+    const fs::path path = fs::path(folder) / name;
     std::error_code ignored;
     if (parts.size() > 3 && absl::SimpleAtoi(parts[parts.size() - 2], &writer) && writer > 0) {
       if (is_running(writer)) continue;
-    } else if (fs::file_time_type::clock::now() - fs::last_write_time(it->path(), ignored) < std::chrono::hours(1)) {
+    } else if (fs::file_time_type::clock::now() - fs::last_write_time(path, ignored) < std::chrono::hours(1)) {
       continue;  // of whom is not known: perhaps of a writer at work
     }
-    if (fs::is_regular_file(it->symlink_status(ignored))) fs::remove(it->path(), ignored);
+    if (fs::is_regular_file(fs::symlink_status(path, ignored))) fs::remove(path, ignored);
   }
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("sweep_temporaries");
 }
 
 void fsync_folder(const std::string& folder) {
@@ -169,7 +201,7 @@ void fsync_folder(const std::string& folder) {
   if (error != 0 && error != EINVAL) throw FileError(folder, errno_reason("cannot fsync the folder", error));
 }
 
-void make_folders(const std::string& folder) {
+void make_folders(const std::string& folder) try {
   namespace fs = std::filesystem;
   std::error_code error;
   if (fs::is_directory(folder, error)) return;
@@ -178,6 +210,8 @@ void make_folders(const std::string& folder) {
   if (path.has_parent_path()) make_folders(path.parent_path().string());
   if (!fs::create_directory(path, error) && error) throw FileError(folder, "cannot create: " + error.message());
   fsync_folder(folder_of(path.string()));
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("make_folders");
 }
 
 }  // namespace rondo::io

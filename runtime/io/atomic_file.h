@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #pragma GCC visibility push(default)
 namespace rondo::io {
@@ -64,6 +65,9 @@ void write_file_atomic(const std::string& path, std::string_view contents);
 // Removes the temporary files that killed writers left in `folder`: those of processes that are gone. For whoever owns
 // the folder, when it starts. What cannot be removed stays.
 void sweep_temporaries(const std::string& folder);
+// The names of what lies in `folder`, sorted; none if there is no such folder. Throws FileError if it cannot be read.
+// (std::filesystem's iterators end the process where memory runs short.)
+std::vector<std::string> list_folder(const std::string& folder);
 // Makes renames and unlinks in `folder` durable.
 void fsync_folder(const std::string& folder);
 // Creates `folder` and its parents, durably, where they are missing.

@@ -1,6 +1,5 @@
 #include "rondo/runtime/io/checkpoint.h"
 
-#include <dirent.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,7 +29,6 @@ constexpr std::string_view kPrefix = "ckpt-", kSuffix = ".safetensors";
 constexpr std::string_view kModel = "model.", kOptimizer = "optimizer.", kExtra = "extra.";
 
 // Names are fixed-width up to 99,999,999 steps and grow beyond; the number decides, not the spelling.
-// (absl::StrFormat ends the process where memory runs short: it writes in a destructor.)
 std::string name_of_step(int64_t step) {
   return absl::StrCat(std::string(kPrefix), absl::Dec(step, absl::kZeroPad8), std::string(kSuffix));
 }
@@ -52,22 +50,10 @@ bool is_leftover(std::string_view name) {
 // Files of this module in `folder`: (step, path), newest first; leftovers of killed writers have step -1.
 std::vector<std::pair<int64_t, std::string>> scan(const std::string& folder) {
   std::vector<std::pair<int64_t, std::string>> found;
-  const auto fail = [&] {
-    throw FileError(folder, "cannot list the folder: " + std::error_code(errno, std::system_category()).message());
-  };
-  // Not fs::directory_iterator: libstdc++'s ends the process where memory runs short.
-  const std::unique_ptr<DIR, int (*)(DIR*)> list(::opendir(folder.c_str()), ::closedir);
-  if (list == nullptr) {
-    if (errno == ENOMEM) throw std::bad_alloc();
-    if (errno != ENOENT) fail();
-    return found;
-  }
-  for (errno = 0; const dirent* const file = ::readdir(list.get()); errno = 0) {
-    const std::string name = file->d_name;
+  for (const std::string& name : list_folder(folder)) {
     const int64_t step = step_of_name(name);
     if (step >= 0 || is_leftover(name)) found.emplace_back(step, (fs::path(folder) / name).string());
   }
-  if (errno != 0) fail();
   std::sort(found.rbegin(), found.rend());
   return found;
 }

@@ -36,6 +36,16 @@ std::string hash_name(const std::string& text) {
 
 bool is_temporary(const fs::path& path) { return path.filename().string().starts_with(AtomicFile::kTempPrefix); }
 
+// What lies there. What cannot be read holds nothing for a cache.
+std::vector<fs::path> paths_in(const std::string& folder) {
+  std::vector<fs::path> paths;
+  try {
+    for (const std::string& name : list_folder(folder)) paths.push_back(fs::path(folder) / name);
+  } catch (const FileError&) {
+  }
+  return paths;
+}
+
 }  // namespace
 
 DiskCache::DiskCache(DiskCacheOptions options, HostKey host)
@@ -169,11 +179,10 @@ void DiskCache::reject(const std::string& kernel, const std::string& why) {
 // Only folders that a cache made: somebody may have given us one that has other things in it.
 std::vector<std::string> DiskCache::host_folders() const {
   std::vector<std::string> folders;
-  std::error_code error;
-  for (fs::directory_iterator it(root_, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
+  for (const fs::path& path : paths_in(root_)) {
+    const std::string name = path.filename().string();
     const bool ours = name.size() == 16 && name.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (ours && it->is_directory(error)) folders.push_back(it->path().string());
+    if (std::error_code ignored; ours && fs::is_directory(path, ignored)) folders.push_back(path.string());
   }
   return folders;
 }
@@ -201,11 +210,10 @@ void DiskCache::prune() {
   bytes_ = 0;
   const auto now = fs::file_time_type::clock::now();
   for (const std::string& folder : host_folders()) {
-    std::error_code error;
-    for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    for (const fs::path& path : paths_in(folder)) {
       std::error_code gone;
-      if (!it->is_regular_file(gone) || gone) continue;
-      const File file{it->last_write_time(gone), static_cast<int64_t>(it->file_size(gone)), it->path()};
+      if (!fs::is_regular_file(path, gone) || gone) continue;
+      const File file{fs::last_write_time(path, gone), static_cast<int64_t>(fs::file_size(path, gone)), path};
       if (gone) continue;
       if (is_temporary(file.path)) {
         if (now - file.time > 1h) fs::remove(file.path, gone);  // of a process that was killed
@@ -247,11 +255,10 @@ HostDifference DiskCache::nearest_host(const std::string& kernel) const {
 std::vector<std::string> DiskCache::some_kernels(size_t at_most) const {
   std::vector<std::string> kernels;
   if (root_.empty()) return kernels;
-  std::error_code error;
-  for (fs::directory_iterator it(folder_, error), end; !error && it != end && kernels.size() < at_most;
-       it.increment(error)) {
-    if (it->path().extension() != kExtension) continue;
-    const absl::StatusOr<std::string> bytes = read_trusted_file(it->path().string());
+  for (const fs::path& path : paths_in(folder_)) {
+    if (kernels.size() >= at_most) break;
+    if (path.extension() != kExtension) continue;
+    const absl::StatusOr<std::string> bytes = read_trusted_file(path.string());
     if (!bytes.ok()) continue;
     absl::StatusOr<KernelFile> file = unpack(*bytes);
     if (file.ok() && file->kernels.size() == 1) kernels.push_back(std::move(file->kernels[0].kernel));

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
@@ -90,8 +90,8 @@ std::vector<int32_t> CharTokenizer::encode(std::string_view text) const try {
       if (found != points_.end() && *found == point) id = static_cast<int32_t>(found - points_.begin());
     }
     if (id < 0)
-      throw Error(absl::StrFormat("CharTokenizer: U+%04X at byte %d is not in the vocabulary of %d", point, at,
-                                  points_.size()));
+      throw Error(
+          formatted("CharTokenizer: U+%04X at byte %d is not in the vocabulary of %d", point, at, points_.size()));
     ids.push_back(id);
   });
   return ids;

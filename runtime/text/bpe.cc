@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/text/model.h"
 #include "rondo/runtime/text/unicode.h"
@@ -52,15 +52,15 @@ Bpe::Bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options, con
   for (const auto& [left, right] : merges) {
     const int32_t a = vocabulary_.id(left), b = vocabulary_.id(right);
     if (a < 0 || b < 0)
-      throw FileError(path, absl::StrFormat("merge %d (%s %s): %s is not in the vocabulary", rank, io::shown(left),
-                                            io::shown(right), io::shown(a < 0 ? left : right)));
+      throw FileError(path, formatted("merge %d (%s %s): %s is not in the vocabulary", rank, io::shown(left),
+                                      io::shown(right), io::shown(a < 0 ? left : right)));
     merged = left;
     // The reference takes the prefix's length off, whatever stands there.
     merged.append(right, std::min(options_.prefix.size(), right.size()));
     const int32_t id = vocabulary_.id(merged);
     if (id < 0)
-      throw FileError(path, absl::StrFormat("merge %d (%s %s): the merged token %s is not in the vocabulary", rank,
-                                            io::shown(left), io::shown(right), io::shown(merged)));
+      throw FileError(path, formatted("merge %d (%s %s): the merged token %s is not in the vocabulary", rank,
+                                      io::shown(left), io::shown(right), io::shown(merged)));
     merges_[static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b)] = {rank++, id};
   }
   for (size_t b = 0; b < 256; ++b) {
@@ -68,7 +68,7 @@ Bpe::Bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options, con
       for (const bool last : {false, true})
         byte_ids_[inner][last][b] = vocabulary_.id((inner ? options_.prefix : "") + byte_spelling()[b] +
                                                    (last ? options_.suffix : ""));
-    fallback_ids_[b] = vocabulary_.id(absl::StrFormat("<0x%02X>", b));
+    fallback_ids_[b] = vocabulary_.id(formatted("<0x%02X>", b));
   }
 }
 
@@ -105,7 +105,7 @@ void Bpe::symbols_of(std::string_view word, Scratch& scratch) const {
       const auto byte = static_cast<uint8_t>(word[i]);
       const int32_t id = byte_ids_[i > 0][i + 1 == word.size()][byte];
       if (id >= 0) is_known(id, 1);
-      else is_unknown(1, absl::StrFormat("byte 0x%02X", byte));
+      else is_unknown(1, formatted("byte 0x%02X", byte));
     }
   } else {
     std::string& spelled = scratch.spelled;

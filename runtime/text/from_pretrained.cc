@@ -91,6 +91,13 @@ void read_chat_templates(io::JsonReader& json, Config& out) {
   });
 }
 
+// The names of the files in a folder's folder of templates.
+std::vector<std::string> more_templates(const std::string& folder) {
+  std::vector<std::string> names = io::list_folder(absl::StrCat(folder, "/", kChatTemplates));
+  std::erase_if(names, [](const std::string& name) { return std::filesystem::path(name).extension() != ".jinja"; });
+  return names;
+}
+
 // Files come before the field of tokenizer_config.json, all of whose templates they replace.
 FolderTemplates folder_templates(const std::string& folder, const Config& config) {
   FolderTemplates out;
@@ -98,10 +105,8 @@ FolderTemplates folder_templates(const std::string& folder, const Config& config
     out.insert_or_assign(name, parse_folder_template(io::read_text(path, kLargestTemplate), path));
   };
   if (const std::string path = folder + "/chat_template.jinja"; is_file(path)) read("default", path);
-  std::error_code error;
-  for (std::filesystem::directory_iterator file(folder + "/" + kChatTemplates, error), end; !error && file != end;
-       file.increment(error))
-    if (file->path().extension() == ".jinja") read(file->path().stem().string(), file->path().string());
+  for (const std::string& name : more_templates(folder))
+    read(std::filesystem::path(name).stem().string(), absl::StrCat(folder, "/", kChatTemplates, "/", name));
   if (!out.empty()) return out;
   for (const auto& [name, text] : config.chat_templates)
     out.insert_or_assign(name, parse_folder_template(text, absl::StrCat(config.path, ", chat_template")));
@@ -288,12 +293,10 @@ void AutoTokenizer::copy_files(const std::string& from, const std::string& to) t
         "added_tokens.json", "chat_template.jinja", "generation_config.json"})
     if (const std::string path = from + "/" + name; is_file(path))
       io::write_file_atomic(to + "/" + name, io::read_text(path, kLargestFile));
-  for (std::filesystem::directory_iterator file(from + "/" + kChatTemplates, error), end; !error && file != end;
-       file.increment(error)) {
-    if (file->path().extension() != ".jinja") continue;
+  for (const std::string& name : more_templates(from)) {
     io::make_folders(to + "/" + kChatTemplates);
-    io::write_file_atomic(absl::StrCat(to, "/", kChatTemplates, "/", file->path().filename().string()),
-                          io::read_text(file->path().string(), kLargestTemplate));
+    io::write_file_atomic(absl::StrCat(to, "/", kChatTemplates, "/", name),
+                          io::read_text(absl::StrCat(from, "/", kChatTemplates, "/", name), kLargestTemplate));
   }
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("AutoTokenizer::copy_files");

@@ -1,5 +1,7 @@
 #include "rondo/tests/memory/failing_memory.h"
 
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -16,6 +18,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/memory.h"
 
@@ -25,10 +28,22 @@ std::atomic<bool> counting = false, onward = false;
 std::atomic<int64_t> allocations = 0, failing = 0;
 thread_local int pauses = 0;
 
+// The calls that led to the first allocation that failed, and to a crash.
+struct Stack {
+  void* calls[60];
+  int depth = 0;
+  void note() { depth = ::backtrace(calls, std::size(calls)); }
+};
+struct Stacks {
+  Stack allocation, crash;
+};
+Stacks* noted = nullptr;  // in memory that parent and child share
+
 bool fails() {
   if (!counting.load(std::memory_order_relaxed) || pauses > 0) return false;
   const int64_t n = allocations.fetch_add(1) + 1;
   const int64_t wanted = failing.load();
+  if (n == wanted && noted != nullptr) noted->allocation.note();
   return wanted > 0 && (onward.load() ? n >= wanted : n == wanted);
 }
 void* allocate(size_t bytes, size_t alignment) noexcept {
@@ -89,6 +104,7 @@ struct Told {
   double seconds = 0;   // of one run, the second
   uint64_t digest = 0;  // of what comes of it
   int64_t errors = 0;   // tries that ended with an error
+  Stacks stacks;
   char fault[4000] = {};
   void set_fault(const std::string& text) { std::snprintf(fault, sizeof fault, "%s", text.c_str()); }
 };
@@ -99,6 +115,20 @@ std::string describe(const Try& t) {
 }
 
 uint64_t digest_of(const Work& work) { return std::hash<std::string>()(work()); }
+
+// A command that names the program's own functions in it; the release build has no lines.
+std::string text_of(const Stack& stack) {
+  std::string program, offsets;
+  for (int i = 0; i < stack.depth; ++i) {
+    Dl_info info;
+    if (::dladdr(stack.calls[i], &info) == 0) continue;
+    if (program.empty()) program = info.dli_fname;  // this file's
+    if (program != info.dli_fname) continue;
+    const auto offset = static_cast<const char*>(stack.calls[i]) - static_cast<const char*>(info.dli_fbase);
+    absl::StrAppend(&offsets, " ", absl::Hex(offset - 1));
+  }
+  return offsets.empty() ? "" : absl::StrCat("\n  addr2line -Cfpe ", program, offsets);
+}
 
 // "" if all is as it should be.
 std::string fault_of(const Try& t, const Work& work, Told& told) {
@@ -133,7 +163,19 @@ template <class F> std::string in_child(F body) {
   std::fflush(nullptr);
   const pid_t child = ::fork();
   if (child == 0) {
-    body();
+    for (const int signal : {SIGABRT, SIGSEGV, SIGBUS, SIGALRM})
+      std::signal(signal, [](int number) {
+        counting = false;
+        noted->crash.note();
+        std::signal(number, SIG_DFL);
+        std::raise(number);
+      });
+    try {
+      body();
+    } catch (const std::exception& e) {  // it must not go on with the tests
+      std::fprintf(stderr, "with all memory: %s\n", e.what());
+      std::_Exit(1);
+    }
     std::_Exit(0);
   }
   int status = 0;
@@ -169,6 +211,7 @@ void expect_typed_errors(const std::function<Work()>& prepare) {
   void* const pages = ::mmap(nullptr, sizeof(Told), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(pages, MAP_FAILED);
   Told& told = *new (pages) Told;
+  noted = &told.stacks;
   const std::string measured = in_child([&] {
     const Work work = prepare();
     {
@@ -192,9 +235,11 @@ void expect_typed_errors(const std::function<Work()>& prepare) {
   std::vector<std::string> faults;
   constexpr size_t kMostFaults = 12;
   const auto note = [&](const std::string& ended, const std::string& where) {
-    if (told.fault[0] != 0) faults.emplace_back(told.fault);
-    else if (!ended.empty()) faults.push_back(where + ": " + ended);
+    if (told.fault[0] != 0) faults.push_back(told.fault + text_of(told.stacks.allocation));
+    else if (!ended.empty())
+      faults.push_back(where + ": " + ended + text_of(told.stacks.allocation) + text_of(told.stacks.crash));
     told.fault[0] = 0;
+    told.stacks = {};
   };
   // A crash ends the child, and the next one goes on behind it.
   for (size_t begin = 0; begin < tries.size() && faults.size() < kMostFaults;) {
@@ -219,6 +264,7 @@ void expect_typed_errors(const std::function<Work()>& prepare) {
            told.set_fault(fault_of(fresh[i], work, told));
          }),
          describe(fresh[i]));
+  noted = nullptr;
   for (const std::string& fault : faults) ADD_FAILURE() << fault;
   EXPECT_TRUE(!faults.empty() || told.errors > 0) << "no try has failed: the memory of this program cannot run short";
   ::munmap(pages, sizeof(Told));

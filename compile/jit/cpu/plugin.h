@@ -13,7 +13,7 @@ namespace rondo::compile {
 
 // Changes whenever the layout of anything that crosses the border does, or the way in which kernels are called: a
 // plug-in left over from another build must be refused, not called, and so must its code.
-inline constexpr uint64_t kPluginAbi = 8 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
+inline constexpr uint64_t kPluginAbi = 9 * 1000000 + sizeof(LoopKernel) * 1000 + sizeof(Instr) * 10 +
                                        sizeof(JitOptions);
 
 // Every kernel object defines this symbol: names are no part of a kernel.
@@ -39,13 +39,14 @@ struct JitResult {
   std::string error;         // empty if all went well
 };
 
+// Those that return false had no memory for LLVM, now or earlier: Note [LLVM without memory] in toolchain_llvm.cc.
 struct JitPlugin {
   uint64_t abi;
   const char* (*build)();  // build_hash
-  void (*compile)(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result);
-  void (*link)(const std::string& object, LinkedCode& linked, std::string& error);
+  bool (*compile)(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result);
+  bool (*link)(const std::string& object, LinkedCode& linked, std::string& error);
   void (*release)(void* code);
-  void (*describe)(const CodeCpu& cpu, std::string& toolchain);
+  bool (*describe)(const CodeCpu& cpu, std::string& toolchain);
   // Gives back memory that only compilations read. Safe at any time, also while another thread compiles; the next
   // compilation takes 2 ms longer.
   void (*rest)();

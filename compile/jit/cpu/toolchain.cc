@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <new>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -16,6 +17,7 @@
 #include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/compile/log.h"
+#include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/trusted_file.h"
 #include "rondo/runtime/memory.h"
@@ -32,6 +34,14 @@ namespace rondo::compile {
 namespace {
 
 namespace fs = std::filesystem;
+
+// `entered`: what a function of the plug-in returned.
+void check_memory(bool entered) {
+  static std::atomic<bool> told = false;
+  if (entered) return;
+  if (!told.exchange(true)) throw std::bad_alloc();
+  throw NoCodeGenerator("compile: LLVM ran out of memory earlier, so this process does not enter it again");
+}
 
 // While one lives, a kernel is compiled. The plug-in rests when memory grows (memory.h, on_growth) and nothing was
 // compiled for a while: the peak of a training process then does not hold LLVM's code.
@@ -115,7 +125,10 @@ Loaded load_checked(const std::string& path) {
   const absl::StatusOr<std::string> bytes = file->read();
   if (!bytes.ok()) return refuse(std::string(bytes.status().message()));
   if (bytes->find(build_mark()) == std::string::npos) return refuse("it belongs to another build of Rondo");
-  void* library = dlopen(file->loadable_path().c_str(), RTLD_LAZY | RTLD_LOCAL);
+  // Where memory runs short while LLVM's static variables are made, the process ends here. An exception would leave the
+  // dynamic linker locked.
+  const std::string loadable = file->loadable_path();
+  void* library = [&]() noexcept { return dlopen(loadable.c_str(), RTLD_LAZY | RTLD_LOCAL); }();
   if (library == nullptr) return refuse(dlerror());
   auto* open = reinterpret_cast<decltype(&rondo_jit_plugin)>(dlsym(library, kPluginSymbol));
   if (open == nullptr || open()->abi != kPluginAbi) {
@@ -170,7 +183,7 @@ JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const Ji
   JitResult result;
   const JitPlugin& jit = plugin();
   const Compiling now;
-  jit.compile(kernel, cpu, options, result);
+  check_memory(jit.compile(kernel, cpu, options, result));
   check(result.error);
   return result;
 }
@@ -188,7 +201,7 @@ std::shared_ptr<const MachineCode> link_object(const std::string& object) {
   const JitPlugin& jit = plugin();
   LinkedCode linked;
   std::string error;
-  jit.link(object, linked, error);
+  check_memory(jit.link(object, linked, error));
   check(error);
   return std::make_shared<LinkedByLlvm>(jit, linked);
 }
@@ -199,7 +212,7 @@ bool toolchain_exists() { return plugin_exists(); }
 
 std::string jit_toolchain() {
   std::string text;
-  plugin().describe(kernel_cpu(), text);
+  check_memory(plugin().describe(kernel_cpu(), text));
   return text;
 }
 

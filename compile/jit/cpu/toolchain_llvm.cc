@@ -12,6 +12,7 @@
 #include <llvm/IR/Verifier.h>
 #include <llvm/MC/MCSubtargetInfo.h>
 #include <llvm/MC/TargetRegistry.h>
+#include <llvm/Support/ErrorHandling.h>
 #include <llvm/Support/MemoryBuffer.h>
 #include <llvm/Support/TargetSelect.h>
 #include <llvm/Target/TargetMachine.h>
@@ -22,9 +23,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "rondo/compile/codegen/cpu/emit_llvm.h"
@@ -35,6 +39,46 @@ namespace rondo::compile {
 namespace {
 
 namespace orc = llvm::orc;
+
+// Note [LLVM without memory]. LLVM is built without exceptions. Where it gets no memory, std::bad_alloc passes through
+// it and leaves it in the middle of its work: it may hold locks and have half-written lists. So what it works on is not
+// destroyed then (Work), and the process never enters it again: kernels that are not compiled yet run eagerly. A thread
+// that is inside LLVM at that moment may wait for ever, if it needs such a lock.
+std::atomic<bool> exhausted = false;
+
+// Runs what enters LLVM. False: there was no memory for it, now or earlier.
+template <class F> bool enter(F run) {
+  static const bool throws = [] {
+    // LLVM asks malloc(), too. It would end the process.
+    llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { throw std::bad_alloc(); });
+    return true;
+  }();
+  if (!throws || exhausted) return false;
+  try {
+    run();
+    return true;
+  } catch (const std::bad_alloc&) {
+    exhausted = true;
+    return false;
+  }
+}
+
+// An object that LLVM works on. An exception leaves it as it is.
+template <class T> class Work {
+ public:
+  template <class... Args> explicit Work(Args&&... args) : object_(new T(std::forward<Args>(args)...)) {}
+  ~Work() {
+    if (std::uncaught_exceptions() == before_) delete object_;
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+  T& operator*() const { return *object_; }
+  T* operator->() const { return object_; }
+
+ private:
+  const int before_ = std::uncaught_exceptions();
+  T* const object_;
+};
 
 // A processor in LLVM's words.
 struct Processor {
@@ -107,7 +151,7 @@ Processor named(const CodeCpu& wanted) {
 struct Session {
   Processor processor;
   std::mutex mutex;  // guards `machines`
-  std::vector<std::unique_ptr<llvm::TargetMachine>> machines;
+  std::list<std::unique_ptr<llvm::TargetMachine>> machines;
 };
 
 // REQUIRES: the architecture has a target.
@@ -134,25 +178,22 @@ class MachineLease {
   explicit MachineLease(Session& session) : session_(session) {
     {
       std::lock_guard lock(session.mutex);
-      if (!session.machines.empty()) {
-        machine_ = std::move(session.machines.back());
-        session.machines.pop_back();
-      }
+      if (!session.machines.empty()) machine_.splice(machine_.end(), session.machines, session.machines.begin());
     }
-    if (machine_ == nullptr) machine_ = make_machine(session.processor);
+    if (machine_.empty()) machine_.push_back(make_machine(session.processor));
   }
   ~MachineLease() {
     std::lock_guard lock(session_.mutex);
-    session_.machines.push_back(std::move(machine_));
+    session_.machines.splice(session_.machines.end(), machine_);
   }
   MachineLease(const MachineLease&) = delete;
   MachineLease& operator=(const MachineLease&) = delete;
-  llvm::TargetMachine& operator*() const { return *machine_; }
-  llvm::TargetMachine* operator->() const { return machine_.get(); }
+  llvm::TargetMachine& operator*() const { return *machine_.front(); }
+  llvm::TargetMachine* operator->() const { return machine_.front().get(); }
 
  private:
   Session& session_;
-  std::unique_ptr<llvm::TargetMachine> machine_;
+  std::list<std::unique_ptr<llvm::TargetMachine>> machine_;  // one
 };
 
 void set_attributes(llvm::Function& function, const Processor& processor) {
@@ -168,18 +209,19 @@ void set_attributes(llvm::Function& function, const Processor& processor) {
 // Code generation only: emit_llvm.cc leaves nothing for IR passes to gain (EarlyCSE and LICM were tried: no faster).
 std::string emit_code(llvm::Module& module, llvm::TargetMachine& machine, llvm::CodeGenFileType type,
                       llvm::SmallVectorImpl<char>& out) {
-  llvm::legacy::PassManager passes;
   llvm::raw_svector_ostream stream(out);
-  if (machine.addPassesToEmitFile(passes, stream, nullptr, type, /*DisableVerify=*/true))
+  const Work<llvm::legacy::PassManager> passes;
+  if (machine.addPassesToEmitFile(*passes, stream, nullptr, type, /*DisableVerify=*/true))
     return "this target cannot emit object code";
-  passes.run(module);
+  passes->run(module);
   return "";
 }
 
 std::string compile_kernel(Session& session, const LoopKernel& source, const JitOptions& options, JitResult& result) {
   MachineLease machine(session);
-  llvm::LLVMContext context;
-  llvm::Module module("rondo", context);
+  const Work<llvm::LLVMContext> context;
+  const Work<llvm::Module> work("rondo", *context);
+  llvm::Module& module = *work;
   module.setTargetTriple(architecture().triple);
   module.setDataLayout(machine->createDataLayout());
   llvm::Function* kernel = emit_llvm(source, module);
@@ -209,9 +251,11 @@ std::string compile_kernel(Session& session, const LoopKernel& source, const Jit
   return "";
 }
 
-void compile(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result) {
-  const std::string& error = architecture().error;
-  result.error = error.empty() ? compile_kernel(session_of(cpu), kernel, options, result) : error;
+bool compile(const LoopKernel& kernel, const CodeCpu& cpu, const JitOptions& options, JitResult& result) {
+  return enter([&] {
+    const std::string& error = architecture().error;
+    result.error = error.empty() ? compile_kernel(session_of(cpu), kernel, options, result) : error;
+  });
 }
 
 // ---- LLVM's linker, for objects that ours (object.h) does not place
@@ -245,8 +289,8 @@ struct Library {
 };
 
 void release(void* code) {
-  std::unique_ptr<Library> owned(static_cast<Library*>(code));
-  llvm::consumeError(linker().jit->getExecutionSession().removeJITDylib(*owned->dylib));
+  const std::unique_ptr<Library> owned(static_cast<Library*>(code));
+  enter([&] { llvm::consumeError(linker().jit->getExecutionSession().removeJITDylib(*owned->dylib)); });
 }
 
 std::string link_object(Linker& linker, const std::string& object, LinkedCode& linked) {
@@ -261,19 +305,23 @@ std::string link_object(Linker& linker, const std::string& object, LinkedCode& l
   return "";
 }
 
-void link(const std::string& object, LinkedCode& linked, std::string& error) {
-  if (error = architecture().error; !error.empty()) return;
-  Linker& l = linker();
-  error = l.error.empty() ? link_object(l, object, linked) : l.error;
-  if (error.empty() || linked.code == nullptr) return;
-  release(linked.code);
-  linked = {};
+bool link(const std::string& object, LinkedCode& linked, std::string& error) {
+  return enter([&] {
+    if (error = architecture().error; !error.empty()) return;
+    Linker& l = linker();
+    error = l.error.empty() ? link_object(l, object, linked) : l.error;
+    if (error.empty() || linked.code == nullptr) return;
+    release(linked.code);
+    linked = {};
+  });
 }
 
-void describe(const CodeCpu& cpu, std::string& toolchain) {
-  const Architecture& here = architecture();
-  const Processor processor = here.error.empty() ? session_of(cpu).processor : Processor();
-  toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, here.triple, processor.cpu, processor.features);
+bool describe(const CodeCpu& cpu, std::string& toolchain) {
+  return enter([&] {
+    const Architecture& here = architecture();
+    const Processor processor = here.error.empty() ? session_of(cpu).processor : Processor();
+    toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, here.triple, processor.cpu, processor.features);
+  });
 }
 
 // ---- LLVM's own memory

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/text/jinja/depth.h"
 #include "rondo/runtime/text/jinja/python_text.h"
 
@@ -464,7 +464,7 @@ Value Evaluator::percent_format(const Value& format, const Value& values) {
     } else if (kind == 'f') {
       const Value& value = next();
       if (!value.is_number() || !std::isfinite(value.number())) throw Error("%f needs a finite number");
-      absl::StrAppendFormat(&out, "%.*f", precision < 0 ? 6 : precision, value.number());
+      append_formatted(&out, "%.*f", precision < 0 ? 6 : precision, value.number());
     } else {
       throw Error("this conversion in a format is not supported: %" +
                   std::string(kind == 0 ? "" : std::string(1, kind)));

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/text/jinja/evaluator.h"
 #include "rondo/runtime/text/jinja/python_text.h"
@@ -106,7 +106,7 @@ Value rounded(const Value& value, int64_t precision, const std::string& method) 
     if (value.is_integral()) return Value::integer(value.integral());
     if (!std::isfinite(value.number())) return value;
     // Exact decimal digits, half to even, as Python.
-    const std::string digits = absl::StrFormat("%.*f", static_cast<int>(precision), value.number());
+    const std::string digits = formatted("%.*f", static_cast<int>(precision), value.number());
     double out = 0;
     std::from_chars(digits.data(), digits.data() + digits.size(), out);
     return Value::real(out);

@@ -1,0 +1,29 @@
+// StrFormat() and StrAppendFormat() of absl for a program whose memory may run short: std::bad_alloc leaves these.
+// absl's write the last bytes in a destructor, so a string that cannot grow there ends the process.
+//
+//   return formatted("%.1f MB", bytes * 1e-6);      // the format is checked as it is compiled
+#pragma once
+
+#include <cstring>
+#include <string>
+
+#include "absl/strings/str_format.h"
+
+namespace rondo {
+
+template <class... Args>
+void append_formatted(std::string* out, const absl::FormatSpec<Args...>& format, const Args&... args) {
+  char text[256];
+  const auto length = static_cast<size_t>(absl::SNPrintF(text, sizeof text, format, args...));
+  const size_t before = out->size();
+  out->resize(before + length);
+  if (length < sizeof text) std::memcpy(out->data() + before, text, length);
+  else absl::SNPrintF(out->data() + before, length + 1, format, args...);
+}
+template <class... Args> std::string formatted(const absl::FormatSpec<Args...>& format, const Args&... args) {
+  std::string out;
+  append_formatted(&out, format, args...);
+  return out;
+}
+
+}  // namespace rondo
