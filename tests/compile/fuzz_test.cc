@@ -71,6 +71,14 @@ TEST_F(Fuzz, ProgramsHaveEverything) {
     if (seed < 5) {
       EXPECT_EQ(to_string(program), to_string(fuzz::generate(seed, kSmall)));
     }
+    // What a step reads is there: otherwise the program ends at that step, in all modes.
+    std::set<fuzz::ValueId> there = {fuzz::kNone};
+    for (const fuzz::Leaf& leaf : program.leaves) there.insert(leaf.id);
+    for (const fuzz::Step& step : program.steps) {
+      for (fuzz::ValueId id : step.in) EXPECT_TRUE(there.contains(id)) << to_string(program);
+      there.insert(step.out.begin(), step.out.end());
+    }
+    for (fuzz::ValueId id : program.outputs) EXPECT_TRUE(there.contains(id)) << to_string(program);
     for (const fuzz::Step& step : program.steps) {
       kinds.insert(step.kind->name);
       conditional += step.when == fuzz::Step::When::kOddSteps;

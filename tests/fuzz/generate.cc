@@ -1,5 +1,6 @@
 #include "rondo/tests/fuzz/generate.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "rondo/runtime/error.h"
@@ -349,9 +350,18 @@ class Generator : public Draft {
     for (size_t i = program_.steps.size(); i-- > 0;) {
       if (!program_.steps[i].kind->has(kInPlace)) continue;
       if (!fuzz::run(program_, Mode::kEager).backward_threw) return;
+      if (is_read(program_.steps[i])) continue;
       program_.steps.erase(program_.steps.begin() + static_cast<std::ptrdiff_t>(i));
     }
     drop_unused(program_);
+  }
+
+  bool is_read(const Step& step) const {
+    return std::ranges::any_of(step.out, [&](ValueId made) {
+      const auto is_made = [made](ValueId id) { return id == made; };
+      return std::ranges::any_of(program_.outputs, is_made) ||
+             std::ranges::any_of(program_.steps, [&](const Step& s) { return std::ranges::any_of(s.in, is_made); });
+    });
   }
 
   const GenerateOptions& options_;
