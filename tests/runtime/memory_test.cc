@@ -152,5 +152,11 @@ TEST(Memory, TheTotalIsTheProcesssPeak) {
       << memory::to_string(r);
 }
 
+TEST(Memory, FailedAllocationLeavesThePeakAlone) {
+  const int64_t before = allocator::stats().peak_bytes;
+  EXPECT_THROW(Tensor::empty({int64_t{1} << 45}), OutOfMemoryError);
+  EXPECT_EQ(allocator::stats().peak_bytes, before);
+}
+
 }  // namespace
 }  // namespace rondo
