@@ -480,8 +480,8 @@ TEST_F(RegionLifetime, ATensorMadeInside) {
   EXPECT_EQ(report.entries, 1);
 }
 
-// The second derivative runs on a recording of its own, so its sums meet in another order than on one long tape: equal
-// within rounding. The first ones are equal in every bit.
+// The tape that replaces a region adds up what the region's ops send to an input, before that meets what others send to
+// it. So second derivatives equal eager execution's within rounding. The first ones are equal in every bit.
 TEST_F(RegionLifetime, DoubleBackward) {
   const MeansToRun eagerly(Eagerly::kBackward, "gradients with a history");
   const auto body = [](Block& b, const Tensor& x) {

@@ -2,7 +2,6 @@
 // again, op by op.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <optional>
 
 #include "rondo/runtime/anomaly.h"
@@ -16,18 +15,6 @@ using namespace test;
 class SecondOrder : public BlockTest {
  protected:
   const MeansToRun eagerly_{Eagerly::kBackward, "second derivatives, or a hook inside the region"};
-  // Sums of second derivatives meet in another order in a region.
-  void expect_close_to_eager(const Block::Body& body, const std::function<Tensors(Block&)>& use) {
-    const Tensors eager = run(body, use, false), compiled = run(body, use, true);
-    ASSERT_EQ(eager.size(), compiled.size());
-    for (size_t i = 0; i < eager.size(); ++i) {
-      ASSERT_EQ(eager[i].defined(), compiled[i].defined()) << i;
-      if (!eager[i].defined()) continue;
-      const std::vector<double> a = eager[i].to_vector<double>(), b = compiled[i].to_vector<double>();
-      ASSERT_EQ(a.size(), b.size());
-      for (size_t k = 0; k < a.size(); ++k) EXPECT_NEAR(a[k], b[k], 2e-5 * (1 + std::abs(a[k]))) << i << ", " << k;
-    }
-  }
 };
 
 Tensor gradient(const Tensor& root, const Tensor& input) {
@@ -49,7 +36,7 @@ TEST_F(SecondOrder, AHookThatComesAfterTheFirstGradient) {
     b.state.kept = {h};
     return Tensors{g * 0.5};
   };
-  expect_close_to_eager(body, [](Block& b) {
+  expect_as_eager(body, [](Block& b) {
     Tensors all = one_step(b);
     all.push_back(b.state.kept[0].grad());
     all.push_back(calls(b));
@@ -64,7 +51,7 @@ TEST_F(SecondOrder, AHookSeesTheWholeGradientOnce) {
   };
   for (const size_t watched : {0, 1, 2, 3}) {
     SCOPED_TRACE(watched);
-    expect_close_to_eager(body, [&](Block& b) {
+    expect_as_eager(body, [&](Block& b) {
       const Tensor leaf = input(), x = leaf * 0.5;
       const Tensors y = b(x);
       watch(y[watched], b);
@@ -92,7 +79,7 @@ TEST_F(SecondOrder, OfABufferThatWasOverwritten) {
     };
   };
   for (const bool fills : {false, true})
-    expect_close_to_eager(written(fills), [](Block& b) {
+    expect_as_eager(written(fills), [](Block& b) {
       Tensors all;
       for (int call = 0; call < 3; ++call) {
         const Tensor leaf = input(), g = gradient(ops::sum(b(leaf)[0]), leaf);
@@ -109,7 +96,7 @@ TEST_F(SecondOrder, AHookThatIsRemovedBeforeTheSecondDerivative) {
     const Tensor h = ops::tanh(x * b.bias);
     return Tensors{h, h * h};
   };
-  expect_close_to_eager(body, [](Block& b) {
+  expect_as_eager(body, [](Block& b) {
     const Tensor x = input();
     Tensors y = b(x);
     const int64_t id = y[0].register_hook([&b](const Tensor& g) { return ++b.state.hook_calls, g * 3.0; });
@@ -125,7 +112,7 @@ TEST_F(SecondOrder, ThirdDerivatives) {
     const Tensor h = ops::tanh(x * b.bias);
     return Tensors{h, ops::sum(h * h * x)};
   };
-  expect_close_to_eager(body, [](Block& b) {
+  expect_as_eager(body, [](Block& b) {
     const Tensor x = input();
     Tensors y = b(x);
     watch(y[0], b);
@@ -137,7 +124,7 @@ TEST_F(SecondOrder, ThirdDerivatives) {
 
 TEST_F(SecondOrder, TrianglesOfMatrices) {
   const auto body = [](Block&, const Tensor& x) { return Tensors{ops::tril(x * x, 1) * x, ops::triu(x, -1)}; };
-  expect_close_to_eager(body, [](Block& b) {
+  expect_as_eager(body, [](Block& b) {
     const Tensor x = input({2, 5, 6});
     const Tensors y = b(x);
     const Tensor g = gradient(ops::sum(y[0] * y[1]), x);
@@ -166,7 +153,7 @@ TEST_F(SecondOrder, AnInputThatIsOverwrittenBefore) {
     return Tensors{h, h * b.bias, ops::tanh(h)};
   };
   for (const int used : {1, 2})
-    expect_close_to_eager(body, [used](Block& b) {
+    expect_as_eager(body, [used](Block& b) {
       const Tensor leaf = input();
       Tensor x = leaf * 1.5;
       const Tensors y = b(x);
