@@ -28,7 +28,7 @@ std::string try_seed(uint64_t seed, const FuzzOptions& options) {
   });
   return absl::StrCat("seed ", seed, ": ", what, "\nshrunk from ", program.steps.size(), " to ", small.steps.size(),
                       " steps: ", compare(small), "\n", to_string(small), "repeat with: fuzz_compile --seed ", seed,
-                      "\n");
+                      " --steps ", options.generate.max_steps, " --large ", options.generate.large, "\n");
 }
 
 }  // namespace rondo::fuzz

@@ -2,6 +2,7 @@
 // cores.
 //   --seed N        one program: prints it, and what differs
 //   --steps N       at most N steps a program (14)
+//   --large P       a share P of programs has large tensors (0.05)
 //   --isolate       each comparison in a process of its own: a crash is a failure like others, and is shrunk
 //   --no-default    exact mode only
 #include <sys/wait.h>
@@ -77,13 +78,15 @@ int main(int argc, char** argv) {
     if (arg == "--from" && has_value) from = std::strtoull(argv[++i], nullptr, 10);
     else if (arg == "--count" && has_value) count = std::strtoull(argv[++i], nullptr, 10);
     else if (arg == "--steps" && has_value) options.generate.max_steps = std::atoi(argv[++i]);
+    else if (arg == "--large" && has_value) options.generate.large = std::atof(argv[++i]);
     else if (arg == "--seed" && has_value) from = std::strtoull(argv[++i], nullptr, 10), count = 1, one = true;
     else if (arg == "--no-default") options.check.default_mode = false;
     else if (arg == "--isolate")
       options.compare = [&](const fuzz::Program& program) { return isolated(program, options.check); };
     else {
-      std::fprintf(stderr,
-                   "usage: fuzz_compile [--from N] [--count N] [--seed N] [--steps N] [--isolate] [--no-default]\n");
+      std::fprintf(
+          stderr,
+          "usage: fuzz_compile [--from N] [--count N] [--seed N] [--steps N] [--large P] [--isolate] [--no-default]\n");
       return 2;
     }
   }
