@@ -185,7 +185,13 @@ Tensor& ModuleBase::add_entry(Entry entry) {
 }
 
 Tensor& ModuleBase::parameter(std::string_view name, Tensor value) try {
-  if (value.defined()) value.requires_grad_();
+  if (value.defined()) {
+    if (!is_floating(value.dtype()))
+      throw Error(absl::StrCat(type_name(), ": parameter(\"", std::string(name), "\") is ",
+                               std::string(name_of(value.dtype())), to_string(value.sizes()),
+                               ", and only floating-point tensors have gradients: use buffer(), or .to(kF32)"));
+    value.requires_grad_();
+  }
   return add_entry({std::string(name), std::move(value), true, true});
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("parameter");

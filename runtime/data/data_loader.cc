@@ -40,6 +40,13 @@ int64_t batches_in(int64_t items, const DataLoaderOptions& options) {
   return whole + (!options.drop_last && items % options.batch_size != 0);
 }
 
+bool can_be_stacked(const Tensor& a, const Tensor& b) { return a.sizes() == b.sizes() && a.dtype() == b.dtype(); }
+
+// "f32(3, 4)"
+std::string dtype_and_sizes(const Tensor& x) {
+  return absl::StrCat(std::string(name_of(x.dtype())), to_string(x.sizes()));
+}
+
 }  // namespace
 
 Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch)
@@ -73,10 +80,8 @@ Tensor stack(const std::vector<Tensor>& items) try {
   Tensor out = Tensor::empty(sizes, {first.dtype(), kCPU});
   auto* to = static_cast<std::byte*>(out.raw_mutable_data());
   for (const Tensor& item : items) {
-    if (!(item.sizes() == first.sizes()) || item.dtype() != first.dtype())
-      throw Error(absl::StrCat("stack: the tensors differ: ", std::string(name_of(first.dtype())), " ",
-                               to_string(first.sizes()), " and ", std::string(name_of(item.dtype())), " ",
-                               to_string(item.sizes())));
+    if (!can_be_stacked(first, item))
+      throw Error(absl::StrCat("stack: the tensors differ: ", dtype_and_sizes(first), " and ", dtype_and_sizes(item)));
     if (item.numel() == 0) continue;
     const Tensor dense = item.detach().contiguous().to(kCPU);
     std::memcpy(to, dense.raw_data(), static_cast<size_t>(dense.nbytes()));
@@ -99,7 +104,13 @@ Batch DataLoader::load(int64_t number) const {
     if (i == begin) columns.resize(item.size());
     if (item.size() != columns.size())
       throw Error(absl::StrCat("DataLoader: items have ", columns.size(), " and ", item.size(), " tensors"));
-    for (size_t c = 0; c < item.size(); ++c) columns[c].push_back(std::move(item[c]));
+    for (size_t c = 0; c < item.size(); ++c) {
+      if (i > begin && !can_be_stacked(columns[c].front(), item[c]))
+        throw Error(absl::StrCat("DataLoader: tensor ", c, " of item ", index, " is ", dtype_and_sizes(item[c]),
+                                 ", and the first item of its batch has ", dtype_and_sizes(columns[c].front()),
+                                 ": a batch stacks tensors of one shape and dtype, so pad them, or use batch_size 1"));
+      columns[c].push_back(std::move(item[c]));
+    }
   }
   Batch batch;
   for (const std::vector<Tensor>& column : columns) batch.push_back(stack(column));

@@ -162,6 +162,7 @@ void TokenDataset::fill(int64_t begin, int64_t count, int64_t* x, int64_t* y) co
 }
 
 TokenBatch TokenDataset::sample(int64_t batch_size, uint64_t seed, int64_t step, int64_t first_row) const {
+  if (batch_size < 0) throw Error(absl::StrCat("TokenDataset: batch size ", batch_size));
   TokenBatch batch{Tensor::empty({batch_size, block_size_}, {kI64, kCPU}),
                    Tensor::empty({batch_size, block_size_}, {kI64, kCPU}), batch_size * block_size_};
   int64_t* x = batch.x.mutable_data<int64_t>();

@@ -417,6 +417,15 @@ TEST(Module, ErrorsNameThePathAndTheUsersLine) {
   EXPECT_NE(text.find("module_test.cc:" + std::to_string(line)), std::string::npos) << text;
 }
 
+TEST(Module, AParameterOfIntegersIsNamed) {
+  struct Counts : Module<Counts> {
+    Tensor& counts = parameter("counts", Tensor::zeros({3}, {kI64}));
+    Tensor forward(const Tensor& x) { return x; }
+  };
+  const std::string text = test::error_of([] { Counts(); });
+  EXPECT_NE(text.find("Counts: parameter(\"counts\") is i64(3)"), std::string::npos) << text;
+}
+
 TEST(Module, CallHooksWrapForward) {
   struct Counter : CallHook {
     std::vector<std::string> paths;

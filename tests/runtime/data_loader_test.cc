@@ -9,6 +9,7 @@
 #include <set>
 
 #include "rondo/runtime/data/token_data.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo::data {
@@ -131,6 +132,7 @@ TEST(TokenDataset, SamplesReachBothEnds) {
   EXPECT_EQ(one.sample(1, 0, 0).y.to_vector<int64_t>(), (std::vector<int64_t>{6, 7}));
   EXPECT_THROW(TokenDataset(TokenData::from(std::vector<int32_t>{5, 6}), 2), Error);
   EXPECT_THROW(TokenDataset(TokenData(), 2), Error);
+  EXPECT_THROW(one.sample(-1, 0, 0), Error);
 }
 
 TEST(TokenDataset, EvaluationCoversEveryTargetOnce) {
@@ -386,7 +388,8 @@ TEST(DataLoader, ExceptionsReachTheConsumerInOrder) {
       }
       EXPECT_EQ(items_of(*loader.next()), (std::vector<int64_t>{6, 7}));
       EXPECT_EQ(items_of(*loader.next()), (std::vector<int64_t>{8, 9}));
-      EXPECT_THROW(loader.next(), Error);  // shapes differ
+      const std::string differs = test::error_of([&] { loader.next(); });
+      EXPECT_NE(differs.find("tensor 1 of item 11 is f32(2, 1)"), std::string::npos) << differs;
       EXPECT_FALSE(loader.next());
     }
   }
