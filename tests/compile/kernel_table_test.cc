@@ -28,7 +28,7 @@ TEST(KernelTable, ForgetsAllThatNobodyHolds) {
   EXPECT_EQ(find_or_compile(kernels, Sizes::kVarying).added, 3);
 }
 
-// Of the number of rows code knows whether an axis wraps around, which no extent says.
+// Kernels whose axes have the same extents still differ if an axis wraps around.
 TEST(KernelTable, AnAxisThatWrapsIsOtherCode) {
   if (!jit_available()) GTEST_SKIP() << "built without LLVM";
   forget_unused_kernels();

@@ -124,7 +124,7 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   return results;
 }
 
-// Of the largest element, or of 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a
+// Relative to the largest element, or to 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a
 // unit in the last place of something that may cancel.
 double default_tolerance(DType dtype) { return dtype == kF64 ? 1e-13 : 1e-5; }
 

@@ -42,8 +42,8 @@ struct Counts {
     return out << c.kernels << " kernels and " << c.calls << " calls";
   }
 };
-// Of the graph as it is fused; parts that are written in place are no calls. Compiled, it computes what it does
-// eagerly.
+// Counts of the graph as it is fused; parts that are written in place are no calls. Compiled, the graph computes what
+// it does eagerly.
 Counts counts(const Graph& graph, bool exact = true) {
   const Graph split = split_at_parts(graph, exact).value_or(graph);
   verify(split);

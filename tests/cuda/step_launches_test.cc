@@ -33,8 +33,8 @@ TEST(StepLaunches, OfGPT2) {
   }
 }
 
-// Of 4096 tokens some 6% are the most frequent one, and some 2,000 ids come up. Equal ids and equally likely ones are
-// far from both.
+// A step has 4096 tokens: some 6% are the most frequent one, and some 2,000 ids come up. Equal ids and equally likely
+// ones are far from both.
 TEST(StepLaunches, TokensFollowZipfsLaw) {
   const test::StepOptions options;
   const int64_t V = options.model.vocab_size;
@@ -50,7 +50,7 @@ TEST(StepLaunches, TokensFollowZipfsLaw) {
     std::sort(tokens.begin(), tokens.end());
     ids += std::unique(tokens.begin(), tokens.end()) - tokens.begin();
   }
-  // Of the ids from `first` to `last`, counted from 1.
+  // How often the ids from `first` to `last`, counted from 1, were drawn.
   const auto seen = [&](int64_t first, int64_t last) {
     int64_t sum = 0;
     for (int64_t k = first; k <= last; ++k) sum += counts[static_cast<size_t>(k - 1)];

@@ -107,7 +107,7 @@ const StepKind kKinds[] = {
        return Tensors{y};
      },
      kScalar | kOwnNode},
-    // Two results, of which one may get no gradient.
+    // Two results; only one of them may get a gradient.
     {"own_pair", 1, &pick_operand,
      [](Scene& s) {
        Tensor y = no_grad([&] { return s.in[0] * 0.75; }), z = no_grad([&] { return ops::sin(s.in[0]); });

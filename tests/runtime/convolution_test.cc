@@ -157,7 +157,7 @@ TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
 // The three results of a convolution in f32, against those in f64. `channels` and `outputs` are whole, not of a group.
 void expect_like_f64(int64_t batch, int64_t channels, int64_t outputs, ops::Extent image, ops::Extent kernel,
                      const ops::Conv2dOptions& options) {
-  // Of small integers, whose sums f32 holds.
+  // Small integers: f32 holds their sums exactly.
   const auto integers = [](const Dims& sizes, uint64_t seed) { return uniform(sizes, -5, 5, seed).to(kI64); };
   const auto all = [&](DType dtype, bool channels_last) {
     Tensor x = integers({batch, channels, image[0], image[1]}, 1).to(dtype),

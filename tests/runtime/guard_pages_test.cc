@@ -461,7 +461,7 @@ TEST(GuardPages, Norms) {
     Tensor x = guarded(values, sizes, last).requires_grad_(),
            w = has_weight ? guarded(scale, {channels}, false).requires_grad_() : Tensor(),
            b = has_bias ? guarded(shift, {channels}, false).requires_grad_() : Tensor();
-    // Of what the dtype made of these values.
+    // The values as the dtype has rounded them, in f64.
     const auto wide = [](const Tensor& t) {
       return t.defined() ? t.detach().to(kF64).clone().requires_grad_() : Tensor();
     };
