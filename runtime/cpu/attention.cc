@@ -168,7 +168,7 @@ template <class T> struct BackwardTask {
     const int64_t batch = pair / shape.kv_heads, kv_head = pair % shape.kv_heads;
     constexpr int64_t kScores = kKeyTile * kQueryTile;
     Scratch<A> scratch(3 * shape.keys * d_padded + 2 * d * kQueryTile + 3 * kQueryTile * d_padded + 5 * kScores +
-                       2 * kKeyTile * kColumns + 2 * kQueryTile);
+                       2 * kKeyTile * kColumns + 3 * kQueryTile);
     take_memory(scratch);
     k_left = O::left_rows(row_of(k, batch, kv_head, 0), k.row_stride, shape.keys, d, k_rows);
     v_left = O::left_rows(row_of(v, batch, kv_head, 0), v.row_stride, shape.keys, d, v_rows);
@@ -192,8 +192,8 @@ template <class T> struct BackwardTask {
   A *probabilities = nullptr, *grad_scores = nullptr;  // [kKeyTile, kQueryTile]
   // The same as left operands: O::by_queries() of both, and O::by_keys().
   E *weight_rows = nullptr, *slope_rows = nullptr, *slope_columns = nullptr;
-  A *mask_rows = nullptr, *addend = nullptr;  // [kColumns, kKeyTile] and its transpose
-  A *shift = nullptr, *delta = nullptr;       // [kQueryTile]
+  A *mask_rows = nullptr, *addend = nullptr;                 // [kColumns, kKeyTile] and its transpose
+  A *shift = nullptr, *rescale = nullptr, *delta = nullptr;  // [kQueryTile]
 
   void take_memory(Scratch<A>& scratch) {
     constexpr int64_t kScores = kKeyTile * kQueryTile;
@@ -209,7 +209,7 @@ template <class T> struct BackwardTask {
       for (E** packed : {&weight_rows, &slope_rows, &slope_columns}) *packed = scratch.template take<E>(kScores);
     }
     for (A** tile : {&mask_rows, &addend}) *tile = scratch.take(kKeyTile * kColumns);
-    for (A** row : {&shift, &delta}) *row = scratch.take(kQueryTile);
+    for (A** row : {&shift, &rescale, &delta}) *row = scratch.take(kQueryTile);
   }
 
   void query_tile(int64_t batch, int64_t head, int64_t query_begin, A* grad_k_sum, A* grad_v_sum) {
@@ -218,6 +218,7 @@ template <class T> struct BackwardTask {
     std::fill_n(grad_q_sum, queries * d_padded, A(0));
     const int64_t key_end = shape.causal ? std::min(shape.keys, query_begin + queries) : shape.keys;
     const KeyRange range = key_range(mask, batch, head, query_begin, queries, shape.keys);
+    load_rescale(batch, head, query_begin, queries, key_end, range);
     for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
       const int64_t keys = std::min(kKeyTile, key_end - key);
       for (int64_t i = 0; i < queries; i += kColumns)
@@ -244,6 +245,34 @@ template <class T> struct BackwardTask {
     }
   }
 
+  // rescale = 1 / sum_j exp2(score_j - shift), the sum that is 1 but for rounding, where a large shift has rounded it
+  // away: a row that is masked whole by the lowest finite number has scores, and a logsumexp, to which log2(keys) adds
+  // nothing. Other rows: 1.
+  void load_rescale(int64_t batch, int64_t head, int64_t query_begin, int64_t queries, int64_t key_end,
+                    const KeyRange& range) {
+    constexpr A kLargest = 256;  // In f32 a shift of 256 is off by 2^-16, so weights are off by 1e-5 of themselves.
+    std::fill_n(rescale, kQueryTile, A(1));
+    const auto is_large = [](A x) { return std::abs(x) > kLargest && x != kInfinity<A>; };
+    if (std::none_of(shift, shift + queries, is_large)) return;
+    A sums[kQueryTile] = {};
+    for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
+      for (int64_t i = 0; i < queries; i += kColumns) {
+        const Panel<A> panel = panel_at(query_begin, i, std::min(kColumns, queries - i), key,
+                                        std::min(kKeyTile, key_end - key));
+        if (panel.keys <= 0) continue;
+        load_scores(batch, head, panel, i, key < range.clear);
+        for (int64_t column = i; column < i + panel.vectors * kWidth<A>; column += kWidth<A>) {
+          Vector<A> sum = load(sums + column);
+          for (int64_t j = 0; j < panel.keys; ++j)
+            sum += exp2<A>(load(probabilities + j * kQueryTile + column) - load(shift + column));
+          store(sums + column, sum);
+        }
+      }
+    }
+    for (int64_t i = 0; i < queries; ++i)
+      if (is_large(shift[i])) rescale[i] = 1 / sums[i];
+  }
+
   // In the order of Note [Row order], a vector of rows at a time: the tree of lanes is vertical after a transposition.
   void load_delta(const T* grad_tile, const T* out_tile, int64_t queries) {
     constexpr int kN = kWidth<A>;
@@ -266,27 +295,38 @@ template <class T> struct BackwardTask {
     }
   }
 
-  // probabilities and grad_scores for the panel at column `i`.
-  void score_panel(int64_t batch, int64_t head, int64_t query_begin, int64_t i, int64_t valid, int64_t key,
-                   int64_t keys, bool masked) {
+  // The panel of probabilities at column `i`. It may have no keys.
+  Panel<A> panel_at(int64_t query_begin, int64_t i, int64_t valid, int64_t key, int64_t keys) const {
     const int64_t query = query_begin + i;
     // Whole blocks of rows: `accumulate` reads blocks that straddle the diagonal.
     if (shape.causal) keys = std::min(keys, round_up(query + valid - key, kTileRows));
-    if (keys <= 0) return;
-    const int vectors = valid > kWidth<A> ? 2 : 1;
-    const Panel<A> panel{probabilities + i, kQueryTile, vectors, query, valid, key, keys};
-    const auto from = [&](const LeftOperand<E, false>& rows) {
-      return LeftOperand<E, false>{rows.at(key, 0), rows.stride};
-    };
-    multiply_panel<O::kScores>(keys, vectors, depth, from(k_left), q_t + i, kQueryTile, panel.scores, kQueryTile,
-                               &score_factor);
+    return {probabilities + i, kQueryTile, valid > kWidth<A> ? 2 : 1, query, valid, key, keys};
+  }
+
+  static LeftOperand<E, false> rows_from(const LeftOperand<E, false>& rows, int64_t key) {
+    return {rows.at(key, 0), rows.stride};
+  }
+
+  // The scores of the panel at column `i`, masked.
+  void load_scores(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i, bool masked) {
+    multiply_panel<O::kScores>(panel.keys, panel.vectors, depth, rows_from(k_left, panel.key), q_t + i, kQueryTile,
+                               panel.scores, kQueryTile, &score_factor);
     if (masked) {
       load_mask(mask, batch, head, panel, mask_rows, addend);
       add_mask(panel, addend);
     }
     if (shape.causal) apply_causal(panel);
-    multiply_panel<Start::kZero>(keys, vectors, depth, from(v_left), grad_out_t + i, kQueryTile, grad_scores + i,
-                                 kQueryTile);
+  }
+
+  // probabilities and grad_scores for the panel at column `i`.
+  void score_panel(int64_t batch, int64_t head, int64_t query_begin, int64_t i, int64_t valid, int64_t key,
+                   int64_t most_keys, bool masked) {
+    const Panel<A> panel = panel_at(query_begin, i, valid, key, most_keys);
+    const auto [keys, vectors] = std::pair(panel.keys, panel.vectors);
+    if (keys <= 0) return;
+    load_scores(batch, head, panel, i, masked);
+    multiply_panel<Start::kZero>(keys, vectors, depth, rows_from(v_left, key), grad_out_t + i, kQueryTile,
+                                 grad_scores + i, kQueryTile);
     if (!shape.dropout) weights_and_slopes(panel, i);
     else if (vectors == 2) dropped_weights_and_slopes<2>(batch, head, panel, i);
     else dropped_weights_and_slopes<1>(batch, head, panel, i);
@@ -307,11 +347,12 @@ template <class T> struct BackwardTask {
   // Scores become weights, their gradients those of the scores.
   void weights_and_slopes(const Panel<A>& panel, int64_t i) {
     for (int64_t column = i; column < i + panel.vectors * kWidth<A>; column += kWidth<A>) {
-      const Vector<A> row_shift = load(shift + column), row_delta = load(delta + column);
+      const Vector<A> row_shift = load(shift + column), row_rescale = load(rescale + column),
+                      row_delta = load(delta + column);
       for (int64_t j = 0; j < panel.keys; ++j) {
         A* const s = probabilities + j * kQueryTile + column;
         A* const g = grad_scores + j * kQueryTile + column;
-        const Vector<A> p = exp2<A>(load(s) - row_shift);
+        const Vector<A> p = exp2<A>(load(s) - row_shift) * row_rescale;
         store(s, p);
         store(g, p * (load(g) - row_delta));
       }
@@ -321,15 +362,16 @@ template <class T> struct BackwardTask {
   // The same with dropout: the weights are dropped, and their gradients.
   template <int N> void dropped_weights_and_slopes(int64_t batch, int64_t head, const Panel<A>& panel, int64_t i) {
     const Vector<A> factor = broadcast(dropout_factor<A>(shape));
-    Vector<A> row_shift[N], row_delta[N];
+    Vector<A> row_shift[N], row_rescale[N], row_delta[N];
     for (int n = 0; n < N; ++n) {
       row_shift[n] = load(shift + i + n * kWidth<A>);
+      row_rescale[n] = load(rescale + i + n * kWidth<A>);
       row_delta[n] = load(delta + i + n * kWidth<A>);
     }
     for_kept<N>(shape, batch, head, panel, [&](int64_t j, int n, IntegerVector<A> kept) {
       A* const s = panel.scores + j * kQueryTile + n * kWidth<A>;
       A* const g = grad_scores + j * kQueryTile + i + n * kWidth<A>;
-      const Vector<A> p = exp2<A>(load(s) - row_shift[n]);
+      const Vector<A> p = exp2<A>(load(s) - row_shift[n]) * row_rescale[n];
       store(s, kept ? p : Vector<A>{});
       store(g, p * ((kept ? load(g) * factor : Vector<A>{}) - row_delta[n]));
     });

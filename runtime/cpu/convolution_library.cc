@@ -82,16 +82,42 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
 
 bool is_reference(std::string_view name) { return name.starts_with("ref") || name.starts_with("simple"); }
 
-// Note [Reduced strides]. For a kernel of 1x1 with a stride, oneDNN's jit_1x1 copies the pixels that are read into its
-// scratchpad. For the gradient of the weight it copies channels last, C numbers a pixel, but counts a whole block of
-// channels for each pixel before (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends behind
-// the scratchpad: memory is corrupted, and the sums are wrong. This is so in 2.6.3 (guard pages around the scratchpad
-// show it) and in later versions (https://github.com/uxlfoundation/oneDNN/issues/6035). The forward pass and the
-// gradient of the input place the copy right. The library's next kernel takes the place of this one.
+// Note [Kernels that are wrong]. oneDNN 2.6.3 has kernels that overrun their memory or give wrong numbers for some
+// geometries. Random convolutions between guard pages found them (tests/runtime/guard_pages_test.cc), under AVX2,
+// AVX-512 without and with bf16, and AMX. The library's next kernel takes the place of such a one.
+//
+// f32 and bf16, jit_1x1 and jit_bf16_1x1, a stride, the gradient of the weight: the pixels that are read are copied
+// into the scratchpad, channels last, C numbers a pixel, but a whole block of channels is counted for each pixel before
+// (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends behind the scratchpad. So in later
+// versions, too (https://github.com/uxlfoundation/oneDNN/issues/6035). Forward and the gradient of the input place the
+// copy right.
 bool overruns_scratch(std::string_view name, const ConvolutionCall& part) {
-  if (part.computes != Computes::kWeight || !name.starts_with("jit_1x1")) return false;
+  if (!name.starts_with("jit_1x1") && !name.starts_with("jit_bf16_1x1")) return false;
   const int64_t block = name.find("avx512") == std::string_view::npos ? 8 : 16;
   return (part.stride[0] > 1 || part.stride[1] > 1) && part.channels / part.groups < block;
+}
+// bf16, jit_bf16 (AVX-512) and jit:avx512_core_amx_bf16, the gradient of the weight:
+// - images narrower than the stride: numbers of the scratchpad that nobody has written are multiplied by 0 (NaN * 0);
+// - AMX, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that is not there;
+// - AVX-512, several groups whose channels are no whole blocks: it adds what lies behind a group.
+bool sums_what_is_not_there(std::string_view name, const ConvolutionCall& part) {
+  const bool amx = name.starts_with("jit:avx512_core_amx_bf16");
+  if (!amx && !name.starts_with("jit_bf16:")) return false;
+  const int64_t channels = part.channels / part.groups, outputs = part.outputs / part.groups;
+  if (part.input[1] < part.stride[1]) return true;
+  if (amx) return channels > 32 && channels % 16 != 0;
+  return part.groups > 1 && (channels % 16 != 0 || outputs % 16 != 0);
+}
+bool is_wrong(std::string_view name, const ConvolutionCall& part) {
+  switch (part.computes) {
+    case Computes::kOutput:  // an output that reads nothing but padding
+      return name.starts_with("brgconv:avx512_core_amx") &&
+             (part.before[0] >= part.reach(0) || part.before[1] >= part.reach(1));
+    case Computes::kInput:  // bf16, whose products are of pairs of outputs
+      return name.starts_with("jit_bf16_1x1") && part.outputs / part.groups % 2 != 0;
+    case Computes::kWeight: return overruns_scratch(name, part) || sums_what_is_not_there(name, part);
+  }
+  return false;
 }
 
 }  // namespace
@@ -193,10 +219,10 @@ class LibraryConvolution::Primitive {
   void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
 
  private:
-  // The first that is safe. REQUIRES, for the gradient of the weight: the descriptor and the hint that `chosen` was
-  // made from still exist. The library reads both while it looks for another.
+  // The first that is not wrong. REQUIRES: the descriptor and the hint that `chosen` was made from still exist. The
+  // library reads both while it looks for another.
   template <class Chosen> void set(Chosen chosen) {
-    while (overruns_scratch(chosen.impl_info_str(), part_))
+    while (is_wrong(chosen.impl_info_str(), part_))
       if (!chosen.next_impl()) return;
     fast_ = !is_reference(chosen.impl_info_str());
     weight_ = chosen.query_md(part_.computes == Computes::kWeight ? dnnl::query::diff_weights_md
@@ -235,13 +261,13 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   const Desc wanted = packed != nullptr ? *packed : any,
              hint_weight(weight_dims(part), library_float(part.dtype), memory::format_tag::any);
   if (part.bias) bias_ = Desc({part.outputs}, library_float(part.dtype), memory::format_tag::x);
-  const auto forward = [&](const Desc& weight) {
-    using Forward = dnnl::convolution_forward;
+  using Forward = dnnl::convolution_forward;
+  const auto describe_forward = [&](const Desc& weight) {
     const auto kind = dnnl::prop_kind::forward_training;
-    const Forward::desc desc = part.bias ? Forward::desc(kind, direct, input_, weight, bias_, output_, stride, dilation,
-                                                         before, after)
-                                         : Forward::desc(kind, direct, input_, weight, output_, stride, dilation,
-                                                         before, after);
+    return part.bias ? Forward::desc(kind, direct, input_, weight, bias_, output_, stride, dilation, before, after)
+                     : Forward::desc(kind, direct, input_, weight, output_, stride, dilation, before, after);
+  };
+  const auto forward = [&](const Forward::desc& desc) {
     const Forward::primitive_desc first(desc, Step::with_own_scratch(), library_engine());
     // Measured on Zen 4, one thread, 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
     // The weight of 3x3, 512 to 512 channels: 1.0 ms in f32 and 2.5 ms in bf16 to pack, 0.6 and 0.4 for the older one;
@@ -253,7 +279,6 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
     else if (name.starts_with("brgconv") && whole.batch * whole.output[0] * whole.output[1] <= kFewPixels)
       older = "jit";
     if (older == nullptr) return first;
-    // While the library looks for others, it reads `desc`.
     Forward::primitive_desc other(desc, Step::with_own_scratch(), library_engine());
     while (other.next_impl())
       if (std::string_view(other.impl_info_str()).starts_with(older)) return other;
@@ -261,20 +286,21 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   };
   switch (part.computes) {
     case Computes::kOutput: {
-      set(forward(wanted));
+      const Forward::desc desc = describe_forward(wanted);
+      set(forward(desc));
       break;
     }
     case Computes::kInput: {
       const dnnl::convolution_backward_data::desc desc(direct, input_, wanted, output_, stride, dilation, before,
                                                        after);
-      set(dnnl::convolution_backward_data::primitive_desc(desc, Step::with_own_scratch(), library_engine(),
-                                                          forward(hint_weight)));
+      const auto hint = forward(describe_forward(hint_weight));
+      set(dnnl::convolution_backward_data::primitive_desc(desc, Step::with_own_scratch(), library_engine(), hint));
       break;
     }
     case Computes::kWeight: {
       const dnnl::convolution_backward_weights::desc desc(direct, input_, wanted, output_, stride, dilation, before,
                                                           after);
-      const auto hint = forward(hint_weight);
+      const auto hint = forward(describe_forward(hint_weight));
       set(dnnl::convolution_backward_weights::primitive_desc(desc, Step::with_own_scratch(), library_engine(), hint));
       break;
     }

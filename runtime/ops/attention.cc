@@ -101,9 +101,12 @@ struct PlainAttention {
   }
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
-  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf.
+  // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf. A large
+  // logsumexp has rounded the logarithm of the sum away (cpu/attention.cc, load_rescale): such rows are divided by it.
   Tensor weights() const {
-    return exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - unsqueeze(finite(logsumexp), -1));
+    const Tensor shift = unsqueeze(finite(logsumexp), -1);
+    const Tensor all = exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - shift);
+    return all / where(less(abs(shift), 256.0), 1.0, sum(all, {-1}, true));
   }
   // `weights`, or their gradient, behind dropout.
   Tensor dropped(const Tensor& weights) const {

@@ -124,8 +124,8 @@ Results run(OneOp& module, const OpSpec& spec, const std::vector<Tensor>& inputs
   return results;
 }
 
-// Relative to the largest element, or to 0.01 where terms of order one have cancelled. Default mode saves roundings, each half a
-// unit in the last place of something that may cancel.
+// Relative to the largest element, or to 0.01 where terms of order one have cancelled. Default mode saves roundings,
+// each half a unit in the last place of something that may cancel.
 double default_tolerance(DType dtype) { return dtype == kF64 ? 1e-13 : 1e-5; }
 
 testing::AssertionResult is_close(const Tensor& a, const Tensor& b) {

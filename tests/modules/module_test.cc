@@ -423,7 +423,7 @@ TEST(Module, AParameterOfIntegersIsNamed) {
     Tensor forward(const Tensor& x) { return x; }
   };
   const std::string text = test::error_of([] { Counts(); });
-  EXPECT_NE(text.find("Counts: parameter(\"counts\") is i64(3)"), std::string::npos) << text;
+  EXPECT_NE(text.find("Counts: parameter(\"counts\") is i64[3]"), std::string::npos) << text;
 }
 
 TEST(Module, CallHooksWrapForward) {

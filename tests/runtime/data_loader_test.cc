@@ -389,7 +389,7 @@ TEST(DataLoader, ExceptionsReachTheConsumerInOrder) {
       EXPECT_EQ(items_of(*loader.next()), (std::vector<int64_t>{6, 7}));
       EXPECT_EQ(items_of(*loader.next()), (std::vector<int64_t>{8, 9}));
       const std::string differs = test::error_of([&] { loader.next(); });
-      EXPECT_NE(differs.find("tensor 1 of item 11 is f32(2, 1)"), std::string::npos) << differs;
+      EXPECT_NE(differs.find("tensor 1 of item 11 is f32[2, 1]"), std::string::npos) << differs;
       EXPECT_FALSE(loader.next());
     }
   }

@@ -79,7 +79,18 @@ void expect_exact(const Tensor& got, const Values& want, const char* name) {
   EXPECT_TRUE(test::is_close(got.to_vector<double>(), want, bounds)) << name;
 }
 
-// Runs cases; each twice, once for each side. `run(seed, memory, side)` describes itself by place().
+// Runs a case twice, once for each side. `run(random, place)` calls place(), which describes it, and returns what it
+// said.
+template <class F> void on_each_side(GuardedMemory& memory, uint64_t seed, F run) {
+  for (const Side side : {Side::kLeft, Side::kRight}) {
+    const std::string what = run(Random(seed), [&](const std::string& what) -> GuardedMemory& {
+      memory.place(side, absl::StrCat("seed ", seed, side == Side::kLeft ? ", left: " : ", right: ", what));
+      return memory;
+    });
+    EXPECT_EQ(memory.damage(), "") << what;
+    ASSERT_FALSE(testing::Test::HasFailure()) << "RONDO_TEST_SEEDS=" << seed << ":1, " << what;
+  }
+}
 template <class F> void for_each_seed(uint64_t first_seed, int64_t count, F run) {
   if (const char* const given = std::getenv("RONDO_TEST_SEEDS"); given != nullptr) {
     const std::string_view all = given;
@@ -89,15 +100,10 @@ template <class F> void for_each_seed(uint64_t first_seed, int64_t count, F run)
     if (colon != std::string_view::npos) std::from_chars(all.data(), all.data() + colon, first_seed);
   }
   GuardedMemory memory;
-  for (uint64_t seed = first_seed; seed < first_seed + static_cast<uint64_t>(count); ++seed)
-    for (const Side side : {Side::kLeft, Side::kRight}) {
-      const std::string what = run(Random(seed), [&](const std::string& what) -> GuardedMemory& {
-        memory.place(side, absl::StrCat("seed ", seed, side == Side::kLeft ? ", left: " : ", right: ", what));
-        return memory;
-      });
-      EXPECT_EQ(memory.damage(), "") << what;
-      ASSERT_FALSE(testing::Test::HasFailure()) << "RONDO_TEST_SEEDS=" << seed << ":1, " << what;
-    }
+  for (uint64_t seed = first_seed; seed < first_seed + static_cast<uint64_t>(count); ++seed) {
+    on_each_side(memory, seed, run);
+    if (testing::Test::HasFailure()) return;
+  }
 }
 
 Dims strides_of(const Dims& sizes, bool channels_last) {
@@ -125,6 +131,23 @@ struct ConvolutionCase {
   bool bias;
   bool input_last, weight_last, output_last;
 
+  // Channels last, without a bias.
+  ConvolutionCase(DType dtype, int64_t groups, Image input, Image weight, Extent stride, Extent dilation,
+                  Extent padding)
+      : dtype(dtype),
+        input(input),
+        output{input.batch, weight.batch, {}},
+        weight(weight),
+        groups(groups),
+        stride(stride),
+        dilation(dilation),
+        padding(padding),
+        bias(false),
+        input_last(true),
+        weight_last(true),
+        output_last(true) {
+    set_output_size();
+  }
   explicit ConvolutionCase(Random& r) {
     const bool in_bands = r.one_in(80);  // so much work that an image is cut (cpu/convolution_library.h, Note [Pieces])
     const int64_t least = in_bands ? 4'000'000 : 1, most = in_bands ? 16'000'000 : 300'000;
@@ -172,8 +195,14 @@ struct ConvolutionCase {
   }
 
  private:
+  void set_output_size() {
+    for (size_t d = 0; d < 2; ++d) {
+      const int64_t room = input.size[d] + 2 * padding[d] - (weight.size[d] - 1) * dilation[d] - 1;
+      output.size[d] = room < 0 ? 0 : room / stride[d] + 1;
+    }
+  }
   void choose(Random& r) {
-    dtype = r.one_in(3) ? r.any<DType>({kBF16, kF64, kF16}) : kF32;
+    dtype = r.any<DType>({kF32, kF32, kF32, kBF16, kBF16, r.one_in(2) ? kF64 : kF16});
     const bool depthwise = r.one_in(8), one_by_one = r.one_in(4), large = r.one_in(6);
     groups = depthwise ? r.of(2, 20) : r.one_in(4) ? r.of(2, 4) : 1;
     const int64_t channels = depthwise ? 1 : r.size(64), outputs = depthwise ? r.of(1, 2) : r.size(64);
@@ -193,10 +222,7 @@ struct ConvolutionCase {
     input = {batch, channels * groups, in};
     weight = {outputs * groups, channels, kernel};
     output = {batch, outputs * groups, {}};
-    for (size_t d = 0; d < 2; ++d) {
-      const int64_t room = in[d] + 2 * padding[d] - (kernel[d] - 1) * dilation[d] - 1;
-      output.size[d] = room < 0 ? 0 : room / stride[d] + 1;
-    }
+    set_output_size();
     bias = r.one_in(2);
     input_last = r.one_in(2);
     weight_last = r.one_in(2);
@@ -204,43 +230,81 @@ struct ConvolutionCase {
   }
 };
 
+// Output and gradients of `c`, of small integers.
+void check_convolution(const ConvolutionCase& c, Random& r, GuardedMemory& memory) {
+  const Values x = r.integers(c.input.numel()), w = r.integers(c.weight.numel()), g = r.integers(c.output.numel()),
+               bias = r.integers(c.output.channels);
+  Values y(g.size()), grad_x(x.size()), grad_w(w.size()), grad_bias(bias.size());
+  const int64_t pixels = c.output.size[0] * c.output.size[1];
+  const auto channel = [&](size_t i) { return i / static_cast<size_t>(pixels) % bias.size(); };
+  for (size_t i = 0; i < g.size(); ++i) {
+    if (c.bias) y[i] = bias[channel(i)];
+    grad_bias[channel(i)] += g[i];
+  }
+  c.each_product([&](int64_t in, int64_t weight, int64_t out) {
+    const auto i = static_cast<size_t>(in), k = static_cast<size_t>(weight), o = static_cast<size_t>(out);
+    y[o] += x[i] * w[k];
+    grad_x[i] += g[o] * w[k];
+    grad_w[k] += g[o] * x[i];
+  });
+  const auto leaf = [&](const Values& values, const Dims& sizes, bool last) {
+    return memory.tensor(values, sizes, strides_of(sizes, last), c.dtype).requires_grad_();
+  };
+  const Tensor in = leaf(x, c.input.sizes(), c.input_last), weight = leaf(w, c.weight.sizes(), c.weight_last),
+               b = c.bias ? leaf(bias, {c.output.channels}, false) : Tensor();
+  const Tensor out = ops::conv2d(in, weight, b,
+                                 {.stride = {c.stride[0], c.stride[1]},
+                                  .padding = {c.padding[0], c.padding[1]},
+                                  .dilation = {c.dilation[0], c.dilation[1]},
+                                  .groups = c.groups});
+  out.backward(memory.tensor(g, c.output.sizes(), strides_of(c.output.sizes(), c.output_last), c.dtype));
+  expect_exact(out, y, "output");
+  expect_exact(in.grad(), grad_x, "gradient of the input");
+  expect_exact(weight.grad(), grad_w, "gradient of the weight");
+  if (c.bias) expect_exact(b.grad(), grad_bias, "gradient of the bias");
+}
+
 TEST(GuardPages, Convolutions) {
   for_each_seed(1, 800, [](Random r, auto place) {
     const ConvolutionCase c(r);
     const std::string what = c.describe();
-    GuardedMemory& memory = place(what);
-    const Values x = r.integers(c.input.numel()), w = r.integers(c.weight.numel()), g = r.integers(c.output.numel()),
-                 bias = r.integers(c.output.channels);
-    Values y(g.size()), grad_x(x.size()), grad_w(w.size()), grad_bias(bias.size());
-    const int64_t pixels = c.output.size[0] * c.output.size[1];
-    const auto channel = [&](size_t i) { return i / static_cast<size_t>(pixels) % bias.size(); };
-    for (size_t i = 0; i < g.size(); ++i) {
-      if (c.bias) y[i] = bias[channel(i)];
-      grad_bias[channel(i)] += g[i];
-    }
-    c.each_product([&](int64_t in, int64_t weight, int64_t out) {
-      const auto i = static_cast<size_t>(in), k = static_cast<size_t>(weight), o = static_cast<size_t>(out);
-      y[o] += x[i] * w[k];
-      grad_x[i] += g[o] * w[k];
-      grad_w[k] += g[o] * x[i];
-    });
-    const auto leaf = [&](const Values& values, const Dims& sizes, bool last) {
-      return memory.tensor(values, sizes, strides_of(sizes, last), c.dtype).requires_grad_();
-    };
-    const Tensor in = leaf(x, c.input.sizes(), c.input_last), weight = leaf(w, c.weight.sizes(), c.weight_last),
-                 b = c.bias ? leaf(bias, {c.output.channels}, false) : Tensor();
-    const Tensor out = ops::conv2d(in, weight, b,
-                                   {.stride = {c.stride[0], c.stride[1]},
-                                    .padding = {c.padding[0], c.padding[1]},
-                                    .dilation = {c.dilation[0], c.dilation[1]},
-                                    .groups = c.groups});
-    out.backward(memory.tensor(g, c.output.sizes(), strides_of(c.output.sizes(), c.output_last), c.dtype));
-    expect_exact(out, y, "output");
-    expect_exact(in.grad(), grad_x, "gradient of the input");
-    expect_exact(weight.grad(), grad_w, "gradient of the weight");
-    if (c.bias) expect_exact(b.grad(), grad_bias, "gradient of the bias");
+    check_convolution(c, r, place(what));
     return what;
   });
+}
+
+// cpu/convolution_library.cc, Note [Kernels that are wrong]: some of each kind.
+TEST(GuardPages, ConvolutionsWhoseKernelsAreWrong) {
+  const ConvolutionCase cases[] = {
+      // The gradient of the weight: images narrower than the stride.
+      {kBF16, 5, {1, 5, {11, 1}}, {5, 1, {5, 5}}, {3, 3}, {1, 1}, {2, 2}},
+      {kBF16, 1, {3, 49, {2, 1}}, {17, 49, {3, 3}}, {2, 2}, {1, 1}, {1, 1}},
+      {kBF16, 10, {1, 10, {31, 2}}, {20, 1, {5, 5}}, {3, 3}, {1, 1}, {2, 2}},
+      // More than two blocks of channels, the last one not whole.
+      {kBF16, 1, {1, 47, {10, 5}}, {10, 47, {3, 4}}, {1, 2}, {3, 1}, {3, 0}},
+      {kBF16, 2, {3, 66, {32, 11}}, {6, 33, {1, 1}}, {1, 1}, {1, 1}, {0, 0}},
+      {kBF16, 1, {1, 63, {8, 5}}, {33, 63, {2, 2}}, {1, 1}, {2, 2}, {1, 1}},
+      // Groups that are no whole blocks.
+      {kBF16, 14, {3, 14, {11, 29}}, {14, 1, {1, 1}}, {1, 1}, {1, 1}, {0, 0}},
+      {kBF16, 2, {2, 10, {8, 40}}, {6, 5, {1, 1}}, {1, 1}, {1, 1}, {0, 0}},
+      // Few channels and a stride.
+      {kBF16, 1, {3, 14, {6, 22}}, {15, 14, {1, 1}}, {2, 2}, {1, 1}, {0, 0}},
+      {kBF16, 1, {1, 4, {6, 26}}, {64, 4, {1, 1}}, {2, 2}, {1, 1}, {0, 0}},
+      // The gradient of the input: an odd number of outputs.
+      {kBF16, 1, {1, 14, {12, 30}}, {15, 14, {1, 1}}, {1, 1}, {1, 1}, {0, 0}},
+      {kBF16, 1, {1, 64, {30, 10}}, {7, 64, {1, 1}}, {1, 1}, {1, 1}, {0, 0}},
+      {kBF16, 1, {3, 5, {10, 27}}, {5, 5, {1, 1}}, {1, 3}, {1, 1}, {0, 0}},
+      // The output: one that reads nothing but padding.
+      {kBF16, 1, {1, 12, {30, 96}}, {47, 12, {1, 1}}, {3, 3}, {1, 1}, {0, 1}},
+      {kBF16, 1, {2, 49, {22, 20}}, {1, 49, {1, 1}}, {2, 2}, {1, 1}, {0, 1}},
+  };
+  GuardedMemory memory;
+  for (const ConvolutionCase& c : cases)
+    on_each_side(memory, 1, [&](Random r, auto place) {
+      const std::string what = c.describe();
+      check_convolution(c, r, place(what));
+      return what;
+    });
 }
 
 // ---- Products
