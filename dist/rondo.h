@@ -133,6 +133,7 @@
 #include "rondo/runtime/text/template_error.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/runtime/update_facts.h"
+#include "rondo/runtime/within_memory.h"
 
 // Only for files that compile a formula of their own: its loops take time.
 // #include "rondo/optim/formula_code.h"

@@ -229,11 +229,9 @@ TEST(TrainerReplicasTest, LayersThatWaitRunOnRanksWithoutABatch) {
       TrainerReplicas replicas(ddp, {.check_parameters = true});
       optim::SGD mine(net->parameters(), {.lr = 0.1});
       ListSource source(batches);
-      optim::Trainer trainer(*net, mine, [&](const data::Batch& b) { return ops::mse_loss((*net)(b[0]), b[1]); },
-                             source, {.num_train_epochs = 2,
-                                      .gradient_accumulation_steps = a,
-                                      .max_grad_norm = 0,
-                                      .replicas = &replicas});
+      optim::Trainer trainer(
+          *net, mine, [&](const data::Batch& b) { return ops::mse_loss((*net)(b[0]), b[1]); }, source,
+          {.num_train_epochs = 2, .gradient_accumulation_steps = a, .max_grad_norm = 0, .replicas = &replicas});
       EXPECT_FALSE(std::isnan(trainer.train().last.loss));
       const nn::StateDict got = net->state_dict(), want = one->state_dict();
       for (const auto& [key, value] : want) {
