@@ -331,8 +331,11 @@ struct MatrixCase {
 TEST(GuardPages, Products) {
   for_each_seed(1, 1500, [](Random r, auto place) {
     const DType dtype = r.one_in(2) ? r.any<DType>({kBF16, kF64, kF16}) : kF32;
-    const bool tall = r.one_in(6);
-    const int64_t m = tall ? r.of(190, 420) : r.one_in(3) ? r.of(1, 5) : r.size(100), n = r.size(100), k = r.size(100);
+    const bool tall = r.one_in(6), deep = r.one_in(8);
+    const int64_t m = tall          ? r.of(190, 420)
+                      : r.one_in(3) ? r.of(1, 5)
+                                    : r.size(100),
+                  n = r.size(deep ? 10 : 100), k = deep ? 32 * r.of(1, 40) + r.of(-1, 1) : r.size(100);
     Dims a_batch, b_batch, batch;
     for (int64_t d = tall ? 0 : r.of(0, 2); d > 0; --d) {
       const int64_t size = r.of(1, 4);

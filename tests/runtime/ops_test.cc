@@ -32,6 +32,22 @@ TEST(Matmul, AnInnerDimensionOfOne) {
 }
 
 // Every second row of each matrix: no layout that the library knows.
+// cpu/product.cc, is_wrong. Small integers: sums are exact in f32, and are rounded once.
+TEST(Matmul, DepthsOneBelowAMultipleOf32) {
+  for (const int64_t k : {31, 63, 1567, 2047})
+    for (const int64_t m : {41, 388})
+      for (const int64_t n : {4, 5, 36}) {
+        SCOPED_TRACE(testing::Message() << m << " x " << k << " by " << k << " x " << n);
+        const Tensor a = Tensor::randint(-2, 3, {m, k}), b = Tensor::randint(-2, 3, {k, n});
+        const Tensor want = ops::matmul(a.to(kF64), b.to(kF64)).to(kBF16);
+        for (const bool transposed : {false, true}) {
+          const Tensor left = transposed ? a.to(kBF16).t().contiguous().t() : a.to(kBF16);
+          const Tensor got = ops::matmul(left, b.to(kBF16));
+          EXPECT_EQ(got.to_vector<double>(), want.to_vector<double>());
+        }
+      }
+}
+
 TEST(Matmul, MatricesWithRowsLeftOut) {
   for (DType dtype : {kF32, kF64, kBF16, kF16}) {
     const Tensor all = test::uniform({5, 3, 8}, -2, 2, 1).to(dtype), some = all.slice(1, {0, 3, 2});
