@@ -111,7 +111,7 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
   const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(a_, b_, bias_, c_) : dnnl::matmul::desc(a_, b_, c_);
   dnnl::matmul::primitive_desc chosen(product, attributes, library_engine());
   while (is_wrong(chosen.impl_info_str(), call))
-    if (!chosen.next_impl()) throw InternalError("oneDNN has no kernel for a product that is right");
+    invariant(chosen.next_impl(), "oneDNN has another kernel for this product");
   scratchpad_ = chosen.scratchpad_desc();
   product_ = dnnl::matmul(chosen);
 }
