@@ -14,7 +14,7 @@ namespace {
 
 struct Sum {
   template <class C> static C identity() { return C(0); }
-  template <class C> static C combine(C a, C b) { return a + b; }
+  template <class C> static C combine(C a, C b) { return scalar::wrapping_add(a, b); }
 };
 struct Max {
   template <class C> static C identity() {

@@ -11,6 +11,7 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/cpu/streams.h"
+#include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
@@ -201,12 +202,9 @@ template <class T, class Word> class RowSummer {
       for (int64_t k = c; k < c + kStep; ++k) to[k] = sum_of(to[k], static_cast<C>(from[k]));
     for (; c < cols; ++c) to[c] = sum_of(to[c], static_cast<C>(from[c]));
   }
-  // Integers wrap around; bools are joined.
   static C sum_of(C a, C b) {
     if constexpr (std::is_same_v<C, bool>) return a || b;
-    else if constexpr (std::is_integral_v<C>)
-      return static_cast<C>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-    else return a + b;
+    else return scalar::wrapping_add(a, b);
   }
 
   void write_unnamed(int64_t row) const {

@@ -15,13 +15,14 @@ void add_grad(const GradContext& g) {
   if (g.needs(1)) g.set_reduced(1, g.grad_out());
 }
 constexpr OpDef kAdd = as_epilogue(
-    Epilogue::kAdd, elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a + b; }>("add", {}, &add_grad));
-constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a - b; }>(
+    Epilogue::kAdd,
+    elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_add(a, b); }>("add", {}, &add_grad));
+constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_sub(a, b); }>(
     "sub", {}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out());
       if (g.needs(1)) g.set_reduced(1, neg(g.grad_out()));
     });
-constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return a * b; }>(
+constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_mul(a, b); }>(
     "mul", {.inputs = kFirst | kSecond, .product = true}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out() * g.input(1));
       if (g.needs(1)) g.set_reduced(1, g.grad_out() * g.input(0));
@@ -40,11 +41,11 @@ constexpr OpDef kDiv = elementwise<kFloatingOnly, 2, 0, [](auto a, auto b) { ret
 
 // ---- A tensor and a run-time scalar
 
-constexpr OpDef kAddScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return a + s; }>(
+constexpr OpDef kAddScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_add(a, s); }>(
     "add_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out()); });
-constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return a * s; }>(
+constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_mul(a, s); }>(
     "mul_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out() * g.scalar(0)); });
-constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return s - a; }>(
+constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_sub(s, a); }>(
     "rsub_scalar", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
 // Inputs a, grad: the gradient of a in s / a. In this order it leaves the dtype's range only if s / a or the result
 // does.
@@ -60,7 +61,7 @@ constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s
 
 // ---- One tensor
 
-constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return -x; }>(
+constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return scalar::wrapping_neg(x); }>(
     "neg", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
 
 // ---- Public functions
