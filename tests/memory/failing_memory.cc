@@ -60,10 +60,15 @@ void* allocate_or_throw(size_t bytes, size_t alignment) {
 
 }  // namespace
 
-// The forms for arrays and without exceptions call these.
+// The forms for arrays call these. So would those without exceptions, which std::stable_sort uses, but not under
+// AddressSanitizer, which has its own.
 void* operator new(size_t bytes) { return allocate_or_throw(bytes, 1); }
 void* operator new(size_t bytes, std::align_val_t alignment) {
   return allocate_or_throw(bytes, static_cast<size_t>(alignment));
+}
+void* operator new(size_t bytes, const std::nothrow_t&) noexcept { return allocate(bytes, 1); }
+void* operator new(size_t bytes, std::align_val_t alignment, const std::nothrow_t&) noexcept {
+  return allocate(bytes, static_cast<size_t>(alignment));
 }
 void operator delete(void* data) noexcept { std::free(data); }
 void operator delete(void* data, size_t) noexcept { std::free(data); }
