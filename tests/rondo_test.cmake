@@ -20,6 +20,7 @@ set(RONDO_TEST_ENVIRONMENT RONDO_CACHE_DIR=${CMAKE_BINARY_DIR}/test_cache RONDO_
 set(RONDO_TEST_TIMEOUT 900)
 if(RONDO_SANITIZE)
   set(RONDO_TEST_TIMEOUT 1800)
+  list(APPEND RONDO_TEST_ENVIRONMENT LSAN_OPTIONS=suppressions=${CMAKE_CURRENT_SOURCE_DIR}/lsan.supp:print_suppressions=0)
 endif()
 # ---- Tiers: TIERS.md says which tests the short tier leaves out, and CTest's labels say it of each test.
 include(tiers.cmake)

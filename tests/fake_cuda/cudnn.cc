@@ -78,7 +78,8 @@ Object* object_of(DnnDescriptor descriptor) {
 // The first `most` of these numbers.
 template <class T> DnnStatus give(const std::vector<T>& values, int64_t most, int64_t* count, void* into) {
   *count = std::ssize(values);
-  if (most > 0) std::memcpy(into, values.data(), sizeof(T) * static_cast<size_t>(std::min(most, *count)));
+  if (const int64_t n = std::min(most, *count); n > 0)  // neither array may be null for std::memcpy
+    std::memcpy(into, values.data(), sizeof(T) * static_cast<size_t>(n));
   return DnnStatus::kSuccess;
 }
 
