@@ -279,8 +279,8 @@ TEST(MemoryOfOptimizers, RunsShortInMuon) {
   expect_typed_errors([] {
     return [] {
       manual_seed(6);
-      nn::Linear net(6, 8);
-      optim::Muon optimizer(std::vector<Tensor>{net.weight}, {.lr = 0.1});
+      nn::Linear net(6, 8, {.bias = false});
+      optim::Muon optimizer(net.parameters(), {.lr = 0.1});
       for (int i = 0; i < 2; ++i) {
         ops::sum(net(Tensor::randn({3, 6}))).backward();
         optimizer.step({.zero_grad = true});
