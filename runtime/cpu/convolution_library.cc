@@ -9,6 +9,7 @@
 #include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
 #include "rondo/runtime/cpu/transpose_tiles.h"
+#include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
@@ -81,44 +82,6 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
 }
 
 bool is_reference(std::string_view name) { return name.starts_with("ref") || name.starts_with("simple"); }
-
-// Note [Kernels that are wrong]. oneDNN 2.6.3 has kernels that overrun their memory or give wrong numbers for some
-// geometries. Random convolutions between guard pages found them (tests/runtime/guard_pages_test.cc), under AVX2,
-// AVX-512 without and with bf16, and AMX. The library's next kernel takes the place of such a one.
-//
-// f32 and bf16, jit_1x1 and jit_bf16_1x1, a stride, the gradient of the weight: the pixels that are read are copied
-// into the scratchpad, channels last, C numbers a pixel, but a whole block of channels is counted for each pixel before
-// (8 with AVX2, 16 with AVX-512). With fewer channels than a block, the copy ends behind the scratchpad. So in later
-// versions, too (https://github.com/uxlfoundation/oneDNN/issues/6035). Forward and the gradient of the input place the
-// copy right.
-bool overruns_scratch(std::string_view name, const ConvolutionCall& part) {
-  if (!name.starts_with("jit_1x1") && !name.starts_with("jit_bf16_1x1")) return false;
-  const int64_t block = name.find("avx512") == std::string_view::npos ? 8 : 16;
-  return (part.stride[0] > 1 || part.stride[1] > 1) && part.channels / part.groups < block;
-}
-// bf16, jit_bf16 (AVX-512) and jit:avx512_core_amx_bf16, the gradient of the weight:
-// - images narrower than the stride: numbers of the scratchpad that nobody has written are multiplied by 0 (NaN * 0);
-// - AMX, more than two blocks of 16 channels in a group, the last one not whole: it reads a block that is not there;
-// - AVX-512, several groups whose channels are no whole blocks: it adds what lies behind a group.
-bool sums_what_is_not_there(std::string_view name, const ConvolutionCall& part) {
-  const bool amx = name.starts_with("jit:avx512_core_amx_bf16");
-  if (!amx && !name.starts_with("jit_bf16:")) return false;
-  const int64_t channels = part.channels / part.groups, outputs = part.outputs / part.groups;
-  if (part.input[1] < part.stride[1]) return true;
-  if (amx) return channels > 32 && channels % 16 != 0;
-  return part.groups > 1 && (channels % 16 != 0 || outputs % 16 != 0);
-}
-bool is_wrong(std::string_view name, const ConvolutionCall& part) {
-  switch (part.computes) {
-    case Computes::kOutput:  // an output that reads nothing but padding
-      return name.starts_with("brgconv:avx512_core_amx") &&
-             (part.before[0] >= part.reach(0) || part.before[1] >= part.reach(1));
-    case Computes::kInput:  // bf16, whose products are of pairs of outputs
-      return name.starts_with("jit_bf16_1x1") && part.outputs / part.groups % 2 != 0;
-    case Computes::kWeight: return overruns_scratch(name, part) || sums_what_is_not_there(name, part);
-  }
-  return false;
-}
 
 }  // namespace
 
@@ -219,8 +182,8 @@ class LibraryConvolution::Primitive {
   void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
 
  private:
-  // The first that is not wrong. REQUIRES: the descriptor and the hint that `chosen` was made from still exist. The
-  // library reads both while it looks for another.
+  // The first that is not wrong (wrong_kernels.h). REQUIRES: the descriptor and the hint that `chosen` was made from
+  // still exist. The library reads both while it looks for another.
   template <class Chosen> void set(Chosen chosen) {
     while (is_wrong(chosen.impl_info_str(), part_))
       if (!chosen.next_impl()) return;

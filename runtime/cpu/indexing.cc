@@ -12,7 +12,7 @@
 #include "rondo/runtime/cpu/row_sums.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
-#include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/ops/wrapping.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -179,7 +179,7 @@ void scatter_sum_kernel(const KernelContext& context) {
                          const C value = static_cast<C>(from[o[2] + i * step[2]]);
                          if constexpr (std::is_same_v<T, bool>) to[o[0] + k * step[0]] |= value;
                          else if constexpr (std::is_same_v<T, C>)
-                           to[o[0] + k * step[0]] = scalar::wrapping_add(to[o[0] + k * step[0]], value);
+                           to[o[0] + k * step[0]] = ops::wrapping_add(to[o[0] + k * step[0]], value);
                          else sums[static_cast<size_t>(k)] += value;
                        }
                        if constexpr (!std::is_same_v<T, C>)
@@ -206,7 +206,7 @@ void cumsum_kernel(const KernelContext& context) {
       Total total = 0;
       for (int64_t n = 0; n < length; ++n) {
         const int64_t i = reverse ? length - 1 - n : n;
-        total = scalar::wrapping_add(total, static_cast<Total>(from[o[1] + i * step[1]]));
+        total = ops::wrapping_add(total, static_cast<Total>(from[o[1] + i * step[1]]));
         to[o[0] + i * step[0]] = ops::convert<Out>(total);
       }
     });

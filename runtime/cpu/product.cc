@@ -8,6 +8,7 @@
 #include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
 #include "rondo/runtime/cpu/thin_product.h"
+#include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
 #include "rondo/runtime/storage.h"
@@ -20,13 +21,6 @@ using dnnl::memory;
 
 // Binds memory whose address is set before each run.
 memory unbound(const memory::desc& desc) { return memory(desc, library_engine(), nullptr); }
-
-// oneDNN 2.6.3's product of bf16 on AMX with a depth of 31 modulo 32: it sets its tiles up for one depth and uses them
-// for another, which gives wrong sums, writes behind the scratchpad, or an illegal instruction. Depths from 1 to 3000
-// were tried. Its kernel for AVX-512 takes the place.
-bool is_wrong(std::string_view name, const MatmulCall& call) {
-  return call.dtype == kBF16 && call.k % 32 == 31 && name.find("amx") != name.npos;
-}
 
 }  // namespace
 

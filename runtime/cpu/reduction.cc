@@ -7,6 +7,7 @@
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/wrapping.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -14,7 +15,7 @@ namespace {
 
 struct Sum {
   template <class C> static C identity() { return C(0); }
-  template <class C> static C combine(C a, C b) { return scalar::wrapping_add(a, b); }
+  template <class C> static C combine(C a, C b) { return ops::wrapping_add(a, b); }
 };
 struct Max {
   template <class C> static C identity() {

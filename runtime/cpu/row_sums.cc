@@ -11,7 +11,7 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/cpu/streams.h"
-#include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/ops/wrapping.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/storage.h"
 
@@ -204,7 +204,7 @@ template <class T, class Word> class RowSummer {
   }
   static C sum_of(C a, C b) {
     if constexpr (std::is_same_v<C, bool>) return a || b;
-    else return scalar::wrapping_add(a, b);
+    else return ops::wrapping_add(a, b);
   }
 
   void write_unnamed(int64_t row) const {

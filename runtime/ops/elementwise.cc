@@ -5,6 +5,7 @@
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
+#include "rondo/runtime/ops/wrapping.h"
 
 namespace rondo::ops {
 
@@ -16,13 +17,13 @@ void add_grad(const GradContext& g) {
 }
 constexpr OpDef kAdd = as_epilogue(
     Epilogue::kAdd,
-    elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_add(a, b); }>("add", {}, &add_grad));
-constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_sub(a, b); }>(
+    elementwise<kNumeric, 2, 0, [](auto a, auto b) { return wrapping_add(a, b); }>("add", {}, &add_grad));
+constexpr OpDef kSub = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return wrapping_sub(a, b); }>(
     "sub", {}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out());
       if (g.needs(1)) g.set_reduced(1, neg(g.grad_out()));
     });
-constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return scalar::wrapping_mul(a, b); }>(
+constexpr OpDef kMul = elementwise<kNumeric, 2, 0, [](auto a, auto b) { return wrapping_mul(a, b); }>(
     "mul", {.inputs = kFirst | kSecond, .product = true}, [](const GradContext& g) {
       if (g.needs(0)) g.set_reduced(0, g.grad_out() * g.input(1));
       if (g.needs(1)) g.set_reduced(1, g.grad_out() * g.input(0));
@@ -41,11 +42,11 @@ constexpr OpDef kDiv = elementwise<kFloatingOnly, 2, 0, [](auto a, auto b) { ret
 
 // ---- A tensor and a run-time scalar
 
-constexpr OpDef kAddScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_add(a, s); }>(
+constexpr OpDef kAddScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_add(a, s); }>(
     "add_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out()); });
-constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_mul(a, s); }>(
+constexpr OpDef kMulScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_mul(a, s); }>(
     "mul_scalar", {}, [](const GradContext& g) { g.set(0, g.grad_out() * g.scalar(0)); });
-constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return scalar::wrapping_sub(s, a); }>(
+constexpr OpDef kRsubScalar = elementwise<kNumeric, 1, 1, [](auto a, auto s) { return wrapping_sub(s, a); }>(
     "rsub_scalar", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
 // Inputs a, grad: the gradient of a in s / a. In this order it leaves the dtype's range only if s / a or the result
 // does.
@@ -61,7 +62,7 @@ constexpr OpDef kRdivScalar = elementwise<kFloatingOnly, 1, 1, [](auto a, auto s
 
 // ---- One tensor
 
-constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return scalar::wrapping_neg(x); }>(
+constexpr OpDef kNeg = elementwise<kNumeric, 1, 0, [](auto x) { return wrapping_neg(x); }>(
     "neg", {}, [](const GradContext& g) { g.set(0, neg(g.grad_out())); });
 
 // ---- Public functions

@@ -46,27 +46,6 @@ template <Native T> inline T floor(T a) {
   if constexpr (sizeof(T) == 4) return __builtin_floorf(a);
   else return __builtin_floor(a);
 }
-
-// ---- Sums and products of all types. Integers wrap around, as in PyTorch; a signed sum that overflows is undefined in
-// C++.
-template <class T> inline constexpr T wrapping_add(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(std::make_unsigned_t<T>(a) + std::make_unsigned_t<T>(b));
-  else return a + b;
-}
-template <class T> inline constexpr T wrapping_sub(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(std::make_unsigned_t<T>(a) - std::make_unsigned_t<T>(b));
-  else return a - b;
-}
-template <class T> inline constexpr T wrapping_mul(T a, T b) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(std::make_unsigned_t<T>(a) * std::make_unsigned_t<T>(b));
-  else return a * b;
-}
-template <class T> inline constexpr T wrapping_neg(T a) {
-  if constexpr (std::is_integral_v<T>) return static_cast<T>(-std::make_unsigned_t<T>(a));
-  else return -a;
-}
-
-// ---- Bits
 template <Native T> inline T exp2_int(T a) {
   // Adding 1.5 * 2^(mantissa bits) leaves the integer in the low bits: defined for every input, NaN too.
   if constexpr (sizeof(T) == 4)

@@ -196,7 +196,7 @@ TEST(Convolution, KernelsThatTheLibraryHasNoFastCodeFor) {
   }
 }
 
-// cpu/convolution_library.cc, Note [Kernels that are wrong].
+// cpu/wrong_kernels.cc.
 TEST(Convolution, FewChannelsWithAStride) {
   for (const auto& [channels, outputs] : std::initializer_list<std::pair<int64_t, int64_t>>{
            {1, 1}, {1, 16}, {3, 3}, {3, 64}, {4, 8}, {7, 7}, {9, 4}, {15, 16}})

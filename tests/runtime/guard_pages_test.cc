@@ -273,7 +273,7 @@ TEST(GuardPages, Convolutions) {
   });
 }
 
-// cpu/convolution_library.cc, Note [Kernels that are wrong]: some of each kind.
+// cpu/wrong_kernels.cc: some of each kind.
 TEST(GuardPages, ConvolutionsWhoseKernelsAreWrong) {
   const ConvolutionCase cases[] = {
       // The gradient of the weight: images narrower than the stride.

@@ -32,7 +32,7 @@ TEST(Matmul, AnInnerDimensionOfOne) {
 }
 
 // Every second row of each matrix: no layout that the library knows.
-// cpu/product.cc, is_wrong. Small integers: sums are exact in f32, and are rounded once.
+// cpu/wrong_kernels.cc. Small integers: sums are exact in f32, and are rounded once.
 TEST(Matmul, DepthsOneBelowAMultipleOf32) {
   for (const int64_t k : {31, 63, 1567, 2047})
     for (const int64_t m : {41, 388})

@@ -1,0 +1,19 @@
+// Which of oneDNN's kernels must not be used, and for which calls.
+//
+// oneDNN 2.6.3 has kernels that overrun their memory or give wrong numbers for some geometries. Random convolutions and
+// products between guard pages found them (tests/runtime/guard_pages_test.cc), under AVX2, AVX-512 without and with
+// bf16, and AMX. The library's next kernel takes the place of such a one.
+#pragma once
+
+#include <string_view>
+
+#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/matmul_call.h"
+
+namespace rondo::cpu {
+
+// `kernel`: its name (impl_info_str).
+bool is_wrong(std::string_view kernel, const ConvolutionCall& call);
+bool is_wrong(std::string_view kernel, const MatmulCall& call);
+
+}  // namespace rondo::cpu
