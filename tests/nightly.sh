@@ -2,7 +2,7 @@
 # What is too long for every run, one part after the other.
 #   tests/nightly.sh            every part that has not passed yet on this commit and CPU: a run that was cut off goes on
 #   tests/nightly.sh PART ...   these parts, whether they have passed or not
-#   tests/nightly.sh --table    what ran when on which commit and CPU, as NIGHTLY.md has it
+#   tests/nightly.sh --table    what ran last on which commit and CPU, here or, by NIGHTLY.md, elsewhere: the new NIGHTLY.md
 # Parts:
 #   repeats     tests of every run once more: other seeds of the fake device's order of work
 #   fuzz        20,000 random programs compiled against eager, damaged tokenizers and chat templates, broken model folders
@@ -63,6 +63,7 @@ table() {
   local part line
   for part in $all; do
     line=$(awk -F'\t' -v part="$part" '$1 == part { print "| " $1 " | " $2 " | " $3 " | " $4 " | " $5 " | " $6 " |" }' $state)
+    [ -n "$line" ] || line=$(grep "^| $part |" tests/NIGHTLY.md)  # as it ran last, on another machine
     echo "${line:-| $part | not run | | | | |}"
   done
 }

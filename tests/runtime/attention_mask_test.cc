@@ -83,32 +83,40 @@ TEST(AttentionMask, EveryBroadcast) {
 }
 
 // Models mask by the lowest number of the dtype. A row that is masked whole has equal weights then, as in
-// plain_attention.
+// plain_attention: in the kernels, and in the ops that second derivatives are made of.
 TEST(AttentionMask, TheLowestFiniteNumberIsNoInfinity) {
   for (const DType dtype : {kF32, kF64, kBF16}) {
     const double largest = dtype == kF64   ? std::numeric_limits<double>::max()
                            : dtype == kF32 ? static_cast<double>(std::numeric_limits<float>::max())
                                            : 3.3895313892515355e38;
-    for (const int64_t queries : {1, 7}) {
-      SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << queries << " queries");
-      manual_seed(3);
-      const auto leaf = [&](int64_t rows) { return Tensor::randn({2, 2, rows, 6}, {dtype}).requires_grad_(); };
-      const Tensor q = leaf(queries), k = leaf(70), v = leaf(70);
-      Tensor mask = Tensor::full({queries, 70}, -largest, {dtype});
-      if (queries > 1) no_grad([&] { mask.slice(0, {3, 5}).slice(1, {10, 40}).fill_(0.0); });
-      const auto run = [&](auto attention) -> Tensors {
-        const Tensor y = attention(q, k, v, mask, ops::AttentionOptions{});
-        const Tensor roots[] = {ops::sum(y * 0.5)}, inputs[] = {q, k, v};
-        Tensors results = autograd::grad(roots, inputs);
-        results.push_back(y.detach());
-        return results;
-      };
-      const Tensors got = run([](auto&&... a) { return ops::scaled_dot_product_attention(a...); }),
-                    want = run([](auto&&... a) { return ops::plain_attention(a...); });
-      const double bound = dtype == kF64 ? 1e-12 : dtype == kF32 ? 1e-5 : 3e-2;
-      for (size_t i = 0; i < got.size(); ++i)
-        EXPECT_TRUE(test::is_close(got[i].to(kF64), want[i].to(kF64), test::of_largest_above_1(bound))) << i;
-    }
+    for (const int64_t queries : {1, 7})
+      for (const bool learnt : {false, true}) {
+        SCOPED_TRACE(testing::Message() << name_of(dtype) << ", " << queries << " queries, mask learnt: " << learnt);
+        manual_seed(3);
+        const auto leaf = [&](int64_t rows) { return Tensor::randn({2, 2, rows, 6}, {dtype}).requires_grad_(); };
+        const Tensor q = leaf(queries), k = leaf(70), v = leaf(70);
+        Tensor mask = Tensor::full({queries, 70}, -largest, {dtype});
+        if (queries > 1) no_grad([&] { mask.slice(0, {3, 5}).slice(1, {10, 40}).fill_(0.0); });
+        if (learnt) mask.requires_grad_();
+        const auto run = [&](auto attention) -> Tensors {
+          const Tensor y = attention(q, k, v, mask, ops::AttentionOptions{});
+          const Tensor roots[] = {ops::sum(y * 0.5)};
+          Tensors inputs = {q, k, v};
+          if (learnt) inputs.push_back(mask);
+          Tensors results = autograd::grad(roots, inputs, {}, true, true);
+          const Tensor next[] = {ops::sum(results[2] * results[2]) + ops::sum(results[0])};
+          for (const Tensor& second : autograd::grad(next, inputs)) results.push_back(second);
+          results.push_back(y);
+          for (Tensor& t : results) t = t.detach().to(kF64);
+          return results;
+        };
+        const Tensors got = run([](auto&&... a) { return ops::scaled_dot_product_attention(a...); }),
+                      want = run([](auto&&... a) { return ops::plain_attention(a...); });
+        ASSERT_EQ(got.size(), want.size());
+        const double bound = dtype == kF64 ? 1e-12 : dtype == kF32 ? 1e-5 : 3e-2;
+        for (size_t i = 0; i < got.size(); ++i)
+          EXPECT_TRUE(test::is_close(got[i], want[i], test::of_largest_above_1(bound))) << i;
+      }
   }
 }
 
