@@ -112,9 +112,10 @@ class RegionTrace final : public Trace {
   }
   bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                     std::span<Tensor> outputs, std::source_location where) override {
-    if (!Trace::append_known(op, inputs, attrs, outputs, where)) return false;
-    random_.op_recorded(inputs);
-    return true;
+    if (!random_.may_wait()) return Trace::append_known(op, inputs, attrs, outputs, where);
+    const bool is_known = Trace::append_known(op, inputs, attrs, outputs, where);
+    if (is_known) random_.op_recorded(inputs);
+    return is_known;
   }
 
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }

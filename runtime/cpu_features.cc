@@ -2,8 +2,12 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
 #endif
 
+#include <array>
 #include <cstdlib>
 #include <string_view>
 
@@ -14,6 +18,9 @@
 namespace rondo {
 namespace {
 
+// For each architecture: the first of its features, in the order of CpuFeature its table, and what this machine has.
+#if defined(__x86_64__)
+constexpr CpuFeature kFirst = CpuFeature::kSse3;
 // Where CPUID reports a feature, and which registers the system must save for it (bits of XCR0).
 struct Entry {
   const char* name;
@@ -22,8 +29,7 @@ struct Entry {
   uint32_t saved = 0;
 };
 constexpr uint32_t kYmm = 0x6, kZmm = 0xE6, kTiles = 0x60000;
-// In the order of CpuFeature.
-constexpr Entry kEntries[kCpuFeatures] = {
+constexpr Entry kEntries[] = {
     {"sse3", 1, 0, 2, 0},
     {"ssse3", 1, 0, 2, 9},
     {"sse4.1", 1, 0, 2, 19},
@@ -58,22 +64,68 @@ constexpr Entry kEntries[kCpuFeatures] = {
     {"apx", 7, 1, 3, 21},
 };
 
-CpuFeatureSet read_features() {
-  CpuFeatureSet features = 0;
-#if defined(__x86_64__)
+CpuFeatureSet find_features() {
+  CpuFeatureSet features = 0, feature = bit(kFirst);
   uint32_t regs[4] = {}, saved = 0, high = 0;
   if (__get_cpuid(1, &regs[0], &regs[1], &regs[2], &regs[3]) != 0 && (regs[2] >> 27 & 1u) != 0)
     __asm__("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
-  for (int i = 0; i < kCpuFeatures; ++i) {
-    const Entry& e = kEntries[i];
-    if (__get_cpuid_count(e.leaf, e.subleaf, &regs[0], &regs[1], &regs[2], &regs[3]) == 0) continue;
-    if ((regs[e.reg] >> e.bit & 1u) != 0 && (saved & e.saved) == e.saved) features |= CpuFeatureSet{1} << i;
+  for (const Entry& e : kEntries) {
+    if (__get_cpuid_count(e.leaf, e.subleaf, &regs[0], &regs[1], &regs[2], &regs[3]) != 0 &&
+        (regs[e.reg] >> e.bit & 1u) != 0 && (saved & e.saved) == e.saved)
+      features |= feature;
+    feature <<= 1;
   }
+  return features;
+}
+#elif defined(__aarch64__)
+constexpr CpuFeature kFirst = CpuFeature::kLse;
+// Which bits of which word of the auxiliary vector report a feature. The system does not report what it does not save.
+struct Entry {
+  const char* name;
+  unsigned long word, bits;
+};
+constexpr Entry kEntries[] = {
+    {"lse", AT_HWCAP, HWCAP_ATOMICS},     {"fullfp16", AT_HWCAP, HWCAP_FPHP | HWCAP_ASIMDHP},
+    {"rdm", AT_HWCAP, HWCAP_ASIMDRDM},    {"complxnum", AT_HWCAP, HWCAP_FCMA},
+    {"rcpc", AT_HWCAP, HWCAP_LRCPC},      {"sha3", AT_HWCAP, HWCAP_SHA3},
+    {"dotprod", AT_HWCAP, HWCAP_ASIMDDP}, {"fp16fml", AT_HWCAP, HWCAP_ASIMDFHM},
+    {"sve", AT_HWCAP, HWCAP_SVE},         {"sve2", AT_HWCAP2, HWCAP2_SVE2},
+    {"i8mm", AT_HWCAP2, HWCAP2_I8MM},     {"bf16", AT_HWCAP2, HWCAP2_BF16},
+};
+
+CpuFeatureSet find_features() {
+  CpuFeatureSet features = 0, feature = bit(kFirst);
+  for (const Entry& e : kEntries) {
+    if ((getauxval(e.word) & e.bits) == e.bits) features |= feature;
+    feature <<= 1;
+  }
+  return features;
+}
+#else
+constexpr CpuFeature kFirst = CpuFeature::kSse3;
+struct Entry {
+  const char* name;
+};
+constexpr std::array<Entry, 0> kEntries = {};
+CpuFeatureSet find_features() { return 0; }
 #endif
+
+// Calls f(name, bit) for each feature of this architecture.
+template <class F> void for_each_feature(F f) {
+  CpuFeatureSet feature = bit(kFirst);
+  for (const Entry& e : kEntries) {
+    f(e.name, feature);
+    feature <<= 1;
+  }
+}
+
+CpuFeatureSet read_features() {
+  CpuFeatureSet features = find_features();
   if (const char* lacks = std::getenv("RONDO_CPU_LACKS"); lacks != nullptr) {
     for (const absl::string_view word : absl::StrSplit(lacks, ','))
-      for (int i = 0; i < kCpuFeatures; ++i)
-        if (word == kEntries[i].name) features &= ~(CpuFeatureSet{1} << i);
+      for_each_feature([&](const char* name, CpuFeatureSet feature) {
+        if (word == name) features &= ~feature;
+      });
   }
   return features;
 }
@@ -87,8 +139,9 @@ CpuFeatureSet host_cpu_features() {
 
 std::string names_of(CpuFeatureSet features) {
   std::string names;
-  for (int i = 0; i < kCpuFeatures; ++i)
-    if ((features >> i & 1u) != 0) absl::StrAppend(&names, names.empty() ? "" : " ", kEntries[i].name);
+  for_each_feature([&](const char* name, CpuFeatureSet feature) {
+    if ((features & feature) != 0) absl::StrAppend(&names, names.empty() ? "" : " ", name);
+  });
   return names;
 }
 

@@ -8,8 +8,8 @@
 
 namespace rondo {
 
-// Instruction sets that compilers use by themselves. On other processors than x86-64 nothing is known and nothing is
-// checked.
+// Instruction sets that compilers use by themselves: first those of x86-64, then those of aarch64, of which the others
+// have none. On other processors nothing is known and nothing is checked.
 enum class CpuFeature : uint8_t {
   kSse3,
   kSsse3,
@@ -43,10 +43,21 @@ enum class CpuFeature : uint8_t {
   kAmxTile,
   kAvx10,
   kApx,
+  kLse,
+  kFp16,
+  kRdm,
+  kComplexNumbers,
+  kRcpc,
+  kSha3,
+  kDotProduct,
+  kFp16Fml,
+  kSve,
+  kSve2,
+  kI8mm,
+  kBf16,
 };
-inline constexpr int kCpuFeatures = 32;
 
-using CpuFeatureSet = uint32_t;
+using CpuFeatureSet = uint64_t;
 constexpr CpuFeatureSet bit(CpuFeature feature) { return CpuFeatureSet{1} << static_cast<int>(feature); }
 
 // Features that the processor has and whose registers the system saves. RONDO_CPU_LACKS=avx512f,fma takes some away:
@@ -55,7 +66,7 @@ CpuFeatureSet host_cpu_features();
 // Features that the kernels were compiled for.
 extern const CpuFeatureSet kKernelCpuFeatures;
 
-// As GCC's options name them: "avx2 avx512f".
+// As LLVM names them, and GCC's options, but for a few of aarch64: "avx2 avx512f", "lse sve".
 std::string names_of(CpuFeatureSet features);
 
 // Throws UnsupportedCpuError, which names what is missing, unless `host` has all that is needed.

@@ -55,7 +55,7 @@ void SharedRandomState::take_back(const Stream& stream, uint64_t draws) {
     source.set_state(stream.seed, source.offset() - draws);
 }
 
-void SharedRandomState::op_recorded(std::span<const Tensor* const> operands) {
+void SharedRandomState::note_recorded(std::span<const Tensor* const> operands) {
   for (Stream& stream : streams_)
     if (stream.waiting > 0 && std::any_of(operands.begin(), operands.end(), [&](const Tensor* operand) {
           return operand->defined() && operand->is_same(stream.state);

@@ -51,8 +51,13 @@ class SharedRandomState {
   // The latest draws of the state's generator have not happened. Does nothing if the generator is gone or was set to
   // another state since.
   static void take_back(const Tensor& state, uint64_t draws);
-  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded.
-  void op_recorded(std::span<const Tensor* const> operands);
+  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded. Most calls
+  // draw nothing: there is no stream then, and nothing to do.
+  bool may_wait() const { return !streams_.empty(); }
+  void op_recorded(std::span<const Tensor* const> operands) {
+    if (may_wait()) [[unlikely]]
+      note_recorded(operands);
+  }
   // What is recorded runs while an op's draw waits. If that throws, the draw has not happened.
   void take_back_waiting();
 
@@ -67,6 +72,7 @@ class SharedRandomState {
     uint64_t waiting = 0;
   };
   static Stream* stream_of(const Tensor& state);
+  void note_recorded(std::span<const Tensor* const> operands);
   static void take_back(const Stream& stream, uint64_t draws);
   std::vector<Stream> streams_;
   SharedRandomState* outer_;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 
+#include "rondo/compile/jit/elf_machine.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/io/open_to_write.h"
@@ -55,7 +56,7 @@ struct Image {
     header.e_ident[EI_DATA] = ELFDATA2LSB;
     header.e_ident[EI_VERSION] = EV_CURRENT;
     header.e_type = ET_EXEC;
-    header.e_machine = EM_X86_64;
+    header.e_machine = kElfMachine;
     header.e_version = EV_CURRENT;
     header.e_ehsize = sizeof(Elf64_Ehdr);
     header.e_shoff = offsetof(Image, sections);

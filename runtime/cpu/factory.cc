@@ -29,7 +29,7 @@ void fill_kernel(const KernelContext& context) {
   const Attrs& attrs = context.attrs;
   visit_dtype(context.out().dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T value = attrs.floats.size() > 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    const T value = attrs.floats.size() > 0 ? ops::convert<T>(double{attrs.floats[0]}) : ops::convert<T>(attrs.ints[0]);
     double carried = 0;  // the bytes of `value`, which may be an integer that no double holds
     std::memcpy(&carried, &value, sizeof(T));
     const auto fill = [](const ops::ElementwiseRun& run, const double* bytes) {

@@ -91,6 +91,42 @@ constexpr CpuFeatureSet kKernelCpuFeatures = 0
 #ifdef __GFNI__
                                              | bit(CpuFeature::kGfni)
 #endif
+#ifdef __ARM_FEATURE_ATOMICS
+                                             | bit(CpuFeature::kLse)
+#endif
+#ifdef __ARM_FEATURE_FP16_VECTOR_ARITHMETIC
+                                             | bit(CpuFeature::kFp16)
+#endif
+#ifdef __ARM_FEATURE_QRDMX
+                                             | bit(CpuFeature::kRdm)
+#endif
+#ifdef __ARM_FEATURE_COMPLEX
+                                             | bit(CpuFeature::kComplexNumbers)
+#endif
+#ifdef __ARM_FEATURE_RCPC
+                                             | bit(CpuFeature::kRcpc)
+#endif
+#ifdef __ARM_FEATURE_SHA3
+                                             | bit(CpuFeature::kSha3)
+#endif
+#ifdef __ARM_FEATURE_DOTPROD
+                                             | bit(CpuFeature::kDotProduct)
+#endif
+#ifdef __ARM_FEATURE_FP16_FML
+                                             | bit(CpuFeature::kFp16Fml)
+#endif
+#ifdef __ARM_FEATURE_SVE
+                                             | bit(CpuFeature::kSve)
+#endif
+#ifdef __ARM_FEATURE_SVE2
+                                             | bit(CpuFeature::kSve2)
+#endif
+#ifdef __ARM_FEATURE_MATMUL_INT8
+                                             | bit(CpuFeature::kI8mm)
+#endif
+#ifdef __ARM_FEATURE_BF16
+                                             | bit(CpuFeature::kBf16)
+#endif
     ;
 
 }  // namespace rondo

@@ -42,7 +42,7 @@ void fill_kernel(const KernelContext& context) {
   uint64_t bits = 0;
   visit_dtype(out.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T value = attrs.floats.size() > 0 ? ops::convert<T>(attrs.floats[0]) : ops::convert<T>(attrs.ints[0]);
+    const T value = attrs.floats.size() > 0 ? ops::convert<T>(double{attrs.floats[0]}) : ops::convert<T>(attrs.ints[0]);
     std::memcpy(&bits, &value, sizeof(T));
   });
   const int device = out.device().index;

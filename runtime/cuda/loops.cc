@@ -77,7 +77,7 @@ void elementwise_kernel(const KernelContext& context) {
   double scalars[2] = {};
   for (size_t i = 0; i < context.attrs.floats.size(); ++i)
     visit_dtype(compute, [&](auto tag) {
-      const auto scalar = ops::convert<typename decltype(tag)::type>(context.attrs.floats[i]);
+      const auto scalar = ops::convert<typename decltype(tag)::type>(double{context.attrs.floats[i]});
       if constexpr (std::is_integral_v<decltype(scalar)>) {
         const int64_t integer = scalar;
         std::memcpy(&scalars[i], &integer, sizeof integer);

@@ -109,6 +109,7 @@ template <class Out, class In> Out to_integer(In value) {
 
 // A number as an element: floats are rounded to f32 on their way to 16 bits.
 template <class Out, class In> Out convert(In value) {
+  static_assert(std::is_arithmetic_v<In>, "a class that converts to double would go around to_integer");
   if constexpr (std::is_same_v<Out, bool>) return value != In(0);
   else if constexpr (std::is_same_v<Out, BFloat16> || std::is_same_v<Out, Float16>)
     return Out(static_cast<float>(value));

@@ -9,10 +9,53 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
+#include "rondo/compile/jit/elf_machine.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {
 namespace {
+
+// A use of a constant's address in code.
+struct Use {
+  uint64_t place;
+  uint32_t type;
+  int64_t addend = 0;
+};
+template <class Unit> struct Reader {
+  std::vector<Unit> code;
+  std::vector<Use> uses;
+};
+// Relocations of each kind, and functions that make the first float of operand 0 what stands at a constant.
+#if defined(__aarch64__)
+constexpr uint32_t kDistance = R_AARCH64_PREL32, kAddress = R_AARCH64_ABS64, kCall = R_AARCH64_CALL26,
+                   kUnknown = R_AARCH64_ADR_GOT_PAGE;
+const Reader<uint32_t> kReaders[] = {
+    // ldr x1, [x0]; adrp x2, constant; ldr s0, [x2, :lo12:constant]; str s0, [x1]; ret
+    {{0xF9400001, 0x90000002, 0xBD400040, 0xBD000020, 0xD65F03C0},
+     {{4, R_AARCH64_ADR_PREL_PG_HI21}, {8, R_AARCH64_LDST32_ABS_LO12_NC}}},
+    // ldr x1, [x0]; adrp x2, constant; add x2, x2, :lo12:constant; ldr s0, [x2]; str s0, [x1]; ret
+    {{0xF9400001, 0x90000002, 0x91000042, 0xBD400040, 0xBD000020, 0xD65F03C0},
+     {{4, R_AARCH64_ADR_PREL_PG_HI21}, {8, R_AARCH64_ADD_ABS_LO12_NC}}},
+    // ldr x1, [x0]; adr x2, constant; ldr s0, [x2]; str s0, [x1]; ret
+    {{0xF9400001, 0x10000002, 0xBD400040, 0xBD000020, 0xD65F03C0}, {{4, R_AARCH64_ADR_PREL_LO21}}},
+    // ldr x1, [x0]; ldr s0, constant; str s0, [x1]; ret
+    {{0xF9400001, 0x1C000000, 0xBD000020, 0xD65F03C0}, {{4, R_AARCH64_LD_PREL_LO19}}},
+    // ldr x1, [x0]; ldr x2, 24; ldr w3, [x2]; str w3, [x1]; ret; nop; 24: the constant's address
+    {{0xF9400001, 0x580000A2, 0xB9400043, 0xB9000023, 0xD65F03C0, 0xD503201F, 0, 0}, {{24, R_AARCH64_ABS64}}},
+};
+#else
+constexpr uint32_t kDistance = R_X86_64_PC32, kAddress = R_X86_64_64, kCall = R_X86_64_PLT32,
+                   kUnknown = R_X86_64_GOTPCREL;
+// mov rdi, [rdi]; movss xmm0, [rip + constant]; movss [rdi], xmm0; ret
+const std::vector<uint8_t> kRelativeRead = {0x48, 0x8b, 0x3f, 0xf3, 0x0f, 0x10, 0x05, 0,
+                                            0,    0,    0,    0xf3, 0x0f, 0x11, 0x07, 0xc3};
+const Reader<uint8_t> kReaders[] = {
+    {kRelativeRead, {{7, R_X86_64_PC32, -4}}},
+    {kRelativeRead, {{7, R_X86_64_PLT32, -4}}},
+    // mov rax, imm64; mov rdi, [rdi]; mov eax, [rax]; mov [rdi], eax; ret
+    {{0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0x48, 0x8b, 0x3f, 0x8b, 0x00, 0x89, 0x07, 0xc3}, {{2, R_X86_64_64}}},
+};
+#endif
 
 float run(const MachineCode& code) {
   std::vector<float> x(100, 1.0f), y(100);
@@ -38,7 +81,7 @@ struct HandMade {
     header.e_ident[EI_CLASS] = ELFCLASS64;
     header.e_ident[EI_DATA] = ELFDATA2LSB;
     header.e_type = ET_REL;
-    header.e_machine = EM_X86_64;
+    header.e_machine = kElfMachine;
     header.e_shentsize = sizeof(Elf64_Shdr);
     header.e_shnum = kSections;
     symbols = {{},
@@ -137,35 +180,23 @@ TEST_F(ObjectFile, PagesAreNeverWritableAndExecutable) {
 }
 
 TEST_F(ObjectFile, RelocationsPointWhereTheyShould) {
-  HandMade made;
-  made.constants = std::string(64, '\0');
-  const float five = 5;
-  std::memcpy(made.constants.data() + 32, &five, 4);
-  // mov rdi, [rdi]; movss xmm0, [rip + constant]; movss [rdi], xmm0; ret: the first float of operand 0 becomes 5.
-  const unsigned char code_bytes[] = {0x48, 0x8b, 0x3f, 0xf3, 0x0f, 0x10, 0x05, 0,
-                                      0,    0,    0,    0xf3, 0x0f, 0x11, 0x07, 0xc3};
-  std::memcpy(made.text.data(), code_bytes, sizeof(code_bytes));
-  for (uint32_t type : {R_X86_64_PC32, R_X86_64_PLT32}) {
-    made.relocations.clear();
-    made.relocate(7, 2, type, 32 - 4);
-    const auto code = place_object(made.object());
-    ASSERT_TRUE(code.ok()) << code.status();
-    float out = 0;
-    void* operands[] = {&out};
-    (*code)->entry()(operands, nullptr, nullptr, 0, 1);
-    EXPECT_EQ(out, 5);
+  for (const int64_t offset : {0, 32, 4096 + 12}) {
+    HandMade made;
+    made.constants = std::string(8192, '\0');
+    const float five = 5;
+    std::memcpy(made.constants.data() + offset, &five, 4);
+    for (const auto& reader : kReaders) {
+      std::memcpy(made.text.data(), reader.code.data(), reader.code.size() * sizeof(reader.code[0]));
+      made.relocations.clear();
+      for (const Use& use : reader.uses) made.relocate(use.place, 2, use.type, offset + use.addend);
+      const auto code = place_object(made.object());
+      ASSERT_TRUE(code.ok()) << code.status();
+      float out = 0;
+      void* operands[] = {&out};
+      (*code)->entry()(operands, nullptr, nullptr, 0, 1);
+      EXPECT_EQ(out, 5) << "relocation type " << reader.uses[0].type << ", constant at " << offset;
+    }
   }
-  // mov rax, imm64; mov rdi, [rdi]; mov eax, [rax]; mov [rdi], eax; ret
-  const unsigned char absolute[] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0x48, 0x8b, 0x3f, 0x8b, 0x00, 0x89, 0x07, 0xc3};
-  std::memcpy(made.text.data(), absolute, sizeof(absolute));
-  made.relocations.clear();
-  made.relocate(2, 2, R_X86_64_64, 32);
-  const auto code = place_object(made.object());
-  ASSERT_TRUE(code.ok()) << code.status();
-  float out = 0;
-  void* operands[] = {&out};
-  (*code)->entry()(operands, nullptr, nullptr, 0, 1);
-  EXPECT_EQ(out, 5);
 }
 
 TEST_F(ObjectFile, WhatItDoesNotKnowItLeavesToLlvm) {
@@ -174,10 +205,10 @@ TEST_F(ObjectFile, WhatItDoesNotKnowItLeavesToLlvm) {
     before(made);
     return check_object(made.object());
   };
-  const absl::Status external = code_of([](HandMade& m) { m.relocate(0, 3, R_X86_64_PLT32, -4); });
+  const absl::Status external = code_of([](HandMade& m) { m.relocate(0, 3, kCall, -4); });
   EXPECT_TRUE(absl::IsUnimplemented(external));
   EXPECT_NE(external.ToString().find("memset"), std::string::npos) << external;
-  EXPECT_TRUE(absl::IsUnimplemented(code_of([](HandMade& m) { m.relocate(0, 2, R_X86_64_GOTPCREL, -4); })));
+  EXPECT_TRUE(absl::IsUnimplemented(code_of([](HandMade& m) { m.relocate(0, 2, kUnknown, -4); })));
   EXPECT_TRUE(
       absl::IsUnimplemented(code_of([](HandMade& m) { m.sections[HandMade::kConstants].sh_flags |= SHF_WRITE; })));
   EXPECT_TRUE(
@@ -194,7 +225,7 @@ TEST_F(ObjectFile, RefusesWhatIsWrong) {
   const Case cases[] = {
       {"magic", [](H& m) { m.header.e_ident[0] = 0; }},
       {"class", [](H& m) { m.header.e_ident[EI_CLASS] = ELFCLASS32; }},
-      {"machine", [](H& m) { m.header.e_machine = EM_AARCH64; }},
+      {"machine", [](H& m) { m.header.e_machine = EM_RISCV; }},
       {"shared library", [](H& m) { m.header.e_type = ET_DYN; }},
       {"no sections", [](H& m) { m.header.e_shnum = 0; }},
       {"too many sections", [](H& m) { m.header.e_shnum = 65535; }},
@@ -218,23 +249,23 @@ TEST_F(ObjectFile, RefusesWhatIsWrong) {
       {"kernel at the end", [](H&) {}, [](H& m) { m.symbols[1].st_value = 4096; }},
       {"kernel beyond", [](H&) {}, [](H& m) { m.symbols[1].st_value = ~uint64_t{0}; }},
       {"two kernels", [](H&) {}, [](H& m) { m.symbols.push_back(m.symbols[1]); }},
-      {"patch at the end", [](H&) {}, [](H& m) { m.relocate(4093, 2, R_X86_64_PC32, 0); }},
-      {"absolute patch at the end", [](H&) {}, [](H& m) { m.relocate(4089, 2, R_X86_64_64, 0); }},
-      {"patch beyond", [](H&) {}, [](H& m) { m.relocate(~uint64_t{0} - 1, 2, R_X86_64_PC32, 0); }},
-      {"patch with a huge addend", [](H&) {}, [](H& m) { m.relocate(0, 2, R_X86_64_64, int64_t{1} << 40); }},
-      {"patch that reaches too far", [](H&) {}, [](H& m) { m.relocate(0, 2, R_X86_64_PC32, INT32_MAX); }},
-      {"patch without a symbol", [](H&) {}, [](H& m) { m.relocate(0, 99, R_X86_64_PC32, 0); }},
+      {"patch at the end", [](H&) {}, [](H& m) { m.relocate(4093, 2, kDistance, 0); }},
+      {"absolute patch at the end", [](H&) {}, [](H& m) { m.relocate(4089, 2, kAddress, 0); }},
+      {"patch beyond", [](H&) {}, [](H& m) { m.relocate(~uint64_t{0} - 1, 2, kDistance, 0); }},
+      {"patch with a huge addend", [](H&) {}, [](H& m) { m.relocate(0, 2, kAddress, int64_t{1} << 40); }},
+      {"patch that reaches too far", [](H&) {}, [](H& m) { m.relocate(0, 2, kDistance, INT32_MAX); }},
+      {"patch without a symbol", [](H&) {}, [](H& m) { m.relocate(0, 99, kDistance, 0); }},
       {"patch to a symbol beyond its section", [](H&) {},
        [](H& m) {
          m.symbols[2].st_value = 17;
-         m.relocate(0, 2, R_X86_64_PC32, 0);
+         m.relocate(0, 2, kDistance, 0);
        }},
       {"patches of no section", [](H& m) { m.sections[H::kRela].sh_info = 88; },
-       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+       [](H& m) { m.relocate(0, 2, kDistance, 0); }},
       {"patches of other symbols", [](H& m) { m.sections[H::kRela].sh_link = 1; },
-       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+       [](H& m) { m.relocate(0, 2, kDistance, 0); }},
       {"patches of another size", [](H& m) { m.sections[H::kRela].sh_entsize = 16; },
-       [](H& m) { m.relocate(0, 2, R_X86_64_PC32, 0); }},
+       [](H& m) { m.relocate(0, 2, kDistance, 0); }},
   };
   EXPECT_TRUE(check_object(HandMade().object()).ok());
   for (const Case& c : cases) {
@@ -248,8 +279,8 @@ TEST_F(ObjectFile, RefusesWhatIsWrong) {
 // Run under the address sanitizer, too.
 TEST_F(ObjectFile, SurvivesDamage) {
   HandMade made;
-  made.relocate(0, 2, R_X86_64_PC32, 4);
-  made.relocate(8, 2, R_X86_64_64, 0);
+  made.relocate(0, 2, kDistance, 4);
+  made.relocate(8, 2, kAddress, 0);
   const std::string whole = made.object();
   ASSERT_TRUE(place_object(whole).ok());
   for (size_t size = 0; size < whole.size(); ++size) EXPECT_FALSE(place_object(whole.substr(0, size)).ok()) << size;

@@ -204,7 +204,8 @@ TEST(PageHeap, StepsOfTrainingFitIntoTheirPeak) {
 
 // More ranges than a call looks at: none overlaps another, and all that is freed goes back.
 TEST(PageHeap, ManyRanges) {
-  constexpr size_t kPage = 4096, kBlocks = 6000;
+  constexpr size_t kBlocks = 6000;
+  const size_t kPage = PageHeap::round_up(1);
   PageHeap heap(size_t{1} << 32);
   const auto allocate = [&](size_t bytes) {
     void* data = heap.take_kept(bytes);

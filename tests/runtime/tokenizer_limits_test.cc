@@ -84,7 +84,7 @@ TEST(TokenizerLimits, MemoryThatIsNotThereIsSaid) {
     long pages = 0;
     std::FILE* statm = std::fopen("/proc/self/statm", "r");
     if (statm == nullptr || std::fscanf(statm, "%ld", &pages) != 1) std::_Exit(9);
-    const rlimit limit = {static_cast<rlim_t>(pages) * 4096 + (32 << 20), RLIM_INFINITY};
+    const rlimit limit = {static_cast<rlim_t>(pages * ::sysconf(_SC_PAGESIZE)) + (32 << 20), RLIM_INFINITY};
     ::setrlimit(RLIMIT_AS, &limit);
     int right = 0;
     try {

@@ -2,6 +2,9 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 #include <cstdint>
@@ -29,8 +32,8 @@ const CodeCpu& kernel_cpu() {
 }
 
 std::string describe_cpu(const CodeCpu& cpu) {
-#if defined(__x86_64__)
   if (cpu.name != "native") return absl::StrCat(cpu.name, " ", cpu.features);
+#if defined(__x86_64__)
   struct Leaf {
     uint32_t leaf, subleaf;
     uint32_t mask[4];  // of eax, ebx, ecx, edx: what is the same on every core and at every time
@@ -66,8 +69,17 @@ std::string describe_cpu(const CodeCpu& cpu) {
   if ((regs[2] >> 27 & 1u) != 0) __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   // The names are there so that a difference reads well.
   return absl::StrCat(names, " ", names_of(host_cpu_features()), raw, " xcr0-", absl::Hex(low), "-", absl::Hex(high));
+#elif defined(__aarch64__)
+  // What LLVM derives a processor's name and features from, but for the name itself, which each core may have another
+  // of (big.LITTLE): the system reports the features that all cores have. Vectors of SVE are as long as it says.
+  std::string sve;
+#ifdef PR_SVE_GET_VL
+  if (const int length = ::prctl(PR_SVE_GET_VL, 0, 0, 0, 0); length > 0)
+    sve = absl::StrCat(" sve-bytes-", length & PR_SVE_VL_LEN_MASK);
+#endif
+  return absl::StrCat(names_of(host_cpu_features()), " hwcap-", absl::Hex(::getauxval(AT_HWCAP)), "-",
+                      absl::Hex(::getauxval(AT_HWCAP2)), sve);
 #else
-  static_cast<void>(cpu);
   return "";
 #endif
 }

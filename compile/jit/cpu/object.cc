@@ -4,15 +4,17 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <limits>
+#include <iterator>
 #include <string>
 #include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/plugin.h"
+#include "rondo/compile/jit/elf_machine.h"
 #include "rondo/compile/jit/symbols.h"
 
 namespace rondo::compile {
@@ -35,16 +37,91 @@ struct Placed {
   std::string_view bytes;
 };
 
-// One patch of 4 or 8 bytes: the value of `target` (an address in the image), plus `addend`, minus the place if
-// relative.
+// A kind of relocation: what is written at a place for a symbol's address plus an addend. The ABIs' names and formulas:
+// "System V ABI, AMD64", 4.4.1, and "ELF for the Arm 64-bit Architecture", 5.7.
+struct Relocation {
+  enum Value {
+    kAddress,
+    kDistance,      // from the place
+    kPageDistance,  // the same of pages of 4 KiB, whatever the system's are
+    kInPage,        // the address within its page
+  };
+  enum Field {
+    kWhole,       // the value in full, 4 or 8 bytes
+    kLow26,       // bits of an instruction, from bit 0 on
+    kFrom5,       // from bit 5 on
+    kFrom10,      // from bit 10 on
+    kAdrPattern,  // the lowest two at bit 29, the others from bit 5 on
+  };
+  uint32_t type;
+  Value value;
+  Field field;
+  int bits;   // the field's; signed but for kInPage
+  int scale;  // so many low bits of the value must be 0, and are left out
+  uint64_t width() const { return field == kWhole && bits == 64 ? 8 : 4; }
+};
+#if defined(__aarch64__)
+constexpr Relocation kRelocations[] = {
+    {R_AARCH64_ABS64, Relocation::kAddress, Relocation::kWhole, 64, 0},
+    {R_AARCH64_PREL64, Relocation::kDistance, Relocation::kWhole, 64, 0},
+    {R_AARCH64_PREL32, Relocation::kDistance, Relocation::kWhole, 32, 0},
+    {R_AARCH64_CALL26, Relocation::kDistance, Relocation::kLow26, 26, 2},
+    {R_AARCH64_JUMP26, Relocation::kDistance, Relocation::kLow26, 26, 2},
+    {R_AARCH64_CONDBR19, Relocation::kDistance, Relocation::kFrom5, 19, 2},
+    {R_AARCH64_LD_PREL_LO19, Relocation::kDistance, Relocation::kFrom5, 19, 2},
+    {R_AARCH64_TSTBR14, Relocation::kDistance, Relocation::kFrom5, 14, 2},
+    {R_AARCH64_ADR_PREL_LO21, Relocation::kDistance, Relocation::kAdrPattern, 21, 0},
+    {R_AARCH64_ADR_PREL_PG_HI21, Relocation::kPageDistance, Relocation::kAdrPattern, 21, 12},
+    {R_AARCH64_ADD_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 0},
+    {R_AARCH64_LDST8_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 0},
+    {R_AARCH64_LDST16_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 1},
+    {R_AARCH64_LDST32_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 2},
+    {R_AARCH64_LDST64_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 3},
+    {R_AARCH64_LDST128_ABS_LO12_NC, Relocation::kInPage, Relocation::kFrom10, 12, 4},
+};
+#else
+constexpr Relocation kRelocations[] = {
+    {R_X86_64_64, Relocation::kAddress, Relocation::kWhole, 64, 0},
+    {R_X86_64_PC32, Relocation::kDistance, Relocation::kWhole, 32, 0},
+    {R_X86_64_PLT32, Relocation::kDistance, Relocation::kWhole, 32, 0},
+};
+#endif
+const Relocation* find_relocation(uint64_t type) {
+  const auto* const found = std::ranges::find(kRelocations, type, &Relocation::type);
+  return found == std::end(kRelocations) ? nullptr : found;
+}
+
+// One of them, where it stands: addresses in the image, which begins with a page.
 struct Patch {
+  const Relocation* relocation;
   uint64_t place;
   uint64_t target;
   int64_t addend;
-  bool relative;  // 4 bytes; else 8 and absolute
+
+  // For an image at `base`. Image and addend are small, so nothing overflows.
+  int64_t value(uint64_t base) const {
+    constexpr int64_t kInPage = 4095;
+    const int64_t at = static_cast<int64_t>(target) + addend;
+    switch (relocation->value) {
+      case Relocation::kAddress: return static_cast<int64_t>(base) + at;
+      case Relocation::kDistance: return at - static_cast<int64_t>(place);
+      case Relocation::kPageDistance: return (at & ~kInPage) - (static_cast<int64_t>(place) & ~kInPage);
+      case Relocation::kInPage: return at & kInPage;
+    }
+    return 0;
+  }
+  // Whether the field holds the value.
+  bool fits() const {
+    if (relocation->value == Relocation::kAddress) return true;
+    const int64_t whole = value(0), stored = whole >> relocation->scale;
+    if (stored << relocation->scale != whole) return false;
+    if (relocation->value == Relocation::kInPage || relocation->bits == 64) return true;
+    const int64_t end = int64_t{1} << (relocation->bits - 1);
+    return stored >= -end && stored < end;
+  }
 };
 
-// The facts of an object that place_object needs: checked, but for the values of relative patches.
+// The facts of an object that place_object needs: checked, but for whether patches fit.
 struct Image {
   uint64_t size = 0;
   uint64_t entry = 0;
@@ -91,7 +168,7 @@ class Parser {
     if (std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0) return damaged("no ELF file");
     if (header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB || header.e_type != ET_REL)
       return damaged("no relocatable 64-bit file");
-    if (header.e_machine != EM_X86_64) return damaged("for another processor");
+    if (header.e_machine != kElfMachine) return damaged("for another processor");
     std::string_view bytes;
     if (header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shnum == 0 ||
         !slice(header.e_shoff, uint64_t{header.e_shnum} * sizeof(Elf64_Shdr), bytes))
@@ -168,16 +245,14 @@ class Parser {
       const Elf64_Sym& symbol = symbols_[index];
       if (symbol.st_shndx == SHN_UNDEF) return unsupported(absl::StrCat("needs ", std::string(name_of(symbol))));
       if (!inside(symbol)) return damaged("a relocation against a symbol outside of the code");
-      if (type != R_X86_64_PC32 && type != R_X86_64_PLT32 && type != R_X86_64_64)
-        return unsupported(absl::StrCat("relocation type ", type));
-      const bool relative = type != R_X86_64_64;
-      const uint64_t width = relative ? 4 : 8;
-      if (target.bytes.size() < width || entry.r_offset > target.bytes.size() - width)
+      const Relocation* const relocation = find_relocation(type);
+      if (relocation == nullptr) return unsupported(absl::StrCat("relocation type ", type));
+      if (target.bytes.size() < relocation->width() || entry.r_offset > target.bytes.size() - relocation->width())
         return damaged("a relocation beyond the end of its section");
       // Addends reach a few bytes around a symbol; anything else could make a value overflow below.
       if (entry.r_addend != static_cast<int32_t>(entry.r_addend)) return damaged("an addend");
-      image_.patches.push_back({target.address + entry.r_offset,
-                                image_.sections[symbol.st_shndx].address + symbol.st_value, entry.r_addend, relative});
+      image_.patches.push_back({relocation, target.address + entry.r_offset,
+                                image_.sections[symbol.st_shndx].address + symbol.st_value, entry.r_addend});
     }
     return absl::OkStatus();
   }
@@ -207,42 +282,46 @@ class MappedCode final : public MachineCode {
   size_t bytes_;
 };
 
+// `bits` in place of those of an instruction that the mask names.
+void set_bits(std::byte* at, uint32_t mask, uint32_t bits) {
+  uint32_t instruction;
+  std::memcpy(&instruction, at, sizeof(instruction));
+  instruction = (instruction & ~mask) | (bits & mask);
+  std::memcpy(at, &instruction, sizeof(instruction));
+}
+
+void write_patch(const Patch& patch, std::byte* base) {
+  const Relocation& relocation = *patch.relocation;
+  std::byte* const at = base + patch.place;
+  const int64_t value = patch.value(reinterpret_cast<uint64_t>(base)) >> relocation.scale;
+  const uint32_t low = static_cast<uint32_t>(value), field = relocation.bits < 32 ? (1u << relocation.bits) - 1 : ~0u;
+  switch (relocation.field) {
+    case Relocation::kWhole: std::memcpy(at, &value, relocation.width()); break;  // little-endian
+    case Relocation::kLow26: set_bits(at, field, low); break;
+    case Relocation::kFrom5: set_bits(at, field << 5, low << 5); break;
+    case Relocation::kFrom10: set_bits(at, field << 10, low << 10); break;
+    case Relocation::kAdrPattern: set_bits(at, 3u << 29 | field >> 2 << 5, (low & 3u) << 29 | low >> 2 << 5); break;
+  }
+}
+
 void write_image(const Image& image, std::byte* base) {
   for (const Placed& section : image.sections)
     if (!section.bytes.empty()) std::memcpy(base + section.address, section.bytes.data(), section.bytes.size());
-  for (const Patch& patch : image.patches) {
-    // Image and addend are small, so a difference within the image fits 32 bits and nothing overflows.
-    const int64_t value = static_cast<int64_t>(patch.target) + patch.addend;
-    if (patch.relative) {
-      const auto distance = static_cast<int32_t>(value - static_cast<int64_t>(patch.place));
-      std::memcpy(base + patch.place, &distance, sizeof(distance));
-    } else {
-      const uint64_t address = reinterpret_cast<uint64_t>(base) + static_cast<uint64_t>(value);
-      std::memcpy(base + patch.place, &address, sizeof(address));
-    }
-  }
+  for (const Patch& patch : image.patches) write_patch(patch, base);
 }
 
 absl::StatusOr<Image> parse(std::string_view object) {
   if (!can_place_objects()) return unsupported("this processor's code is placed by LLVM");
   absl::StatusOr<Image> image = Parser(object).run();
   if (!image.ok()) return image;
-  for (const Patch& patch : image->patches) {
-    const int64_t distance = static_cast<int64_t>(patch.target) + patch.addend - static_cast<int64_t>(patch.place);
-    if (patch.relative && distance != static_cast<int32_t>(distance)) return damaged("a distance beyond 2 GB");
-  }
+  for (const Patch& patch : image->patches)
+    if (!patch.fits()) return damaged("a relocation whose value does not fit");
   return image;
 }
 
 }  // namespace
 
-bool can_place_objects() {
-#if defined(__x86_64__)
-  return true;
-#else
-  return false;
-#endif
-}
+bool can_place_objects() { return kElfMachine != EM_NONE; }
 
 absl::Status check_object(std::string_view object) { return parse(object).status(); }
 
@@ -255,6 +334,8 @@ absl::StatusOr<std::shared_ptr<const MachineCode>> place_object(std::string_view
   if (pages == MAP_FAILED)
     return absl::ResourceExhaustedError(absl::StrCat("memory for code: ", std::generic_category().message(errno)));
   write_image(*image, static_cast<std::byte*>(pages));
+  // The processor may have older instructions of these addresses (nothing to do on x86).
+  __builtin___clear_cache(static_cast<char*>(pages), static_cast<char*>(pages) + bytes);
   if (::mprotect(pages, bytes, PROT_READ | PROT_EXEC) != 0) {
     const std::string reason = std::generic_category().message(errno);
     ::munmap(pages, bytes);

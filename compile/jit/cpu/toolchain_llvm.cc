@@ -125,16 +125,17 @@ Processor this_host() {
   return host;
 }
 
-// Code for a named x86 uses what its kernels use, on top of what every x86-64 has: the check at the first tensor then
-// holds for both (runtime/cpu_features.h). The name, which compilers give more features than that check knows, chooses
-// speeds only. Kernels of other architectures say nothing of features: there the name does, or stands for those that
-// every processor has.
+// Code for a named x86 or ARM uses what its kernels use, on top of what every x86-64 or aarch64 has: the check at the
+// first tensor then holds for both (runtime/cpu_features.h). The name, which compilers give more features than that
+// check knows, chooses speeds only. Kernels of other architectures say nothing of features: there the name does, or
+// stands for those that every processor has.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
   const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.triple, "", ""));
   const bool name_is_known = known->isCPUStringValid(wanted.name);
-  if (!llvm::Triple(here.triple).isX86()) return {.cpu = name_is_known ? wanted.name : "generic"};
-  Processor processor{.cpu = "x86-64", .tune = name_is_known ? wanted.name : "generic"};
+  const llvm::Triple triple(here.triple);
+  if (!triple.isX86() && !triple.isAArch64()) return {.cpu = name_is_known ? wanted.name : "generic"};
+  Processor processor{.cpu = triple.isX86() ? "x86-64" : "generic", .tune = name_is_known ? wanted.name : "generic"};
   llvm::SmallVector<llvm::StringRef, 32> features;
   llvm::StringRef(wanted.features).split(features, ' ', -1, /*KeepEmpty=*/false);
   for (const llvm::StringRef feature : features) {

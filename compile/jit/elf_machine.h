@@ -1,0 +1,17 @@
+// The processor that this program is for, as object files name it.
+#pragma once
+
+#include <elf.h>
+
+namespace rondo::compile {
+
+// EM_NONE: one whose object files we do not read.
+#if defined(__x86_64__)
+inline constexpr Elf64_Half kElfMachine = EM_X86_64;
+#elif defined(__aarch64__) && defined(__AARCH64EL__)
+inline constexpr Elf64_Half kElfMachine = EM_AARCH64;
+#else
+inline constexpr Elf64_Half kElfMachine = EM_NONE;
+#endif
+
+}  // namespace rondo::compile
