@@ -28,6 +28,10 @@ endif()
 list(APPEND RONDO_KERNEL_FLAGS $<$<CONFIG:Release>:-O3> -ffp-contract=off -fno-math-errno -fno-trapping-math
      $<$<CXX_COMPILER_ID:GNU>:-fno-thread-jumps>)  # keeps chains of selects branch-free, so they vectorise
 
+# GCC collects its garbage again and again behind a large precompiled header, unless its heap may grow: 15% less time for
+# a test file, 12% for the library's, for 8 to 17% more memory (up to 0.7 GB for a file).
+set(RONDO_COMPILER_HEAP "$<$<CXX_COMPILER_ID:GNU>:--param=ggc-min-heapsize=262144>")
+
 if(CMAKE_NM AND CMAKE_OBJCOPY AND NOT RONDO_SANITIZE)
   set(RONDO_ISOLATES_KERNELS ON)
 endif()
@@ -35,7 +39,7 @@ endif()
 function(rondo_configure target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
   target_compile_features(${target} PUBLIC cxx_std_20)
-  target_compile_options(${target} PRIVATE ${RONDO_WARNINGS} ${RONDO_HOST_FLAGS})
+  target_compile_options(${target} PRIVATE ${RONDO_WARNINGS} ${RONDO_HOST_FLAGS} ${RONDO_COMPILER_HEAP})
   target_include_directories(${target} PUBLIC $<BUILD_INTERFACE:${RONDO_INCLUDE_FOLDER}>)
   if(RONDO_SANITIZE)
     target_compile_options(${target} PUBLIC -fsanitize=${RONDO_SANITIZE}

@@ -39,7 +39,8 @@ class RegionTrace final : public Trace {
   // `random`: shared by all ops of the call. `in_pieces`: loops over time run in pieces, those that the region knows
   // from their first step on.
   RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool in_pieces)
-      : region_(region),
+      : Trace(&random),
+        region_(region),
         call_(call),
         random_(random),
         finds_loops_(in_pieces),
@@ -110,14 +111,6 @@ class RegionTrace final : public Trace {
     for (const Tensor* input : inputs) args.emplace_back(*input, where);
     call_in_place(op, args, attrs);
   }
-  bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                    std::span<Tensor> outputs, std::source_location where) override {
-    if (!random_.may_wait()) return Trace::append_known(op, inputs, attrs, outputs, where);
-    const bool is_known = Trace::append_known(op, inputs, attrs, outputs, where);
-    if (is_known) random_.op_recorded(inputs);
-    return is_known;
-  }
-
   void flush(const TensorImpl&, std::source_location where) override { graph_break("a value is read", where); }
 
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {

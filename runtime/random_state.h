@@ -51,11 +51,9 @@ class SharedRandomState {
   // The latest draws of the state's generator have not happened. Does nothing if the generator is gone or was set to
   // another state since.
   static void take_back(const Tensor& state, uint64_t draws);
-  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded. Most calls
-  // draw nothing: there is no stream then, and nothing to do.
-  bool may_wait() const { return !streams_.empty(); }
+  // A draw waits from the time that it is handed out to a recorder until the op that it is for is recorded.
   void op_recorded(std::span<const Tensor* const> operands) {
-    if (may_wait()) [[unlikely]]
+    if (!streams_.empty()) [[unlikely]]
       note_recorded(operands);
   }
   // What is recorded runs while an op's draw waits. If that throws, the draw has not happened.

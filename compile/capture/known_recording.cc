@@ -62,6 +62,7 @@ bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs,
     }
     handles_.push_back(outputs[i]);
   }
+  if (draws_ != nullptr) draws_->op_recorded(inputs);
   return true;
 }
 

@@ -8,7 +8,7 @@
 
 namespace rondo::compile {
 
-Trace::Trace() {
+Trace::Trace(SharedRandomState* draws) : draws_(draws) {
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
   graph = std::move(memory->graph);

@@ -9,6 +9,7 @@
 #include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/random_state.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -23,7 +24,8 @@ struct KnownRecording {
 
 class Trace : public Recorder {
  public:
-  Trace();
+  // `draws`: is told of the operands of every op that is the next of a known recording. Null: nobody is.
+  explicit Trace(SharedRandomState* draws = nullptr);
   ~Trace() override;
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
@@ -180,6 +182,7 @@ class Trace : public Recorder {
   std::vector<Tensor> handles_;  // by value
   std::vector<Tensor> external_;
   HashMap<const TensorImpl*, ValueId> external_ids_;
+  SharedRandomState* const draws_;
   KnownRecording known_;  // that is followed; without a graph: none
   size_t n_known_ = 0;    // calls that were the same so far
   RecordedFloats known_floats_;
