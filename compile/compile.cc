@@ -10,6 +10,7 @@
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"

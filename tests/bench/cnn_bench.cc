@@ -263,7 +263,8 @@ class Trainer {
     double compile_ms = optimizer_->kernels().compile_ms;
     int entries = 0, compilations = 0;
     int64_t breaks = 0, eager = 0;
-    for (const compile::RegionReport& r : regions()->report()) {
+    const std::vector<compile::RegionReport> reports = regions()->report();
+    for (const compile::RegionReport& r : reports) {
       compile_ms += r.compile_ms;
       entries += r.entries, compilations += r.compilations;
       breaks += r.graph_breaks, eager += r.eager_runs;
