@@ -78,7 +78,7 @@ if [ $# = 0 ]; then
   done
 fi
 [ ${#parts[@]} != 0 ] || exit 0
-. ./cmake/install_packages.sh test
+cmake/install_packages.sh test || exit 1
 cmake --preset release && cmake --build --preset release || exit 1
 failed=0
 for part in "${parts[@]}"; do
