@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Installs the packages that this machine lacks, by their names in PACKAGES.md.
-#   cmake/install_packages.sh build|test|text|ci|package      test: those of build, too
+#   cmake/install_packages.sh build|test|text|ci|package|clang|systems      test: those of build, too
 # Only apt-get is run. Without root and sudo it says what to install and stops. For another package manager it says what to
 # install and stops only if there is no cmake, which finds libraries that came in another way.
 set -euo pipefail
-kind=${1:?build, test, text, ci or package}
+kind=${1:?a kind of packages}
 table=$(dirname "${BASH_SOURCE[0]}")/PACKAGES.md
 
 manager=""
