@@ -20,7 +20,7 @@ case $name in
   debian12) suite=bookworm ;;
   debian13) suite=trixie ;;
   debian-testing) suite=testing ;;
-  *) sed -n '2,14s/^# //p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,13s/^# //p' "$0" >&2; exit 2 ;;
 esac
 shift
 for step in "$@"; do [[ " $steps $more " = *" $step "* ]] || fail "no step '$step'"; done
