@@ -6,7 +6,9 @@ set(RONDO_WARNINGS -Wall -Wextra -Wpedantic -Wno-psabi
     $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
     $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
     # Clang wants a pair of braces for each array in a struct; GCC's -Wall does not.
-    $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-braces>)
+    $<$<CXX_COMPILER_ID:Clang>:-Wno-missing-braces>
+    # And it says that a loop which may run as vectors does not, for f16 in runtime/cpu/loss.cc; GCC never says so.
+    $<$<CXX_COMPILER_ID:Clang>:-Wno-pass-failed>)
 # The presets ask for it. Newer compilers have warnings that CI has not seen: they stop nobody's build.
 if(RONDO_WERROR AND CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND RONDO_WARNINGS -Werror)

@@ -51,7 +51,7 @@ unpacked() {
     [ -n "$mirror" ] || { echo "this machine's apt knows no mirror of Debian (apt-get update?)"; return 1; }
     proxy=$(apt-config dump Acquire::http::Proxy)
     # The mirror's copy of testing may be older than its Release file wants.
-    mmdebstrap --mode=$mode --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' ${proxy:+--aptopt="$proxy"} \
+    mmdebstrap --mode=$mode --format=tar --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' ${proxy:+--aptopt="$proxy"} \
       $suite "$place/base.tar.part" "deb $mirror $suite main"
     mv "$place/base.tar.part" "$place/base.tar"
   fi
