@@ -139,7 +139,7 @@ archive() {
   local other=$place/empty
   packaged archive
   unpacked "$other"
-  in_root "$root" "rm -rf node; mkdir node; tar -C node -xf rondo/build/archive/packages/*.tar.xz; mv node/rondo-* node/rondo
+  in_root "$root" "rm -rf node; mkdir node; tar -C node -xf rondo/build/archive/packages/*.tar.gz; mv node/rondo-* node/rondo
     prefix=/root/node/rondo; $with_cmake; cp app/build/app app/text node/"
   out_of "$root" node | into "$other"
   in_root "$other" "mkdir app; cp node/text app; $(starts node/rondo/bin/ app/text)
