@@ -1,24 +1,71 @@
-# Installs the Debian packages that a build needs and this machine lacks. Sourced: install_packages.sh [test|curl]
-# Without root and sudo it says what to install and stops.
-rondo_packages="g++ cmake ninja-build pkg-config libabsl-dev libeigen3-dev libdnnl-dev libpcre2-dev libpng-dev libjpeg-dev
-libgloo-dev llvm-19-dev mold ccache"
-if [ "${1:-}" = test ]; then rondo_packages="$rondo_packages nlohmann-json3-dev libgtest-dev libbenchmark-dev clang-format-14 clang openmpi-bin"; fi
-if [ "${1:-}" = curl ]; then rondo_packages="curl ca-certificates"; fi
+#!/usr/bin/env bash
+# Installs the packages that this machine lacks, by their names in PACKAGES.md.
+#   cmake/install_packages.sh build|test|text|ci|package|clang|systems      test: those of build, too
+# Only apt-get is run. Without root and sudo it says what to install and stops. For another package manager it says what to
+# install and stops only if there is no cmake, which finds libraries that came in another way.
+set -euo pipefail
+kind=${1:?a kind of packages}
+table=$(dirname "${BASH_SOURCE[0]}")/PACKAGES.md
 
-rondo_missing=""
-for package in $rondo_packages; do
-  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed$' || rondo_missing="$rondo_missing $package"
+manager=""
+for name in apt-get dnf pacman zypper; do
+  [ -n "$manager" ] || ! command -v $name >/dev/null || manager=$name
 done
-if [ -n "$rondo_missing" ]; then
-  rondo_sudo=""
-  if [ "$(id -u)" != 0 ]; then
-    if ! command -v sudo >/dev/null; then
-      echo "Please install these packages first:$rondo_missing" >&2
-      exit 1
-    fi
-    rondo_sudo=sudo
-  fi
-  echo "Installing:$rondo_missing"
-  $rondo_sudo apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive $rondo_sudo apt-get install -y -qq --no-install-recommends $rondo_missing >/dev/null
+if [ -z "$manager" ]; then
+  command -v cmake >/dev/null || { echo "no apt-get, dnf, pacman, zypper or cmake: $table says what is needed" >&2; exit 1; }
+  exit
 fi
+is_installed() {
+  case $manager in
+    apt-get) dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q '^install ok installed$' ;;
+    pacman) pacman -Q "$1" >/dev/null 2>&1 ;;
+    *) rpm -q "$1" >/dev/null 2>&1 ;;
+  esac
+}
+is_available() { [ $manager != apt-get ] || [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]; }
+
+# The rows of this kind: a name, or several of which one is enough.
+rows() {
+  awk -F' *[|] *' -v kind="$kind" -v manager="${manager%-get}" '
+    $2 == "what" { for (i = 4; i < NF; ++i) if ($i == manager) column = i }
+    column && ($3 == kind || ($3 == "build" && kind == "test")) && $column != "-" { print $column }' "$table"
+}
+missing() {
+  local names name
+  while IFS= read -r names; do
+    for name in ${names//,/ }; do
+      if is_installed "$name"; then continue 2; fi
+    done
+    echo "$names"
+  done
+}
+# One name for each row.
+chosen() {
+  local names name
+  while IFS= read -r names; do
+    for name in ${names//,/ }; do
+      if is_available "$name"; then break; fi
+      name=${names%%,*}
+    done
+    printf ' %s' "$name"
+  done
+}
+
+lines=$(rows | missing)
+[ -n "$lines" ] || exit 0
+sudo=""
+[ "$(id -u)" = 0 ] || sudo=sudo
+if [ $manager = apt-get ] && { [ -z "$sudo" ] || command -v sudo >/dev/null; }; then
+  $sudo apt-get update -qq
+  packages=$(chosen <<<"$lines")
+  echo "Installing:$packages"
+  # shellcheck disable=SC2086 # a list
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $packages >/dev/null
+  exit
+fi
+case $manager in
+  pacman) install="pacman -S" ;;
+  *) install="$manager install" ;;
+esac
+echo "Please install these packages first: $install$(chosen <<<"$lines")" >&2
+[ $manager != apt-get ] && command -v cmake >/dev/null

@@ -10,6 +10,7 @@
 #include <typeindex>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
@@ -542,7 +543,7 @@ void prepare(const CompileOptions& options) {
     throw Error(formatted("compile: recompile_limit must not be negative: %d", options.recompile_limit));
   if (!jit_available())
     throw Error(
-        "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 (llvm-19-dev) for "
+        "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 or newer for "
         "the CPU, install NVRTC (pip: nvidia-cuda-nvrtc) for CUDA, or run without compilation");
   check_options(options.dynamic);
 }

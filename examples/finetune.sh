@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 to a fine-tuned language model: installs what is missing, builds finetune, makes a small model as
+# From a fresh Debian to a fine-tuned language model: installs what is missing, builds finetune, makes a small model as
 # Hugging Face publishes them, fine-tunes it on this repository's READMEs.
 #   examples/finetune.sh [any option of finetune, e.g. --model_name_or_path=models/gpt2 --train_file=book.txt]
 # Without --model_name_or_path the model is the one that the tests make: GPT-2 with 2 layers of 32 and random weights, so
@@ -10,10 +10,9 @@ fail() { printf 'finetune.sh: %s\n' "$*" >&2; exit 1; }
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=$repository/build/quickstart
-command -v apt-get >/dev/null || command -v cmake >/dev/null || fail "this script installs packages with apt-get, and there is none"
 
 say "Packages"
-(cd "$repository" && . ./cmake/install_packages.sh && . ./cmake/install_packages.sh test) || fail "the packages could not be installed"
+"$repository/cmake/install_packages.sh" test || fail "the packages could not be installed"
 
 say "Build"
 mkdir -p "$repository/build"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 to a trained GPT: installs what is missing, builds train_gpt, gets a text, trains, samples.
+# From a fresh Debian to a trained GPT: installs what is missing, builds train_gpt, gets a text, trains, samples.
 #   examples/quickstart.sh [--data FILE] [any option of train_gpt, e.g. --max_iters=500 --out_dir=runs/a]
 # The text: FILE, else tiny Shakespeare from the network, else the C++ headers that the build has just used.
 # Paths are relative to where you call it from; the build and downloads go to build/quickstart in the repository.
@@ -22,10 +22,9 @@ while [ $# -gt 0 ]; do
   shift
 done
 [ -z "$data" ] || [ -r "$data" ] || fail "cannot read the text $data"
-command -v apt-get >/dev/null || command -v cmake >/dev/null || fail "this script installs packages with apt-get, and there is none"
 
 say "Packages"
-(cd "$repository" && . ./cmake/install_packages.sh) || fail "the packages could not be installed"
+"$repository/cmake/install_packages.sh" build || fail "the packages could not be installed"
 
 say "Build"
 mkdir -p "$repository/build"
@@ -44,7 +43,7 @@ is_shakespeare() { [ "$(sha256sum <"$1" | cut -d' ' -f1)" = $shakespeare_sha256 
 
 download_shakespeare() {
   if [ -f "$shakespeare" ] && is_shakespeare "$shakespeare"; then return 0; fi
-  command -v curl >/dev/null || (cd "$repository" && . ./cmake/install_packages.sh curl) || return 1
+  command -v curl >/dev/null || "$repository/cmake/install_packages.sh" text || return 1
   curl -fsSL --connect-timeout 10 --max-time 120 -o "$shakespeare.part" $shakespeare_url || return 1
   is_shakespeare "$shakespeare.part" || { echo "The downloaded text has another checksum: not used."; return 1; }
   mv "$shakespeare.part" "$shakespeare"

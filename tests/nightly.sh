@@ -14,6 +14,7 @@
 #   avx2        every test, built for a processor without AVX-512, and oneDNN as it computes on one
 #   asan-ubsan  every test with AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan        every test with ThreadSanitizer
+#   systems     what a newcomer does on Debian 12, 13 and testing, and packages in empty roots (tests/systems.sh)
 #   mutants     do tests fail for small planted bugs? (tests/mutants/README.md)
 # Prints a line for each part, and its output in build/nightly/PART.log, too. Ends with 1 if one failed.
 set -uo pipefail
@@ -38,6 +39,12 @@ includes() { cmake --preset release -B build/includes -DRONDO_PRECOMPILED_HEADER
 avx2() { tests/run.sh x86-64-v3; }
 asan-ubsan() { tests/run.sh asan-ubsan; }
 tsan() { tests/run.sh tsan; }
+systems() {
+  local name failed=0
+  for name in debian12 debian13 debian-testing; do tests/systems.sh $name || failed=1; done
+  tests/systems.sh debian13 clang || failed=1
+  return $failed
+}
 mutants() { tests/mutants/run.sh; }
 
 # ---- What ran: a line for each part, with its last run: part, result, date, commit, seconds, CPU.
@@ -79,7 +86,7 @@ if [ $# = 0 ]; then
   done
 fi
 [ ${#parts[@]} != 0 ] || exit 0
-. ./cmake/install_packages.sh test
+cmake/install_packages.sh test || exit 1
 cmake --preset release && cmake --build --preset release || exit 1
 failed=0
 for part in "${parts[@]}"; do

@@ -12,10 +12,10 @@ cp "$here/nightly.sh" "$work/tree/tests"
 cd "$work/tree"
 # Each notes that it ran. RUN_TESTS says how the tests of a preset end.
 stub() { printf '#!/bin/sh\necho "%s $*" >>"%s/ran"\n%s\n' "$2" "$work" "${3:-}" >"$1" && chmod +x "$1"; }
-: >cmake/install_packages.sh
+stub cmake/install_packages.sh install_packages.sh
 for program in cmake ctest; do stub "$work/bin/$program" $program; done
 for program in fuzz_tokenizer fuzz_chat_template fuzz_config; do stub build/release/bin/$program $program; done
-for script in fuzz/run.sh dist/faults.sh dist/restarts.sh dist/cuda_ranks.sh dist/strangers.sh compile/plugin_races.sh mutants/run.sh; do
+for script in fuzz/run.sh dist/faults.sh dist/restarts.sh dist/cuda_ranks.sh dist/strangers.sh compile/plugin_races.sh mutants/run.sh systems.sh; do
   stub tests/$script $script
 done
 stub tests/run.sh run.sh 'eval "${RUN_TESTS:-true}"'

@@ -11,7 +11,7 @@ what=${1:-short} label=${2:-}
 preset=$what
 case $what in short | all | edit) preset=release ;; esac
 [ $what != edit ] || [ -n "$label" ] || { sed -n '2,8s/^# //p' tests/run.sh >&2; exit 2; }
-. ./cmake/install_packages.sh test
+cmake/install_packages.sh test
 cmake --preset "$preset"
 build() { cmake --build --preset "$preset" "$@"; }
 tests() { ctest --preset "$preset" --no-tests=error -j"$(nproc)" "$@"; }

@@ -7,13 +7,13 @@ trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"/tree/{cmake,tests,.ci,build} "$work/bin"
 cp "$here/run.sh" "$work/tree/tests"
 cp "$here/../.ci/run" "$work/tree/.ci"
-: >"$work/tree/cmake/install_packages.sh"
+printf '#!/bin/sh\n' >"$work/tree/cmake/install_packages.sh"
 for program in cmake ctest; do
   printf '#!/bin/sh\necho "%s $*" >>"%s/ran"
 case "$*" in *-O*) echo "100%% tests passed, 0 tests failed out of 7" | tee "${*##* }" ;; esac
 case "$*" in $FAILS) exit 8 ;; esac\n' $program "$work" >"$work/bin/$program"
 done
-chmod +x "$work"/bin/*
+chmod +x "$work"/bin/* "$work/tree/cmake/install_packages.sh"
 export PATH=$work/bin:$PATH FAILS=nothing
 # expect "exit code" "what ran, but for the number of jobs" ARGUMENT...
 expect() {

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "nlohmann/json.hpp"
@@ -129,10 +130,10 @@ const Row kRows[] = {
      true},
     {"resnet50", [] { return network<nn::ResNet>(nn::resnet50()); }, sgd, {4, 3, 224, 224}, {64, 3, 224, 224}, false},
 };
-const Row& row_named(const std::string& name) {
+const Row& row_named(std::string_view name) {
   for (const Row& row : kRows)
     if (name == row.name) return row;
-  throw Error("--model takes pp_liteseg, regseg, segformer, stdc, ddrnet or resnet50, not '" + name + "'");
+  throw Error("--model takes pp_liteseg, regseg, segformer, stdc, ddrnet or resnet50, not '" + std::string(name) + "'");
 }
 Dims sizes_of(const Row& row, const Options& o) {
   const Dims& usual = o.has("full") ? row.full : row.images;

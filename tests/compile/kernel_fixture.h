@@ -70,7 +70,7 @@ class KernelBuilder : public LoopBuilder {
   }
 
   // `index` must be below `size`. Its place is the number of element (row, col), as in place().
-  void check_index(LoopValue index, int64_t size, int64_t row_stride, int64_t col_stride) {
+  void check_below(LoopValue index, int64_t size, int64_t row_stride, int64_t col_stride) {
     Operand check;
     check.dtype = kI64;
     check.axes = {{0, size, 0}};
@@ -490,11 +490,11 @@ inline LoopKernel checked_places(int64_t rows, int64_t cols, int64_t first, int6
   };
   const int32_t y = b.dense(kI64, true);
   b.in_row();
-  b.check_index(index(1, 0), std::max<int64_t>(rows - first - less, 0), 1, 0);
+  b.check_below(index(1, 0), std::max<int64_t>(rows - first - less, 0), 1, 0);
   b.in_column();
   const LoopValue at = index(cols, 1);
-  b.check_index(at, rows * cols - first - less, cols, 1);
-  b.check_index(at, rows * cols, cols, 1);
+  b.check_below(at, rows * cols - first - less, cols, 1);
+  b.check_below(at, rows * cols, cols, 1);
   b.store(y, at);
   return b.kernel;
 }

@@ -7,6 +7,7 @@
 #include <atomic>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "rondo/dist/keyed_hash.h"
 #include "rondo/dist/messages.h"
 #include "rondo/dist/rendezvous.h"

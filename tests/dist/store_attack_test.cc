@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "rondo/dist/store.h"
 #include "rondo/dist/store_protocol.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -38,6 +38,13 @@ case $how in
   subproject)
     out=$work
     ln -s "$build/precompiled" "$work/precompiled"  # a subproject's own would be in its folder
+    name=$(basename "$compiler")
+    if [ $kind = shared ] && [ "$(command -v "$name")" = "$compiler" ]; then
+      # Without a launcher, as a project that knows nothing of ccache: ccache answers to the compiler's name.
+      mkdir "$work/compiler"
+      ln -s "$(command -v ccache || echo "$compiler")" "$work/compiler/$name"
+      compiler=$work/compiler/$name again+=(-DCMAKE_CXX_COMPILER_LAUNCHER=)
+    fi
     configure -S "$work/project" -B "$out" "${again[@]}" -DRONDO_SOURCE="$source" \
       -DRONDO_PRECOMPILED_FOLDER="$work/precompiled" -DBUILD_SHARED_LIBS=$([ $kind = shared ] && echo ON || echo OFF)
     plugin=$out/rondo/lib/rondo

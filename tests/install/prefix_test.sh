@@ -16,10 +16,13 @@ for header in $(cd "$prefix/include/rondo" && find . -mindepth 2 -name '*.h'); d
   [ "$(grep -c '^#pragma GCC visibility \(push(default)\|pop\)$' "$prefix/include/rondo/$header")" = 2 ] ||
     fail "$header: a shared library exports what stands between #pragma GCC visibility push(default) and pop"
 done
-# ---- They need no others but Abseil's (nightly, headers_test.sh compiles each of them alone).
+# ---- They need no others but Abseil's (nightly, headers_test.sh compiles each of them alone). pkg-config says where they are.
+flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags rondo) || fail "pkg-config does not find it"
+[[ $(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --libs rondo) = *-L$prefix/lib*-lrondo* ]] || fail "pkg-config names no library"
+# shellcheck disable=SC2086 # a list
 printf '#include "rondo/rondo.h"\n#include "rondo/rondo_c.h"\n#include "rondo/optim/formula_code.h"\n' |
   "$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror \
-    -I"$prefix/include" -x c++ - || fail "rondo.h does not compile with what was installed"
+    $flags -x c++ - || fail "rondo.h does not compile with what was installed"
 ! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|gloo|pcre2|png|jpeg|immintrin)' "$prefix/include" |
   grep -vE 'absl/(types/span|functional/(function_ref|any_invocable)|container/inlined_vector)\.h' || fail "public headers include what a user must not need"
 

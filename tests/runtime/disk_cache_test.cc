@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/functional/function_ref.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/kernel_file.h"

@@ -146,7 +146,7 @@ Loaded load_plugin() {
   Loaded loaded = load_checked(path);
   if (loaded.plugin == nullptr)
     loaded.error = absl::StrCat("compile: cannot load the code generator ", path, ": ", loaded.error,
-                                ". Eager execution needs no code generator. Build Rondo with LLVM 19, or set "
+                                ". Eager execution needs no code generator. Build Rondo with LLVM, or set "
                                 "RONDO_JIT_LIBRARY to the path of ",
                                 std::string(kPluginFile), ".");
   return loaded;

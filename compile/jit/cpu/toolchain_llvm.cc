@@ -92,10 +92,18 @@ struct Processor {
 // Aggressive runs. None takes 0.6 ms, but its kernels run up to six times slower.
 constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 
+// What modules and target machines take. Up to LLVM 20 it is text, as it is everywhere else.
+#if LLVM_VERSION_MAJOR < 21
+using Triple = std::string;
+#else
+using Triple = llvm::Triple;
+#endif
+
 // The architecture of this process. Never destroyed, as the sessions: code may still be running while static
 // destructors do.
 struct Architecture {
-  std::string triple = llvm::sys::getProcessTriple();
+  std::string name = llvm::sys::getProcessTriple();
+  Triple triple = Triple(name);
   const llvm::Target* target = nullptr;
   std::string error;
 };
@@ -105,7 +113,7 @@ const Architecture& architecture() {
     llvm::InitializeNativeTarget();
     llvm::InitializeNativeTargetAsmPrinter();
     auto* made = new Architecture;
-    made->target = llvm::TargetRegistry::lookupTarget(made->triple, made->error);
+    made->target = llvm::TargetRegistry::lookupTarget(made->name, made->error);
     return made;
   }();
   return *instance;
@@ -131,9 +139,9 @@ Processor this_host() {
 // stands for those that every processor has.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
-  const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.triple, "", ""));
+  const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.name, "", ""));
   const bool name_is_known = known->isCPUStringValid(wanted.name);
-  const llvm::Triple triple(here.triple);
+  const llvm::Triple triple(here.name);
   if (!triple.isX86() && !triple.isAArch64()) return {.cpu = name_is_known ? wanted.name : "generic"};
   Processor processor{.cpu = triple.isX86() ? "x86-64" : "generic", .tune = name_is_known ? wanted.name : "generic"};
   llvm::SmallVector<llvm::StringRef, 32> features;
@@ -270,7 +278,7 @@ struct Linker {
 Linker* make_linker() {
   auto* linker = new Linker;  // never destroyed, as the session
   auto jit = orc::LLJITBuilder()
-                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(architecture().triple)))
+                 .setJITTargetMachineBuilder(orc::JITTargetMachineBuilder(llvm::Triple(architecture().name)))
                  // Kernels have no static constructors, thread locals or exceptions: no platform is needed.
                  .setPlatformSetUp(orc::setUpInactivePlatform)
                  .create();
@@ -321,7 +329,7 @@ bool describe(const CodeCpu& cpu, std::string& toolchain) {
   return enter([&] {
     const Architecture& here = architecture();
     const Processor processor = here.error.empty() ? session_of(cpu).processor : Processor();
-    toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, here.triple, processor.cpu, processor.features);
+    toolchain = llvm::join_items(" ", "LLVM", LLVM_VERSION_STRING, here.name, processor.cpu, processor.features);
   });
 }
 
