@@ -49,8 +49,8 @@ struct Target {
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.
   const io::HostKey& (*key)();
-  // Times on a device depend on this, and code does not: its model, and the versions of its driver and libraries. One
-  // line. Null: the key says it.
+  // Times on a device depend on this, and code does not: its model where the key has not got it, and the versions of
+  // its driver and libraries. One line. Null: the key says it.
   std::string (*machine)(Device device) = nullptr;
   // The ops that a library call can do on its own result (BackendEntry::absorbs); null: nothing.
   AbsorbsFn (*absorbs)(const OpDef& op);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "absl/strings/str_cat.h"
 #include "oneapi/dnnl/dnnl.h"
 #include "rondo/runtime/cpu/allocator.h"
 #include "rondo/runtime/memory.h"
@@ -37,6 +38,12 @@ bool library_has_avx512() {
 #else
   return false;
 #endif
+}
+
+std::string product_library() {
+  const dnnl_version_t& version = *dnnl_version();  // the one that is loaded, which may be later than its header
+  return absl::StrCat("oneDNN ", version.major, ".", version.minor, ".", version.patch, ", instructions ",
+                      absl::Hex(static_cast<unsigned>(dnnl_get_effective_cpu_isa())));
 }
 
 constinit const BackendTable kCPUBackend = {

@@ -6,8 +6,8 @@
 #include <string_view>
 
 #include "absl/container/inlined_vector.h"
-#include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/cpu/onednn_versions.h"
 #include "rondo/runtime/cpu/transpose_tiles.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/memory.h"
@@ -19,7 +19,6 @@ namespace rondo::cpu {
 
 namespace {
 
-using Desc = dnnl::memory::desc;
 using Computes = ConvolutionCall::Computes;
 
 dnnl::memory::data_type library_float(DType dtype) {
@@ -56,32 +55,30 @@ Desc given_weight(const ConvolutionCall& c) {
 
 // What pack_weight() and unpack_weights() are told, if they know the layout.
 std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& packed) {
-  const dnnl_memory_desc_t& data = packed.data;
-  const dnnl_blocking_desc_t& inner = data.format_desc.blocking;
   const bool unpacks = call.computes == Computes::kWeight;  // sums are f32
-  if ((call.dtype != kF32 && !unpacks) || data.format_kind != dnnl_blocked || data.offset0 != 0 ||
-      data.extra.flags != 0 || data.data_type != dnnl_f32 || inner.inner_nblks != 2 ||
-      inner.inner_blks[0] != kWeightBlock || inner.inner_blks[1] != kWeightBlock ||
-      !std::equal(data.dims, data.dims + data.ndims, data.padded_dims))
-    return std::nullopt;
-  const int output = data.ndims - 4, channel = output + 1, last = inner.inner_idxs[1];
-  if (inner.inner_idxs[0] + last != output + channel || (last != output && last != channel)) return std::nullopt;
+  if ((call.dtype != kF32 && !unpacks) || type_of(packed) != dnnl::memory::data_type::f32) return std::nullopt;
+  const std::optional<BlockedLayout> layout = blocked_layout(packed);
+  const dnnl::memory::dims two = {kWeightBlock, kWeightBlock};
+  if (!layout || layout->block_sizes != two || layout->padded_sizes != layout->sizes) return std::nullopt;
+  const dnnl::memory::dims& sizes = layout->sizes;
+  const dnnl::memory::dims& strides = layout->strides;
+  const size_t output = sizes.size() - 4, channel = output + 1;
+  const auto outer = static_cast<size_t>(layout->block_dims[0]), last = static_cast<size_t>(layout->block_dims[1]);
+  if (outer + last != output + channel || (last != output && last != channel)) return std::nullopt;
   WeightBlocks blocks{.groups = call.groups,
-                      .outputs = data.dims[output],
-                      .channels = data.dims[channel],
+                      .outputs = sizes[output],
+                      .channels = sizes[channel],
                       .taps = call.kernel[0] * call.kernel[1],
                       .channels_last = call.weight_last,
                       .outputs_inner = last == output,
-                      .group_step = output > 0 ? inner.strides[0] : 0,
-                      .output_step = inner.strides[output],
-                      .channel_step = inner.strides[channel],
-                      .tap_step = inner.strides[channel + 2]};
-  const bool rows_follow = call.kernel[0] == 1 || inner.strides[channel + 1] == call.kernel[1] * blocks.tap_step;
+                      .group_step = output > 0 ? strides[0] : 0,
+                      .output_step = strides[output],
+                      .channel_step = strides[channel],
+                      .tap_step = strides[channel + 2]};
+  const bool rows_follow = call.kernel[0] == 1 || strides[channel + 1] == call.kernel[1] * blocks.tap_step;
   const bool known = rows_follow && (blocks.outputs_inner || !unpacks);
   return known ? std::optional(blocks) : std::nullopt;
 }
-
-bool is_reference(std::string_view name) { return name.starts_with("ref") || name.starts_with("simple"); }
 
 }  // namespace
 
@@ -144,11 +141,10 @@ class LibraryConvolution::Conversion {
  public:
   // `usual`: the piece's in the caller's images; `reads`: the usual layout is read.
   Conversion(const Desc& usual, const Desc& last, bool reads) : reads_(reads) {
-    const dnnl::memory::dims sizes = usual.dims();
-    images_ = sizes[0], channels_ = sizes[1], pixels_ = sizes[2] * sizes[3];
-    step_ = usual.data.format_desc.blocking.strides[1];
-    image_ = usual.data.format_desc.blocking.strides[0];
-    is_half_ = usual.data_type() == dnnl::memory::data_type::bf16;
+    const BlockedLayout layout = *blocked_layout(usual);
+    images_ = layout.sizes[0], channels_ = layout.sizes[1], pixels_ = layout.sizes[2] * layout.sizes[3];
+    image_ = layout.strides[0], step_ = layout.strides[1];
+    is_half_ = type_of(usual) == dnnl::memory::data_type::bf16;
     // The library converts 16-bit numbers line by line, which is faster than our tiles, unless lines are a large power
     // of two apart: these share few sets of the caches.
     if (is_half_ && channels_ * 2 % 2048 != 0) library_.emplace(reads ? usual : last, reads ? last : usual);
@@ -182,19 +178,14 @@ class LibraryConvolution::Primitive {
   void run(std::byte* input, std::byte* weight, std::byte* bias, std::byte* output) const;
 
  private:
-  // The first that is not wrong (wrong_kernels.h). REQUIRES: the descriptor and the hint that `chosen` was made from
-  // still exist. The library reads both while it looks for another.
-  template <class Chosen> void set(Chosen chosen) {
-    while (is_wrong(chosen.impl_info_str(), part_))
-      if (!chosen.next_impl()) return;
-    fast_ = !is_reference(chosen.impl_info_str());
-    weight_ = chosen.query_md(part_.computes == Computes::kWeight ? dnnl::query::diff_weights_md
-                                                                  : dnnl::query::weights_md);
-    using P =
-        std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_forward::primitive_desc>, dnnl::convolution_forward,
-                           std::conditional_t<std::is_same_v<Chosen, dnnl::convolution_backward_data::primitive_desc>,
-                                              dnnl::convolution_backward_data, dnnl::convolution_backward_weights>>;
-    if (fast_) step_ = Step(P(chosen), chosen.scratchpad_desc());
+  // The first that is not wrong (wrong_kernels.h).
+  template <class P> void set(Kernels<P> kernels) {
+    while (is_wrong(kernels.name(), part_))
+      if (!kernels.next()) return;
+    fast_ = !is_reference(kernels.name());
+    weight_ = kernels.layout_of(part_.computes == Computes::kWeight ? dnnl::query::diff_weights_md
+                                                                    : dnnl::query::weights_md);
+    if (fast_) step_ = Step(kernels.make(), kernels.scratchpad());
   }
 
   ConvolutionCall part_;
@@ -224,49 +215,39 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   const Desc wanted = packed != nullptr ? *packed : any,
              hint_weight(weight_dims(part), library_float(part.dtype), memory::format_tag::any);
   if (part.bias) bias_ = Desc({part.outputs}, library_float(part.dtype), memory::format_tag::x);
-  using Forward = dnnl::convolution_forward;
-  const auto describe_forward = [&](const Desc& weight) {
-    const auto kind = dnnl::prop_kind::forward_training;
-    return part.bias ? Forward::desc(kind, direct, input_, weight, bias_, output_, stride, dilation, before, after)
-                     : Forward::desc(kind, direct, input_, weight, output_, stride, dilation, before, after);
-  };
-  const auto forward = [&](const Forward::desc& desc) {
-    const Forward::primitive_desc first(desc, Step::with_own_scratch(), library_engine());
+  using Forward = Kernels<dnnl::convolution_forward>;
+  const dnnl::primitive_attr attributes = Step::with_own_scratch();
+  const auto forward = [&](const Desc& weight) {
+    const auto kernels = [&] {
+      return Forward(attributes, dnnl::prop_kind::forward_training, direct, input_, weight, bias_, output_, stride,
+                     dilation, before, after);
+    };
+    Forward first = kernels();
     // Measured on Zen 4, one thread, 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
     // The weight of 3x3, 512 to 512 channels: 1.0 ms in f32 and 2.5 ms in bf16 to pack, 0.6 and 0.4 for the older one;
     // that counts where there are few pixels.
     constexpr int64_t kFewPixels = 2048;
-    const std::string_view name = first.impl_info_str();
+    const std::string_view name = first.name();
     const char* older = nullptr;
     if (name.starts_with("brgconv_1x1")) older = part.dtype == kF32 ? "jit_1x1" : nullptr;
     else if (name.starts_with("brgconv") && whole.batch * whole.output[0] * whole.output[1] <= kFewPixels)
       older = "jit";
     if (older == nullptr) return first;
-    Forward::primitive_desc other(desc, Step::with_own_scratch(), library_engine());
-    while (other.next_impl())
-      if (std::string_view(other.impl_info_str()).starts_with(older)) return other;
+    Forward other = kernels();
+    while (other.next())
+      if (other.name().starts_with(older)) return other;
     return first;
   };
   switch (part.computes) {
-    case Computes::kOutput: {
-      const Forward::desc desc = describe_forward(wanted);
-      set(forward(desc));
+    case Computes::kOutput: set(forward(wanted)); break;
+    case Computes::kInput:
+      set(Kernels<dnnl::convolution_backward_data>(forward(hint_weight), attributes, direct, input_, wanted, output_,
+                                                   stride, dilation, before, after));
       break;
-    }
-    case Computes::kInput: {
-      const dnnl::convolution_backward_data::desc desc(direct, input_, wanted, output_, stride, dilation, before,
-                                                       after);
-      const auto hint = forward(describe_forward(hint_weight));
-      set(dnnl::convolution_backward_data::primitive_desc(desc, Step::with_own_scratch(), library_engine(), hint));
+    case Computes::kWeight:
+      set(Kernels<dnnl::convolution_backward_weights>(forward(hint_weight), attributes, direct, input_, wanted, output_,
+                                                      stride, dilation, before, after));
       break;
-    }
-    case Computes::kWeight: {
-      const dnnl::convolution_backward_weights::desc desc(direct, input_, wanted, output_, stride, dilation, before,
-                                                          after);
-      const auto hint = forward(describe_forward(hint_weight));
-      set(dnnl::convolution_backward_weights::primitive_desc(desc, Step::with_own_scratch(), library_engine(), hint));
-      break;
-    }
   }
   if (!whole.input_last)
     convert_input_ = std::make_unique<const Conversion>(activations(part, true, false, &whole), input_,
@@ -455,7 +436,7 @@ void LibraryConvolution::plan_packing() {
   blocks_ = blocks_of(call_, packed);
   if (blocks_) return;
   constexpr int64_t kBlock = 64, kElements = 1 << 16;  // a block of the library's layouts fits into kBlock
-  const dnnl::memory::dims all = given.dims();
+  const dnnl::memory::dims all = sizes_of(given);
   int64_t each = 1;
   for (size_t d = 1; d < all.size(); ++d) each *= all[d];
   const int64_t rows = std::max<int64_t>(1, kElements / each / kBlock) * kBlock;

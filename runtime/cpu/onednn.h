@@ -1,6 +1,8 @@
 // What all callers of oneDNN share.
 #pragma once
 
+#include <string_view>
+
 namespace dnnl {
 struct engine;
 }
@@ -10,6 +12,9 @@ namespace rondo::cpu {
 // Turns off oneDNN's own cache of primitives, for the whole process: RecentCache keeps ours. Where memory runs short
 // while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
 dnnl::engine& library_engine();
+
+// By its name (impl_info_str): a kernel without vectors, slower than ours.
+inline bool is_reference(std::string_view kernel) { return kernel.starts_with("ref") || kernel.starts_with("simple"); }
 
 // In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
 void throw_if_out_of_memory();

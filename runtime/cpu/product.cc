@@ -5,8 +5,8 @@
 #include <mutex>
 
 #include "absl/hash/hash.h"
-#include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/cpu/onednn_versions.h"
 #include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/parallel.h"
@@ -20,7 +20,7 @@ namespace {
 using dnnl::memory;
 
 // Binds memory whose address is set before each run.
-memory unbound(const memory::desc& desc) { return memory(desc, library_engine(), nullptr); }
+memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
 }  // namespace
 
@@ -37,7 +37,7 @@ class Product::Primitive {
 
   int64_t batch_, m_, n_;
   dnnl::matmul product_;
-  memory::desc a_, b_, bias_, c_, scratchpad_;
+  Desc a_, b_, bias_, c_, scratchpad_;
   std::array<int, kMaxEpilogues> added_ = {};  // argument of each epilogue's operand, 0 where it has none
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Arguments>> spare_;
@@ -52,14 +52,14 @@ struct Product::Primitive::Arguments {
   std::vector<dnnl_exec_arg_t> list;
   dnnl::stream stream{library_engine()};  // used by one thread at a time, as the rest
 
-  memory& add(int argument, const memory::desc& desc) {
+  memory& add(int argument, const Desc& desc) {
     bound.push_back({argument, unbound(desc)});
     list.push_back({argument, bound.back().data.get()});
     return bound.back().data;
   }
   void set(int argument, const void* data) {
     for (Bound& b : bound)
-      if (b.argument == argument) return b.data.set_data_handle(const_cast<void*>(data), stream);
+      if (b.argument == argument) return set_address(b.data, data, stream);
   }
 };
 
@@ -70,17 +70,17 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
   const auto type = library_type(call.dtype);
   const bool batched = call.batch > 1;
   auto desc = [&](int64_t rows, int64_t cols, const MatrixStrides& s, memory::data_type type) {
-    if (!batched) return memory::desc({rows, cols}, type, memory::dims{s.row, s.column});
+    if (!batched) return Desc({rows, cols}, type, memory::dims{s.row, s.column});
     // A stride of 0 is not a layout oneDNN knows; a shared operand is a batch of one, which it broadcasts.
     const int64_t batch = s.batch == 0 ? 1 : call.batch;
-    return memory::desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s.batch, s.row, s.column});
+    return Desc({batch, rows, cols}, type, memory::dims{batch == 1 ? rows * cols : s.batch, s.row, s.column});
   };
   a_ = desc(call.m, call.k, call.a, type);
   b_ = desc(call.k, call.n, call.b, type);
   c_ = desc(call.m, call.n, call.c, library_type(call.result_dtype()));
   if (call.bias)
-    bias_ = batched ? memory::desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
-                    : memory::desc({1, call.n}, type, memory::dims{call.n, 1});
+    bias_ = batched ? Desc({1, 1, call.n}, type, memory::dims{call.n, call.n, 1})
+                    : Desc({1, call.n}, type, memory::dims{call.n, 1});
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::post_ops post;
@@ -96,18 +96,16 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
           post.append_binary(dnnl::algorithm::binary_add, c_);
         }
         break;
-      case Epilogue::kGelu: post.append_eltwise(1.0f, dnnl::algorithm::eltwise_gelu_erf, 0, 0); break;
-      case Epilogue::kGeluTanh: post.append_eltwise(1.0f, dnnl::algorithm::eltwise_gelu_tanh, 0, 0); break;
+      case Epilogue::kGelu: append_eltwise(post, dnnl::algorithm::eltwise_gelu_erf); break;
+      case Epilogue::kGeluTanh: append_eltwise(post, dnnl::algorithm::eltwise_gelu_tanh); break;
     }
   }
   if (post.len() > 0) attributes.set_post_ops(post);
   const OneLibraryThread alone;  // the library plans for the threads that there are now
-  const dnnl::matmul::desc product = call.bias ? dnnl::matmul::desc(a_, b_, bias_, c_) : dnnl::matmul::desc(a_, b_, c_);
-  dnnl::matmul::primitive_desc chosen(product, attributes, library_engine());
-  while (is_wrong(chosen.impl_info_str(), call))
-    invariant(chosen.next_impl(), "oneDNN has another kernel for this product");
-  scratchpad_ = chosen.scratchpad_desc();
-  product_ = dnnl::matmul(chosen);
+  Kernels<dnnl::matmul> kernels(attributes, a_, b_, bias_, c_);
+  while (is_wrong(kernels.name(), call)) invariant(kernels.next(), "oneDNN has another kernel for this product");
+  scratchpad_ = kernels.scratchpad();
+  product_ = kernels.make();
 }
 
 std::unique_ptr<Product::Primitive::Arguments> Product::Primitive::lease() const {
@@ -278,10 +276,13 @@ ProductCache& product_cache() {
 
 bool Product::runs(const MatmulCall& call) {
   static const bool has_bf16 = [] {
-    const memory::desc one({1, 1}, memory::data_type::bf16, memory::dims{1, 1});
-    constexpr bool kAllowEmpty = true;
-    return dnnl::matmul::primitive_desc(dnnl::matmul::desc(one, one, one), library_engine(), kAllowEmpty).get(true) !=
-           nullptr;
+    const Desc one({1, 1}, memory::data_type::bf16, memory::dims{1, 1});
+    try {
+      return !is_reference(Kernels<dnnl::matmul>(dnnl::primitive_attr(), one, one, Desc(), one).name());
+    } catch (const dnnl::error&) {
+      throw_if_out_of_memory();
+      return false;
+    }
   }();
   return call.dtype != kBF16 || has_bf16 || is_thin_product(call);
 }

@@ -70,6 +70,13 @@ TEST(CpuFeaturesDeathTest, TheLibraryMayBeLimited) {
   EXPECT_EXIT(answer(), testing::ExitedWithCode((host_cpu_features() & needed) == needed ? 3 : 4), "");
   setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
   EXPECT_EXIT(answer(), testing::ExitedWithCode(4), "");
+  // What a tuned choice is kept for (compile/exec/tuner.h).
+  const auto name = [] {
+    std::fputs(product_library().c_str(), stderr);
+    std::exit(0);
+  };
+  setenv("ONEDNN_MAX_CPU_ISA", "SSE41", 1);
+  EXPECT_EXIT(name(), testing::ExitedWithCode(0), "^oneDNN [23]\\.[0-9.]+, instructions 1$");
   if (given == nullptr) unsetenv("ONEDNN_MAX_CPU_ISA");
   else setenv("ONEDNN_MAX_CPU_ISA", before.c_str(), 1);
 }

@@ -5,6 +5,7 @@
 #include "rondo/compile/jit/cpu/launch.h"
 #include "rondo/compile/jit/cpu/object.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
+#include "rondo/runtime/cpu/backend.h"
 
 namespace rondo::compile::cpu {
 namespace {
@@ -25,6 +26,7 @@ constexpr Target kTarget = {
     .backend = Backend::kCPU,
     .name = &host_name,
     .key = &host_key,
+    .machine = [](Device) { return product_library(); },  // the key says the rest
     .absorbs = &absorbs,
     .schedule = &schedule,
     .can_compile = &toolchain_exists,
