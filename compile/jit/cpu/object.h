@@ -14,8 +14,8 @@
 
 namespace rondo::compile {
 
-// True if place_object can work on this processor (x86-64, aarch64). Elsewhere LLVM's linker places code, and nothing is
-// cached on disk.
+// True if place_object can work on this processor (x86-64, aarch64). Elsewhere LLVM's linker places code, and nothing
+// is cached on disk.
 bool can_place_objects();
 
 // The object, callable. Pages are written first and made executable then, never both. kInvalidArgument: not an object
