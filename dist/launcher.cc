@@ -24,6 +24,7 @@
 #include "rondo/dist/node.h"
 #include "rondo/dist/output_queue.h"
 #include "rondo/dist/store.h"
+#include "rondo/runtime/usable_cores.h"
 
 namespace rondo::dist {
 namespace {
@@ -158,9 +159,13 @@ class LaunchedJob {
     };
     // Each rank gets its share of the cores, unless the user has decided.
     const char* threads = std::getenv("OMP_NUM_THREADS");
-    const std::string share = threads != nullptr ? threads : absl::StrCat(std::max(1, usable_cores() / n));
+    std::string quota;
+    const std::string share = threads != nullptr ? threads : absl::StrCat(std::max(1, usable_cores(&quota) / n));
     variables.push_back("OMP_NUM_THREADS=" + share);
-    if (std::getenv("RONDO_NUM_THREADS") == nullptr) variables.push_back("RONDO_NUM_THREADS=" + share);
+    if (std::getenv("RONDO_NUM_THREADS") == nullptr) {
+      variables.push_back("RONDO_NUM_THREADS=" + share);
+      if (!quota.empty() && restart_ == 0) say(quota);
+    }
     for (int r = 0; r < n; ++r) {
       std::vector<std::string> all = variables;
       for (const char* name : {"RANK=", "LOCAL_RANK=", "ROLE_RANK="}) all.push_back(absl::StrCat(name, r));

@@ -1,7 +1,6 @@
 #include "rondo/dist/node.h"
 
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,11 +21,6 @@ struct GpuCount {
 };
 
 }  // namespace
-
-int usable_cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 int count_gpus(std::string* why_not) {
   GpuCount count;

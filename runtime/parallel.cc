@@ -6,27 +6,30 @@
 #include <array>
 #include <atomic>
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/usable_cores.h"
 
 namespace rondo {
 namespace {
 
 // ---- The setting
 
-int default_threads() {
+// `why`: of usable_cores().
+int default_threads(std::string* why) {
   const char* const text = std::getenv("RONDO_NUM_THREADS");
-  if (text == nullptr || *text == 0)
-    return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  if (text == nullptr || *text == 0) return std::min(usable_cores(why), kMaxThreads);
   int n = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
   if (error != std::errc() || *end != 0 || n < 1 || n > kMaxThreads)
@@ -221,7 +224,9 @@ struct ErrorSlot {
 int num_threads() {
   if (const int n = threads.load(std::memory_order_relaxed); n != 0) return n;
   int unknown = 0;
-  threads.compare_exchange_strong(unknown, default_threads(), std::memory_order_relaxed);
+  std::string why;
+  if (threads.compare_exchange_strong(unknown, default_threads(&why), std::memory_order_relaxed) && !why.empty())
+    std::fprintf(stderr, "[rondo] %s\n", why.c_str());
   return threads.load(std::memory_order_relaxed);
 }
 

@@ -52,8 +52,9 @@ namespace rondo {
 inline constexpr int kMaxThreads = 1024;
 
 // The number of threads that one parallel_for uses, its caller included. One setting for the process: it holds for
-// every thread and for every op. Defaults to the cores that this process may use, or to RONDO_NUM_THREADS. Results do
-// not depend on it. Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads.
+// every thread and for every op. Defaults to RONDO_NUM_THREADS, or to the cores that this process may use: those of its
+// affinity mask, or fewer if its container has a CPU quota, which is then said in one line on stderr. Results do not
+// depend on it. Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads.
 int num_threads();
 // Throws Error unless 1 <= n <= kMaxThreads.
 void set_num_threads(int n);

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/dist/node.h"
+#include "rondo/runtime/usable_cores.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/errors.h"

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/node.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/usable_cores.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/ranks.h"

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
+#include <sched.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -174,10 +175,18 @@ TEST_F(Parallel, SettingsThatMakeNoSense) {
   expect_all(64, 1);
 }
 
-// In a process of its own: the variable is read once.
-int threads_with(const char* variable) {
+// In a process of its own: the variable is read once. `cores`: of the process, where it may use that many.
+int threads_with(const char* variable, int cores = 0) {
   const pid_t child = fork();
   if (child == 0) {
+    if (cores > 0) {
+      cpu_set_t all, some;
+      sched_getaffinity(0, sizeof all, &all);
+      CPU_ZERO(&some);
+      for (size_t core = 0; core < CPU_SETSIZE && CPU_COUNT(&some) < cores; ++core)
+        if (CPU_ISSET(core, &all)) CPU_SET(core, &some);
+      sched_setaffinity(0, sizeof some, &some);
+    }
     ::setenv("RONDO_NUM_THREADS", variable, 1);
     ::execl("/proc/self/exe", "test_runtime", "--gtest_filter=ThreadsVariable.Read", nullptr);
     _exit(99);
@@ -198,6 +207,8 @@ TEST(ThreadsVariable, Read) {
 }
 TEST(ThreadsVariable, Checked) {
   EXPECT_EQ(threads_with("3"), 3);
+  EXPECT_EQ(threads_with("3", 1), 3);
+  EXPECT_EQ(threads_with("", 1), 1);
   for (const char* wrong : {"abc", "0", "-2", "2x", "1.5", "100000", "99999999999999"})
     EXPECT_EQ(threads_with(wrong), 100);
 }
