@@ -252,6 +252,7 @@ void Training::announce() {
                 corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
                 o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
                 n > 1 ? absl::StrCat(", ", n, " processes", shards_ ? ", optimizer states in shards" : "") : ""));
+  if (const std::string why = why_fewer_threads(); !why.empty() && o_.threads == 0) say(why);
   if (o_.shard_optimizer && n == 1) say("--shard_optimizer: one process keeps all states.");
 }
 

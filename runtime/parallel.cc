@@ -6,7 +6,6 @@
 #include <array>
 #include <atomic>
 #include <charconv>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -26,10 +25,15 @@ namespace {
 
 // ---- The setting
 
-// `why`: of usable_cores().
-int default_threads(std::string* why) {
+// What RONDO_NUM_THREADS says; null: nothing.
+const char* given_threads() {
   const char* const text = std::getenv("RONDO_NUM_THREADS");
-  if (text == nullptr || *text == 0) return std::min(usable_cores(why), kMaxThreads);
+  return text == nullptr || *text == 0 ? nullptr : text;
+}
+
+int default_threads() {
+  const char* const text = given_threads();
+  if (text == nullptr) return std::min(usable_cores(), kMaxThreads);
   int n = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
   if (error != std::errc() || *end != 0 || n < 1 || n > kMaxThreads)
@@ -224,10 +228,14 @@ struct ErrorSlot {
 int num_threads() {
   if (const int n = threads.load(std::memory_order_relaxed); n != 0) return n;
   int unknown = 0;
-  std::string why;
-  if (threads.compare_exchange_strong(unknown, default_threads(&why), std::memory_order_relaxed) && !why.empty())
-    std::fprintf(stderr, "[rondo] %s\n", why.c_str());
+  threads.compare_exchange_strong(unknown, default_threads(), std::memory_order_relaxed);
   return threads.load(std::memory_order_relaxed);
+}
+
+std::string why_fewer_threads() {
+  std::string why;
+  if (given_threads() == nullptr) usable_cores(&why);
+  return why;
 }
 
 void set_num_threads(int n) {

@@ -43,6 +43,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "absl/functional/function_ref.h"
 
@@ -53,9 +54,12 @@ inline constexpr int kMaxThreads = 1024;
 
 // The number of threads that one parallel_for uses, its caller included. One setting for the process: it holds for
 // every thread and for every op. Defaults to RONDO_NUM_THREADS, or to the cores that this process may use: those of its
-// affinity mask, or fewer if its container has a CPU quota, which is then said in one line on stderr. Results do not
-// depend on it. Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads.
+// affinity mask, or fewer if its container has a CPU quota. Results do not depend on it. Throws Error if
+// RONDO_NUM_THREADS is not a number from 1 to kMaxThreads.
 int num_threads();
+// One sentence if that default follows a quota; else empty. The library prints nothing: programs may, as train_gpt and
+// rondorun do.
+std::string why_fewer_threads();
 // Throws Error unless 1 <= n <= kMaxThreads.
 void set_num_threads(int n);
 

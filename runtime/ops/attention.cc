@@ -81,7 +81,9 @@ Tensor weight_factors(const Tensor& q, const Tensor& k, const Tensor& state, int
 }
 
 // `logits` (a maximum or a logsumexp) with 0 in place of -inf.
-Tensor finite(const Tensor& logits) { return where(less(logits, std::numeric_limits<float>::lowest()), 0.0, logits); }
+Tensor finite(const Tensor& logits) {
+  return where(equal(logits, -std::numeric_limits<double>::infinity()), 0.0, logits);
+}
 
 // The gradient of repeat_heads.
 Tensor sum_heads(const Tensor& t, int64_t heads) {
@@ -102,11 +104,15 @@ struct PlainAttention {
   static Tensor wide(const Tensor& t) { return t.to(compute_dtype(t.dtype())); }
 
   // exp(scores - logsumexp) (B, H, Tq, Tk); 0 for a query that may attend to nothing, whose logsumexp is -inf. A large
-  // logsumexp has rounded the logarithm of the sum away (cpu/attention.cc, load_rescale): such rows are divided by it.
+  // logsumexp has rounded the logarithm of the sum away (cpu/attention.cc, load_rescale), and itself: such rows, masked
+  // whole by the lowest number, are a softmax of their own.
   Tensor weights() const {
-    const Tensor shift = unsqueeze(finite(logsumexp), -1);
-    const Tensor all = exp(plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]) - shift);
-    return all / where(less(abs(shift), 256.0), 1.0, sum(all, {-1}, true));
+    const Tensor scores = plain_scores(q, k, mask, attrs.ints[0] != 0, attrs.floats[0]);
+    const Tensor given = unsqueeze(finite(logsumexp), -1), is_small = less(abs(given), 256.0);
+    // The greatest score goes out of the quotient, so it needs no gradient.
+    const Tensor greatest = finite(max(scores.detach(), {-1}, true));
+    const Tensor all = exp(scores - where(is_small, given, greatest));
+    return all / where(is_small, 1.0, sum(all, {-1}, true));
   }
   // `weights`, or their gradient, behind dropout.
   Tensor dropped(const Tensor& weights) const {
