@@ -26,6 +26,7 @@
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/random_state.h"
@@ -223,6 +224,7 @@ class RegionTrace final : public Trace {
   }
 
   template <class Run> std::shared_ptr<const Binding> run_now(const Run& run) {
+    const FloatingPointScope floating_point;
     RecorderScope eager(nullptr);
     running_ = true;
     const absl::Cleanup done = [this] { running_ = false; };

@@ -34,6 +34,7 @@ std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
 #include "rondo/dist/rendezvous.h"
 #include "rondo/dist/store.h"
 #include "rondo/dist/work_state.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::dist {
 namespace {
@@ -147,6 +148,7 @@ class Communicator {
 
   // Until close() is called and every job has an outcome.
   void run() {
+    const FloatingPointScope floating_point;  // sums of gradients
     for (;;) {
       Job job;
       {

@@ -3,6 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::nn {
 namespace {
@@ -59,7 +60,8 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::forward(const Tensor& x) {
   if (!trains || !running_mean.defined()) return batch.y;
   const NoGrad off;
   num_batches_tracked.add_(1);
-  const auto n = static_cast<double>(values);
+  const FloatingPointScope floating_point;
+  const auto n = static_cast<double>(floating_point.here(values));
   if (values > 0) update(batch.mean, batch.var * (n / (n - 1)));
   return batch.y;
 }
@@ -104,6 +106,7 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const T
 template <int kSpatial>
 void BatchNorm<kSpatial>::update(const Tensor& mean, const Tensor& unbiased, const Tensor& any) {
   const NoGrad off;
+  const FloatingPointScope floating_point;
   const DType wide = compute_dtype(running_mean.dtype());
   const auto replace_part = [&](Tensor& running, const Tensor& now) {
     const Tensor before = running.to(wide), value = now.to(wide);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/layers.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::nn {
 namespace {
@@ -26,9 +27,10 @@ Dims weight_sizes(const char* layer, int64_t in, int64_t out, int64_t groups, co
 
 // As PyTorch counts it, also for a transposed convolution: what one element of the weight's first dimension has.
 double bound_of(const Dims& weight) {
+  const FloatingPointScope floating_point;
   int64_t fan_in = 1;
   for (int d = 1; d < weight.rank(); ++d) fan_in *= weight[d];
-  return 1.0 / std::sqrt(static_cast<double>(fan_in));
+  return floating_point.here(1.0 / std::sqrt(static_cast<double>(fan_in)));
 }
 Tensor weight_of(const Dims& sizes) { return uniform_parameter(sizes, bound_of(sizes)); }
 Tensor bias_of(bool wanted, int64_t out, const Tensor& weight) {

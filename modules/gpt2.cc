@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/generation.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/recorder.h"
 
@@ -23,6 +24,7 @@ Tensor first_rows(Embedding& table, int64_t n) {
 
 GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   if (SkipInit::without_memory()) return;
+  const FloatingPointScope floating_point;
   const NoGrad off;
   Generator generator(seed);
   const double residual_std = 0.02 / std::sqrt(2.0 * static_cast<double>(config.n_layer));

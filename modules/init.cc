@@ -4,6 +4,7 @@
 
 #include "rondo/modules/layers.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/random.h"
 
 namespace rondo::nn {
@@ -21,6 +22,7 @@ void init_normal(ModuleBase& module, uint64_t seed, double std) {
 
 void init_convolutions(ModuleBase& module, uint64_t seed) {
   if (SkipInit::without_memory()) return;
+  const FloatingPointScope floating_point;
   const NoGrad off;
   Generator generator(seed);
   for (const NamedModule& named : module.named_modules()) {

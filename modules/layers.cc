@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::nn {
 namespace {
@@ -30,7 +31,8 @@ Tensor normal_rows(int64_t num_embeddings, int64_t embedding_dim) {
 double linear_bound(int64_t in_features, int64_t out_features) {
   positive("Linear", in_features);
   positive("Linear", out_features);
-  return 1.0 / std::sqrt(static_cast<double>(in_features));
+  const FloatingPointScope floating_point;
+  return floating_point.here(1.0 / std::sqrt(static_cast<double>(floating_point.here(in_features))));
 }
 
 }  // namespace

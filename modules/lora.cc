@@ -15,6 +15,7 @@
 #include "rondo/modules/vit.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
@@ -26,8 +27,9 @@ DType dtype_beside(const Tensor& weight) { return is_low_precision(weight.dtype(
 }  // namespace
 
 double AdapterInfo::scaling() const {
+  const FloatingPointScope floating_point;
   const auto rank = static_cast<double>(options.rank);
-  return options.alpha / (options.rslora ? std::sqrt(rank) : rank);
+  return floating_point.here(options.alpha / (options.rslora ? std::sqrt(rank) : rank));
 }
 
 // ---- The parts

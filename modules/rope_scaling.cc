@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
@@ -65,6 +66,7 @@ double attention_factor(const RopeScaling& s) {
 }  // namespace
 
 int64_t RopeScaling::max_length(int64_t positions) const {
+  const FloatingPointScope floating_point;
   const bool stretches = kind == Kind::kLinear || kind == Kind::kDynamic || kind == Kind::kYarn;
   if (!stretches || !(factor > 1)) return positions;
   constexpr double kMost = 1LL << 40;
@@ -85,6 +87,7 @@ ops::RotaryTables rotary_tables(const RopeScaling& scaling, double base, int64_t
     throw Error(absl::StrCat("rotary_tables: original_positions must be positive, got ", scaling.original_positions));
   if (scaling.kind == Kind::kDynamic && positions <= 0)
     throw Error(absl::StrCat("rotary_tables: dynamic scaling needs a positive number of positions, got ", positions));
+  const FloatingPointScope floating_point;
   const NoGrad off;
   const RecorderScope run(nullptr);
   const std::vector<double> rates = rates_of(scaling, base, positions, D, length > 0 ? length : start + T);

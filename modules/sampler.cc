@@ -5,11 +5,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/hash_map.h"
 
 namespace rondo::nn {
 
 void check(const SamplingOptions& o) {
+  const FloatingPointScope floating_point;
   const auto require = [](bool holds, const char* rule, double got) {
     if (!holds) throw Error(absl::StrCat("generate: ", rule, ", got ", got));
   };
@@ -54,6 +56,7 @@ void normalise(std::vector<TokenProbability>& tokens) {
 }  // namespace
 
 std::span<const TokenProbability> Sampler::candidates(std::span<float> logits, std::span<const int64_t> seen) {
+  const FloatingPointScope floating_point;
   if (options_.repetition_penalty != 1.0) {
     const auto penalty = static_cast<float>(options_.repetition_penalty);
     HashSet<int64_t> penalised;
@@ -102,6 +105,7 @@ std::span<const TokenProbability> Sampler::candidates(std::span<float> logits, s
 }
 
 int64_t Sampler::draw(std::span<float> logits, std::span<const int64_t> seen, double uniform) {
+  const FloatingPointScope floating_point;
   const std::span<const TokenProbability> tokens = candidates(logits, seen);
   double left = uniform;
   for (const TokenProbability& t : tokens)

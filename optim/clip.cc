@@ -10,6 +10,7 @@
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/within_memory.h"
@@ -50,6 +51,8 @@ std::shared_ptr<Foreach> scale_pass(Device device, DType dtype) {
 }  // namespace
 
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) try {
+  const FloatingPointScope floating_point;
+  max_norm = floating_point.here(max_norm);
   if (!(max_norm >= 0)) throw Error(absl::StrCat("clip_grad_norm_: max_norm must not be negative, got ", max_norm));
   const NoGrad off;
   const memory::Cause cause("", "clip_grad_norm_", {});

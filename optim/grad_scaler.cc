@@ -8,6 +8,7 @@
 #include "rondo/optim/formula_code.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/within_memory.h"
@@ -90,6 +91,7 @@ int64_t GradScaler::skipped() const { return static_cast<int64_t>(state_->skippe
 
 namespace {
 void check(const GradScalerOptions& options) {
+  const FloatingPointScope floating_point;
   if (!(options.init_scale > 0 && std::isfinite(options.init_scale)))
     throw Error(absl::StrCat("GradScaler: init_scale must be positive and finite, got ", options.init_scale));
   if (!(options.growth_factor > 1 && std::isfinite(options.growth_factor)) ||
@@ -152,6 +154,7 @@ void GradScaler::update() try {
     return;
   }
   const memory::Cause cause("", "GradScaler::update", {});
+  const FloatingPointScope floating_point;
   const Device device = state_->scale.device();
   const double *scale = written(state_->scale), *good_steps = written(state_->good_steps),
                *skipped = written(state_->skipped), *overflowed = written(state_->overflowed);

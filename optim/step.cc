@@ -13,6 +13,7 @@
 #include "rondo/optim/step_programs.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
@@ -78,6 +79,7 @@ void open_for_writing(StepUpdate& u, bool zero_grad) {
 OptimizerState& Step::state_of(const Optimizer& optimizer) { return *optimizer.state_; }
 
 void Step::check_options(const Optimizer& optimizer, const StepOptions& o) {
+  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
   if (!(o.grad_scale > 0) || !std::isfinite(o.grad_scale))
     throw Error(absl::StrCat(optimizer.name(), ": grad_scale must be positive and finite, got ", o.grad_scale));
   if (!(o.max_norm >= 0))
@@ -115,6 +117,7 @@ StepReport Optimizer::step(const StepOptions& options, std::source_location wher
 
 StepReport Step::run(Optimizer& optimizer, const StepOptions& options, std::source_location where, JoinedWork joined) {
   const memory::Cause cause("a step of ", optimizer.name(), {});
+  const FloatingPointScope floating_point;
   check_options(optimizer, options);
   const RecordingPause pause("Optimizer::step() is called", where);
   OptimizerState& state = state_of(optimizer);
@@ -230,6 +233,7 @@ void Step::decide(const StepOptions& options) {
 void Step::average_buffers(Optimizer& optimizer) {
   BufferAverages* const buffers = state_of(optimizer).buffers.get();
   if (buffers == nullptr) return;
+  const FloatingPointScope floating_point;
   const NoGrad off;
   Step step(optimizer);
   step.decide({});

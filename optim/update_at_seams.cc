@@ -12,6 +12,7 @@
 #include "rondo/optim/seam.h"
 #include "rondo/optim/step.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/recorder.h"
 #include "rondo/runtime/within_memory.h"
 
@@ -160,6 +161,7 @@ std::vector<size_t> UpdateAtSeams::State::slots_of(std::span<const Tensor> param
 }
 
 void UpdateAtSeams::State::update(std::span<const size_t> slots) {
+  const FloatingPointScope floating_point;
   const NoGrad off;
   Step step(optimizer);
   std::vector<size_t> chosen;

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -281,6 +282,7 @@ class OpNode final : public Node {
     }
     const GradContext context(attrs_, inputs, outputs, grads_out, metas_, grads_in);
     const absl::Cleanup restore = [outer = std::exchange(in_gradient_rule, this)] { in_gradient_rule = outer; };
+    const FloatingPointScope floating_point;
     if (anomaly::detecting) [[unlikely]]
       return checked_rule(context, inputs, outputs, grads_out, grads_in);
     op_.grad(context);

@@ -10,6 +10,7 @@
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/device_failure.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo {
 
@@ -171,6 +172,13 @@ void copy_bytes(Device to_device, void* to, Device from_device, const void* from
   std::vector<std::byte> between(bytes);
   read_bytes(between.data(), from_device, from, bytes);
   target.copy_in(to_device.index, to, between.data(), bytes);
+}
+
+absl::AnyInvocable<void()> in_default_state(absl::AnyInvocable<void()> work) {
+  return [work = std::move(work)]() mutable {
+    const FloatingPointScope floating_point;
+    work();
+  };
 }
 
 Stopwatch::Stopwatch(Device device)

@@ -142,13 +142,16 @@ void install_backend(Backend backend, const BackendTable* table);
 // Throws Error unless there is such a device.
 void require_device(Device device);
 
+// `work` in a FloatingPointScope: a thread has the state that its creator had.
+absl::AnyInvocable<void()> in_default_state(absl::AnyInvocable<void()> work);
+
 // Runs `work`, host code that works on the device's memory, on its compute stream: at once where that is the CPU,
 // otherwise later. It must own all that it needs.
 template <class Work> void enqueue(Device device, Work&& work) {
   const BackendTable& table = backend_of(device);
   if (table.enqueue == nullptr) [[likely]]
     work();
-  else table.enqueue(device.index, Stream::kCompute, std::forward<Work>(work));
+  else table.enqueue(device.index, Stream::kCompute, in_default_state(std::forward<Work>(work)));
 }
 
 // Throws what a device kept of earlier work: Note [Late errors]. An Error gets words that say that it came late; any

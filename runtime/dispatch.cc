@@ -8,6 +8,7 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
@@ -140,7 +141,7 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
     return kernel(context);
-  queue_kernel(backend, device, kernel, context);
+  queue_kernel(device, kernel, context);
 }
 
 using Operands = absl::InlinedVector<Tensor, kUsualInputs>;
@@ -189,6 +190,7 @@ namespace {
 }  // namespace
 
 void run_kernel(const KernelContext& context) try {
+  const FloatingPointScope floating_point;
   const memory::Cause cause("", context.op.name, context.where);
   const Device device = context.out().device();
   const BackendTable& backend = backend_of(device);
@@ -247,6 +249,7 @@ class Dispatcher {
     const bool needs = needs_grad();
     if (needs && op_.grad == nullptr && op_.decompose != nullptr) {
       // An op without a gradient rule is differentiated through its decomposition.
+      const FloatingPointScope floating_point;
       op_.decompose(copies_of(inputs()), attrs_, outputs);
       return;
     }
@@ -262,6 +265,7 @@ class Dispatcher {
       recorder->record(op_, inputs(), attrs_, outputs, /*in_place=*/false, where_);
       return;
     }
+    const FloatingPointScope floating_point;
     settle_floats();
     if (op_.kind == OpKind::kView) {
       for (size_t i = 0; i < outputs.size(); ++i) {
@@ -327,6 +331,7 @@ class Dispatcher {
       recorder->record(op_, inputs(), attrs_, {&next, 1}, /*in_place=*/true, where_);
       return;
     }
+    const FloatingPointScope floating_point;
     settle_floats();
     autograd::check_in_place(op_, target, differentiable, where_);
     before_write(target.storage(), where_);

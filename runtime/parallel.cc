@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cfenv>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
@@ -18,6 +19,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/usable_cores.h"
 
 namespace rondo {
@@ -92,6 +94,7 @@ class Pool {
   void run(int threads, uint32_t pieces, PieceFn run) {
     threads = std::min(threads, start(threads - 1) + 1);
     run_ = &run;
+    settings_ = FloatingPointState::of_this_thread();
     left_.store(pieces, std::memory_order_relaxed);
     ranges_used_.store(threads, std::memory_order_relaxed);
     for (int t = 0; t < threads; ++t) {
@@ -134,6 +137,7 @@ class Pool {
   }
 
   void serve(Worker& self, int own) {
+    std::fesetenv(FE_DFL_ENV);  // a thread begins with the state of the one that starts it
     inside = true;
     for (uint32_t seen = 0; !stop_.load(std::memory_order_acquire);) {
       await_change(self.calls, seen);
@@ -151,6 +155,7 @@ class Pool {
         if (!word.compare_exchange_weak(at, at + (uint64_t{1} << 32), std::memory_order_acquire,
                                         std::memory_order_relaxed))
           continue;
+        settings_.apply_settings();
         (*run_)(static_cast<uint32_t>(at >> 32));
         // After the last piece the job may be gone: what follows touches the pool only.
         if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
@@ -161,6 +166,7 @@ class Pool {
 
   std::atomic<bool> busy_{false}, stop_{false};
   const PieceFn* run_ = nullptr;
+  FloatingPointState settings_ = FloatingPointState::of_this_thread();  // of the job's caller
   std::atomic<int> ranges_used_{0};
   alignas(64) std::atomic<uint32_t> left_{0};  // pieces that are not done
   std::array<Range, kMaxThreads> ranges_;

@@ -66,7 +66,7 @@ void set_num_threads(int n);
 // Runs fn(begin, end) over [0, n) in contiguous pieces of at least `grain`. Runs inline when one piece is enough,
 // inside another parallel_for, and in a OneThread scope. The first exception of a piece is rethrown to the caller,
 // after all pieces. Which thread runs which piece, and how many pieces there are, is not specified; results must not
-// depend on it.
+// depend on it. All pieces run with the caller's floating-point settings (floating_point_scope.h).
 void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> fn);
 
 // RAII: in this scope, the ops that this thread calls use no other thread.

@@ -64,9 +64,8 @@ class QueuedKernel {
 
 }  // namespace
 
-void queue_kernel(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
-  backend.enqueue(device.index, Stream::kCompute,
-                  [kernel, call = std::make_unique<QueuedKernel>(context)] { call->run(kernel); });
+void queue_kernel(Device device, KernelFn kernel, const KernelContext& context) {
+  enqueue(device, [kernel, call = std::make_unique<QueuedKernel>(context)] { call->run(kernel); });
 }
 
 }  // namespace rondo

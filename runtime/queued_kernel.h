@@ -8,6 +8,6 @@ namespace rondo {
 
 // Runs the kernel on the device's compute stream. Nothing of `context` has to live until then but the operands' memory,
 // which is freed in stream order.
-void queue_kernel(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context);
+void queue_kernel(Device device, KernelFn kernel, const KernelContext& context);
 
 }  // namespace rondo

@@ -1,12 +1,11 @@
 #include "rondo/runtime/tensor.h"
 
-#include <cmath>
-
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/dynamic_range.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -88,6 +87,7 @@ Tensor made(const char* factory, const Dims& sizes, TensorOptions options, std::
 // `op` stands for it in recordings.
 Tensor filled(const char* factory, const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options,
               std::source_location where) {
+  const FloatingPointScope floating_point;
   if (!is_floating(options.dtype)) ops::require_in_range(factory, value, options.dtype, where);
   require_sizes(factory, sizes, options.dtype, where);
   const Tensor recorded = active_recorder() == nullptr ? Tensor() : ops::record_filled(op, sizes, value, options);
@@ -125,6 +125,7 @@ Tensor Tensor::copy_of(const void* values, size_t count, DType dtype, const Dims
 }
 Tensor Tensor::from(std::initializer_list<double> literals, const Dims& sizes, Device device,
                     std::source_location where) {
+  const FloatingPointScope floating_point;
   const std::vector<float> rounded(literals.begin(), literals.end());
   return copy_of(rounded.data(), rounded.size(), kF32, sizes, {kF32, device}, where);
 }
@@ -197,14 +198,8 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given
     const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
     return counted(kName, n, begin, step, options, where);
   }
-  const double first = begin.real(), by = step.real(), n = std::ceil((end.real() - first) / by);
-  if (!(by != 0) || !std::isfinite(first) || !std::isfinite(end.real()) || !std::isfinite(by))
-    throw_op_error(kName,
-                   absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ",
-                                end.real().value(), ", ", by),
-                   where);
-  if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
-  return counted(kName, static_cast<int64_t>(std::max(n, 0.0)), begin.real(), step.real(), options, where);
+  const int64_t n = ops::arange_size(begin.real(), end.real(), step.real(), where);
+  return counted(kName, n, begin.real(), step.real(), options, where);
 }
 Tensor Tensor::arange(Scalar begin, Scalar end, ArangeOptions options, std::source_location where) {
   return arange(begin, end, 1, options, where);

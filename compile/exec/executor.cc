@@ -7,6 +7,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/gradient_memory.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
@@ -175,6 +176,7 @@ absl::AnyInvocable<void()> Executor::ready_table(size_t launch, const TableArgum
 
 void Executor::run_tables(std::span<const TableArgument> tables) const {
   enter_stage("run");
+  const FloatingPointScope floating_point;
   invariant(tables.size() == plan_.launches.size(), "a table for each launch was expected");
   for (size_t i = 0; i < tables.size(); ++i) run_table(plan_.launches[i], tables[i]);
 }
@@ -212,6 +214,7 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
 std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished,
                                   std::span<const Tensor> homes) const {
   enter_stage("run");
+  const FloatingPointScope floating_point;
   NoGrad off;
   RecorderScope eager(nullptr);
   Frame frame = make_frame(inputs, release, homes);

@@ -13,6 +13,7 @@
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passed_ops.h"
 #include "rondo/compile/transform/passes.h"
+#include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::compile {
 
@@ -322,6 +323,7 @@ const Graph& Binding::graph() const {
 
 Binding::Backward Binding::backward_for(const Arriving& arriving) const {
   if (entry_->is_usual(arriving)) return {{entry_, &entry_->backward}, backward_};
+  const FloatingPointScope floating_point;
   const std::shared_ptr<const CompiledBackward> compiled = entry_->backward_for(arriving, floats_);
   if (compiled == nullptr) return {};
   return {compiled, compiled->program->floats_at(floats_)};

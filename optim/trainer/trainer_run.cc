@@ -13,6 +13,7 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/runtime/shape.h"
@@ -367,6 +368,7 @@ Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
 // `report`: undefined if no target counted, so that there was no step to make.
 void Trainer::Run::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report,
                                double seconds) {
+  const FloatingPointScope floating_point;
   const bool skipped = !report || report->skipped();
   const double grad_norm = report ? report->grad_norm() : std::nan("");
   ++state_.step;
@@ -504,8 +506,11 @@ void Trainer::Run::run_evaluation() {
   state_.eval_loss = loss;
   state_.evaluated_step = state_.step;
   Best& best = state_.best;
-  const bool improved = !std::isnan(*loss) && (!best.loss || *best.loss - *loss > options_.early_stopping_threshold);
-  const bool lowest = !std::isnan(*loss) && (!best.loss || *loss < *best.loss);
+  const auto lower_by_more_than = [&](double difference) {
+    const FloatingPointScope floating_point;
+    return floating_point.here(!std::isnan(*loss) && (!best.loss || *best.loss - *loss > difference));
+  };
+  const bool improved = lower_by_more_than(options_.early_stopping_threshold), lowest = lower_by_more_than(0);
   best.evaluations_since = improved ? 0 : best.evaluations_since + 1;
   if (lowest) {
     best.loss = loss;

@@ -1,6 +1,7 @@
 // Activations.
 #include <cmath>
 
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -147,6 +148,8 @@ Tensor softplus(TensorArg x) { return call(kSoftplus, {x}); }
 Tensor leaky_relu(TensorArg x, double slope) { return call(kLeakyRelu, {x}, {.floats = {slope}}); }
 
 Tensor clamp(TensorArg x, Scalar low, Scalar high) {
+  const FloatingPointScope floating_point;
+  low = floating_point.here(low);
   require_defined("clamp", x);
   if (!(low.real() <= high.real())) throw_op_error("clamp", "low must not be above high", x.where);
   DType dtype = x.tensor.dtype();

@@ -10,6 +10,7 @@
 #include <cmath>
 #include <limits>
 
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -245,6 +246,7 @@ Tensor with_i64_keys(const char* op, const Tensor& mask, std::source_location wh
 
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& given_mask,
                                     AttentionOptions options) {
+  const FloatingPointScope floating_point;
   const Tensor mask = with_i64_keys("attention", given_mask, q.where);
   if (q.tensor.defined() && q.tensor.rank() == 4 && !options.scale)
     options.scale = 1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3]));
@@ -264,6 +266,7 @@ Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const
 }
 
 Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& given_mask, AttentionOptions options) {
+  const FloatingPointScope floating_point;
   const Tensor mask = with_i64_keys("plain_attention", given_mask, q.where);
   for (const TensorArg& operand : {q, k, v}) require_defined("plain_attention", operand);
   require_probability("plain_attention", options.dropout, q.where);

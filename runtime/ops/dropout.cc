@@ -4,6 +4,7 @@
 // numbers need no new recording (Note [Random state]). No mask is stored: dropout is linear in x, so its gradient is
 // dropout of the gradient with the same state.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -39,6 +40,8 @@ constexpr OpDef kDropout = {
 };
 
 Attrs dropout_attrs(SymFloat p, int64_t increment) {
+  const FloatingPointScope floating_point;
+  p = floating_point.here(p);
   return {.ints = {increment}, .floats = {p, p < 1 ? 1 / (1 - p) : SymFloat(0)}};  // DropoutRule
 }
 
@@ -52,6 +55,8 @@ void check_dropout(InferContext& c, int state, SymFloat p) {
 }
 
 void require_probability(const char* op, double p, std::source_location where) {
+  const FloatingPointScope floating_point;
+  p = floating_point.here(p);
   if (!(p >= 0 && p <= 1)) throw_op_error(op, absl::StrCat("p must be in [0, 1], got ", p), where);
 }
 

@@ -1,6 +1,7 @@
 // Elementwise arithmetic. To add an op: runtime/README.md.
 #include <cmath>
 
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"
@@ -127,6 +128,8 @@ Tensor mul(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? mul(a, {as_tensor(a, s), a.where}) : call_promoted(kMulScalar, a, s);
 }
 Tensor div(TensorArg a, Scalar s) {
+  const FloatingPointScope floating_point;
+  s = floating_point.here(s);
   if (!has_inverse(s.real())) return div(a, {divisor(a, s), a.where});
   return call_promoted(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }
@@ -158,6 +161,8 @@ void mul_(TensorArg a, Scalar s) {
   return needs_tensor(a, s) ? mul_(a, {as_tensor(a, s), a.where}) : call_promoted_(kMulScalar, a, s);
 }
 void div_(TensorArg a, Scalar s) {
+  const FloatingPointScope floating_point;
+  s = floating_point.here(s);
   if (!has_inverse(s.real())) return div_(a, {divisor(a, s), a.where});
   call_promoted_(kMulScalar, a, 1.0 / s.real(), Promotion::kQuotient);
 }

@@ -1,7 +1,10 @@
 #include "rondo/runtime/ops/factory.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
@@ -32,6 +35,18 @@ constexpr OpDef kArange = {
           b.output(0, first + in_compute(b.index(0)) * step);
         },
 };
+
+int64_t arange_size(double first, double end, double step, std::source_location where) {
+  constexpr const char* kName = "Tensor::arange";
+  const FloatingPointScope floating_point;
+  const double n = std::ceil((floating_point.here(end) - first) / step);
+  if (!(step != 0) || !std::isfinite(first) || !std::isfinite(end) || !std::isfinite(step))
+    throw_op_error(
+        kName, absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ", end, ", ", step),
+        where);
+  if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
+  return static_cast<int64_t>(std::max(n, 0.0));
+}
 
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step) {
   const bool whole = first.is_integer() && step.is_integer();

@@ -6,6 +6,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
@@ -124,6 +125,7 @@ constexpr OpDef kInterpolateGrad = {
 };
 
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
+  const FloatingPointScope floating_point;
   require_defined("interpolate", x);
   const auto fail = [&](const std::string& what) { throw_op_error("interpolate", what, x.where); };
   const Interpolation how{options.mode == InterpolateMode::kBilinear, options.align_corners};

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -154,6 +155,7 @@ Tensor max_pool2d(TensorArg x, Spatial<2> kernel, MaxPool2dOptions options) {
 }
 
 Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options) {
+  const FloatingPointScope floating_point;
   Convolution how = windows("avg_pool2d", x, kernel, options, 1);
   const Dims& in = x.tensor.sizes();
   const Extent size = pooled_size(how, in, {kernel[0], kernel[1]});
@@ -187,6 +189,7 @@ Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options) {
 }
 
 Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size) {
+  const FloatingPointScope floating_point;
   require_defined("adaptive_avg_pool2d", x);
   const Dims& in = x.tensor.sizes();
   if (in.rank() != 4 || !is_floating(x.tensor.dtype()) || size[0] < 1 || size[1] < 1 || in[2] < 1 || in[3] < 1)

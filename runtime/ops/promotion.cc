@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/table.h"
@@ -157,6 +158,8 @@ DType dtype_with_number(const char* name, const TensorArg& a, Scalar s, Promotio
 
 Attrs number_attrs(Scalar s, DType dtype) {
   if (!is_low_precision(dtype)) return {.floats = {s.real()}};
+  const FloatingPointScope floating_point;
+  s = floating_point.here(s);
   return visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     return Attrs{.floats = {static_cast<double>(convert<T>(static_cast<double>(s.real())))}};

@@ -2,6 +2,7 @@
 // keepdim}.
 #include <algorithm>
 
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
@@ -198,6 +199,7 @@ Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {
 }
 
 Tensor mean(TensorArg x, const ReduceDims& dims, bool keepdim) {
+  const FloatingPointScope floating_point;
   const Attrs attrs = reduction_attrs("mean", x, dims, keepdim);
   const int64_t n = reduced_numel(x.tensor.sizes(), attrs.ints[0]);
   const DType dtype = x.tensor.dtype();

@@ -2,6 +2,7 @@
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/scalar_math.h"
@@ -53,6 +54,7 @@ constexpr OpDef kRotary = {
 RotaryTables rotary_tables(int64_t T, int64_t D, double base, int64_t start, TensorOptions options) {
   if (D <= 0 || D % 2 != 0) throw Error(absl::StrCat("rotary_tables: D must be even and positive, got ", D));
   if (T < 0) throw Error(absl::StrCat("rotary_tables: T must not be negative, got ", T));
+  const FloatingPointScope floating_point;
   const NoGrad off;
   const RecorderScope run(nullptr);
   // In f64: an angle in f32 would be off by t * 2^-24.

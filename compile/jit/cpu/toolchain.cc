@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <string_view>
 #include <system_error>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/host_key.h"
@@ -183,6 +185,10 @@ JitResult compile_for_cpu(const LoopKernel& kernel, const CodeCpu& cpu, const Ji
   JitResult result;
   const JitPlugin& jit = plugin();
   const Compiling now;
+  // LLVM clears flags when it computes constants, those of x87 as well, which no FloatingPointScope gives back.
+  std::fenv_t host;
+  std::feholdexcept(&host);
+  const absl::Cleanup restore = [&host] { std::fesetenv(&host); };
   check_memory(jit.compile(kernel, cpu, options, result));
   check(result.error);
   return result;
