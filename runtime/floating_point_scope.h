@@ -91,7 +91,7 @@ class FloatingPointScope {
 
   FloatingPointState host_;
 #if defined(__x86_64__)
-  uint16_t host_x87_;  // the control word, after enter(): fegetround() and printf() ask it for the rounding
+  uint16_t host_x87_;  // the control word, after enter(): fegetround() and the C library's text ask it for the rounding
 #endif
 };
 

@@ -170,7 +170,7 @@ report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an
 # Where the cache lies is the user's choice, by the XDG base directory specification. Torchrun's variables are read where a
 # program asks for them (dist/environment.h), and set by the launcher.
 report "only RONDO_* may be read from the environment" \
-  "$(sources $order | xargs -r grep -nE 'getenv\(|environ\b' | grep -vE 'getenv\("RONDO_|runtime/io/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
+  "$(sources $order | xargs -r grep -nE '\bgetenv\(|environ\b' | grep -vE 'getenv\("RONDO_|runtime/io/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
      grep -vE '^dist/(environment|guard|launcher)\.cc:')"
 
 if [ $failures -gt 0 ]; then
