@@ -123,7 +123,7 @@ Tensor RowParcel::complete(Tensor first_part, ProcessGroup& group, const std::st
     total.add_(rest);
   }
   if (rows_somewhere_) {
-    const Tensor rows = all_rows_.view({world_size_ * capacity_, width_}).to(sum_dtype_) * (1.0 / world_size_);
+    const Tensor rows = all_rows_.view({world_size_ * capacity_, width_}).to(sum_dtype_) / world_size_;
     autograd::add_rows(total, rows, all_indices_.slice(1, {header_}).contiguous().view({rows.sizes()[0]}));
   }
   return total;

@@ -11,6 +11,7 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/step.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
@@ -60,6 +61,7 @@ void StepPasses::compile_all(const Optimizer& optimizer) {
 }
 
 KernelReport compile(Optimizer& optimizer) try {
+  const FloatingPointScope floating_point;
   compile::log::configure_from_environment();
   if (!compile::jit_available(optimizer.device()))
     throw Error(absl::StrCat(optimizer.name(), ": cannot be compiled: there is no code generator for ",

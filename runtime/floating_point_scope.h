@@ -9,15 +9,16 @@
 //   call returns or throws, the host's settings and its status flags (fetestexcept) are those of before.
 //   Scopes are where Rondo computes, not around what it calls back: `forward`, hooks, tape nodes of the program,
 //   datasets and callbacks see the host's state. They are in:
-//   - every op that runs eagerly (dispatch.cc), the rules of gradients (autograd.cc), printing and item();
-//   - compile/: what compiles or runs a recording (RegionTrace::run_now, Replay::run, Binding::backward_for), and the
-//     Executor, which also runs the passes of optimizers;
+//   - every op that runs eagerly (dispatch.cc), the rules of gradients (autograd.cc), printing;
+//   - the numbers that ops and modules compute on the way: the inverse of a divisor, the bound of first weights;
+//   - compile/: what compiles a recording or looks for its code (RegionTrace::run_now, Binding::backward_for), and the
+//     Executor, which runs programs, those of replays and of optimizers among them;
 //   - optim/: steps, clip_grad_norm_ and GradScaler; the sampler of generation;
 //   - threads that only compute: streams of devices (backend.h), and those of a ProcessGroup.
 //   A thread of the pool runs a job with the settings of the thread that called parallel_for, so all pieces of a kernel
 //   agree, and so do those of a host's own job. An OpDef or a sink of the log that the program provides is called with
-//   Rondo's state. A host that changes the settings of x87 and not those of SSE is not noticed: nothing here computes
-//   with x87.
+//   Rondo's state; a schedule (optim/schedule.h) in the caller's. A host that changes the settings of x87 and not those
+//   of SSE is not noticed: nothing here computes with x87.
 // Note [Arithmetic in a scope]. Compilers do not know that arithmetic depends on the state: they may move it out of a
 //   scope, but not past a call or an access to memory that others see. Where a function computes with its arguments, or
 //   returns what it computed, here() holds the value in place:
@@ -86,8 +87,8 @@ class FloatingPointScope {
 
  private:
   // From settings that are not the default ones, and back to them.
-  void enter();
-  void leave() const;
+  [[gnu::cold]] void enter() noexcept;
+  [[gnu::cold]] void leave() const noexcept;
 
   FloatingPointState host_;
 #if defined(__x86_64__)

@@ -70,6 +70,12 @@ struct FloatingPointRegisters {
     asm volatile("mrs %0, fpcr" : "=r"(settings));
 #endif
   }
+  void forget_flags() {
+    flags = 0;
+#if defined(__x86_64__)
+    settings &= ~uint64_t{0x3F};
+#endif
+  }
   bool operator==(const FloatingPointRegisters&) const = default;
   friend std::ostream& operator<<(std::ostream& out, const FloatingPointRegisters& r) {
     return out << "settings " << std::hex << r.settings << ", x87 " << r.x87 << ", rounding " << r.rounding

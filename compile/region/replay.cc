@@ -11,7 +11,6 @@
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/random_state.h"
 
 namespace rondo::compile {
@@ -136,7 +135,6 @@ Tensor Replay::next_random_state() const {
 }
 
 void Replay::run(const nn::ModuleCall& call) const {
-  const FloatingPointScope floating_point;
   std::optional<SharedRandomState> own;  // in which the state is that of the first draw
   if (draws_ > 0) own.emplace();
   const Tensor random_state = draws_ > 0 ? next_random_state() : Tensor();

@@ -21,6 +21,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/io/trusted_file.h"
 #include "rondo/runtime/memory.h"
 
@@ -214,7 +215,10 @@ std::shared_ptr<const MachineCode> link_object(const std::string& object) {
 
 void load_toolchain() { plugin(); }
 
-bool toolchain_exists() { return plugin_exists(); }
+bool toolchain_exists() {
+  const FloatingPointScope floating_point;  // std::filesystem::path computes how far it grows
+  return plugin_exists();
+}
 
 std::string jit_toolchain() {
   std::string text;
