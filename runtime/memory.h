@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/source_location.h"
@@ -143,6 +144,19 @@ class Cause {
   Cause& operator=(const Cause&) = delete;
   // "matmul, in backward of linear (train.cc:41)"
   static std::string describe();
+
+  // The innermost one of this thread, or null. A thread that does a part of its work takes it over meanwhile.
+  static const Cause* innermost() { return innermost_; }
+  class TakenOver {
+   public:
+    explicit TakenOver(const Cause* cause) : own_(std::exchange(innermost_, cause)) {}
+    ~TakenOver() { innermost_ = own_; }
+    TakenOver(const TakenOver&) = delete;
+    TakenOver& operator=(const TakenOver&) = delete;
+
+   private:
+    const Cause* const own_;
+  };
 
  private:
   void enter(const char* prefix, std::string_view name, std::source_location where) {

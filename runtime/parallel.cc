@@ -20,6 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/usable_cores.h"
 
 namespace rondo {
@@ -267,8 +268,10 @@ void parallel_for(int64_t n, int64_t grain, absl::FunctionRef<void(int64_t, int6
   constexpr int64_t kPiecesPerThread = 4;
   const int64_t pieces = std::min(most, team * kPiecesPerThread);
   ErrorSlot slot;
+  const memory::Cause* const cause = memory::Cause::innermost();
   inside = true;
   shared->run(static_cast<int>(team), static_cast<uint32_t>(pieces), [&](uint32_t piece) {
+    const memory::Cause::TakenOver of_caller(cause);  // what a piece allocates is the op's
     try {
       fn(n * piece / pieces, n * (piece + 1) / pieces);
     } catch (...) {

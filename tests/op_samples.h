@@ -26,6 +26,7 @@ struct OpSample {
   Attrs attrs = {};
   int n_outputs = 1;
   std::vector<Role> roles = {};  // empty: floats are real, the rest is fixed
+  int64_t terms = 0;             // products in the sum of one result, where there may be many
 
   Role role(size_t i) const;
   // The inputs in `dtype`, dense. Undefined ones stay so.

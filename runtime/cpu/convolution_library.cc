@@ -80,6 +80,37 @@ std::optional<WeightBlocks> blocks_of(const ConvolutionCall& call, const Desc& p
   return known ? std::optional(blocks) : std::nullopt;
 }
 
+// The older kernel that is used instead of the library's favourite: how its name begins. Null: the favourite is used.
+//
+// 1x1 in f32, one thread, version 2.6, Zen 4, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel. On
+// an Intel processor with AMX both take about as long in versions 2.6 and 3.7 (the newer 0.87 to 1.2 of the older one's
+// time, but 0.56 for 2048 to 512 channels of 7 x 7).
+//
+// Few pixels: the time to pack the weight counts. 3x3, 512 to 512 channels, version 2.6, Zen 4: 1.0 ms in f32 and 2.5
+// ms in bf16 to pack, 0.6 and 0.4 for the older kernel. Version 3.7, Intel, 7 x 7 pixels, packed and computed, newer
+// and older: forward in bf16 1.01 and 0.86 ms, in f32 2.48 and 2.44. The gradient of the input has a newer kernel in
+// version 3 only: in f32 4.0 and 2.4 ms (with AVX2 3.1 and 2.6). In bf16 1.12 and 1.02, but 1.32 and 1.48 for two
+// images: it stays.
+const char* older_kernel(std::string_view favourite, const ConvolutionCall& part, const ConvolutionCall& whole) {
+  constexpr int64_t kFewPixels = 2048;
+  const bool few = whole.batch * whole.output[0] * whole.output[1] <= kFewPixels;
+  if (favourite.starts_with("brgconv_1x1")) return part.dtype == kF32 ? "jit_1x1" : nullptr;
+  if (favourite.starts_with("brg_conv_bwd"))
+    return few && part.dtype == kF32 && part.taps() > part.channels / part.groups ? "jit:" : nullptr;
+  const bool forward = favourite.starts_with("brgconv:") || favourite.starts_with("brg_conv_fwd");
+  return few && forward ? "jit" : nullptr;
+}
+// `make`: all kernels of an operation, from the first on.
+template <class Make> auto preferred(const ConvolutionCall& part, const ConvolutionCall& whole, Make make) {
+  auto kernels = make();
+  const char* const older = older_kernel(kernels.name(), part, whole);
+  if (older == nullptr) return kernels;
+  auto others = make();
+  while (others.next())
+    if (others.name().starts_with(older)) return others;
+  return kernels;
+}
+
 }  // namespace
 
 // A primitive, and the memory that a run of it needs for itself.
@@ -218,31 +249,18 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   using Forward = Kernels<dnnl::convolution_forward>;
   const dnnl::primitive_attr attributes = Step::with_own_scratch();
   const auto forward = [&](const Desc& weight) {
-    const auto kernels = [&] {
+    return preferred(part, whole, [&] {
       return Forward(attributes, dnnl::prop_kind::forward_training, direct, input_, weight, bias_, output_, stride,
                      dilation, before, after);
-    };
-    Forward first = kernels();
-    // Measured on Zen 4, one thread, 1x1, f32, (256, 56, 56) to 128 channels: 82 GFLOP/s, 115 with the older kernel.
-    // The weight of 3x3, 512 to 512 channels: 1.0 ms in f32 and 2.5 ms in bf16 to pack, 0.6 and 0.4 for the older one;
-    // that counts where there are few pixels.
-    constexpr int64_t kFewPixels = 2048;
-    const std::string_view name = first.name();
-    const char* older = nullptr;
-    if (name.starts_with("brgconv_1x1")) older = part.dtype == kF32 ? "jit_1x1" : nullptr;
-    else if (name.starts_with("brgconv") && whole.batch * whole.output[0] * whole.output[1] <= kFewPixels)
-      older = "jit";
-    if (older == nullptr) return first;
-    Forward other = kernels();
-    while (other.next())
-      if (other.name().starts_with(older)) return other;
-    return first;
+    });
   };
   switch (part.computes) {
     case Computes::kOutput: set(forward(wanted)); break;
     case Computes::kInput:
-      set(Kernels<dnnl::convolution_backward_data>(forward(hint_weight), attributes, direct, input_, wanted, output_,
-                                                   stride, dilation, before, after));
+      set(preferred(part, whole, [&] {
+        return Kernels<dnnl::convolution_backward_data>(forward(hint_weight), attributes, direct, input_, wanted,
+                                                        output_, stride, dilation, before, after);
+      }));
       break;
     case Computes::kWeight:
       set(Kernels<dnnl::convolution_backward_weights>(forward(hint_weight), attributes, direct, input_, wanted, output_,

@@ -4,10 +4,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {
@@ -67,6 +70,29 @@ TEST(Memory, ThePeakHasACause) {
   cause = recording.report().cause;
   EXPECT_NE(cause.find("matmul, in backward of matmul (" __FILE__), std::string::npos) << cause;
   EXPECT_NE(memory::to_string(recording.report()).find(cause), std::string::npos);
+}
+
+// A library's kernel needs memory of its own in each thread that runs it.
+TEST(Memory, WhatOtherThreadsAllocateForAnOpHasItsCause) {
+  const memory::Recording recording;
+  const int before = num_threads();
+  set_num_threads(2);
+  std::mutex mutex;
+  std::map<std::thread::id, std::string> causes;
+  const auto threads_with_a_cause = [&] {
+    const std::lock_guard lock(mutex);
+    causes.emplace(std::this_thread::get_id(), memory::Cause::describe());
+    return causes.size();
+  };
+  {
+    const memory::Cause cause("", "an op", std::source_location::current());
+    parallel_for(2, 1, [&](int64_t, int64_t) {
+      while (threads_with_a_cause() < 2) std::this_thread::yield();
+    });
+  }
+  for (const auto& [thread, cause] : causes) EXPECT_TRUE(cause.starts_with("an op (" __FILE__)) << cause;
+  EXPECT_EQ(memory::Cause::describe(), "outside of any op");
+  set_num_threads(before);
 }
 
 // The block that makes the peak is known to be a gradient only afterwards.

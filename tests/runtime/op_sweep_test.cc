@@ -64,6 +64,18 @@ double unit_of(DType dtype) {
   return ::testing::AssertionSuccess();
 }
 
+// Note [Long sums]. One chain of n additions in f32 has an error that grows with sqrt(n), in units of the largest
+// result. Each addition rounds its sum s by up to half of a last place, 0.21 u |s| on average (u = 2^-23, root mean
+// square). The terms are independent with mean 0 and deviation d, so |s| after k of them is d sqrt(k) and the error of
+// the whole is 0.21 u d n / sqrt(2). The largest of some thousand results is 3.6 d sqrt(n). So the error is 0.041
+// sqrt(n) units of the largest. Its tail is longer than a normal distribution's, since where s is large all errors are.
+// In a simulation (n = 1024 and 4608, 115,000 sums each) the mean was 0.041 sqrt(n), and the worst 0.49 and 0.44
+// sqrt(n). With oneDNN 3.7 the gradient of the input of "many outputs, bands", 4608 products, is 17.1 units off, which
+// is 0.25 sqrt(n).
+double with_long_sums(double units, const OpSample& sample, DType dtype) {
+  return dtype == kF32 ? std::max(units, 0.5 * std::sqrt(static_cast<double>(sample.terms))) : units;
+}
+
 // A library may sum in another order for another layout; everything else promises the same bits.
 ::testing::AssertionResult same_for_layouts(const OpDef& op, const OpSpec& spec, const Tensor& a, const Tensor& b) {
   return op.kind == OpKind::kContraction ? close(a, b, spec.tolerance) : same_bits(a, b);
@@ -220,7 +232,7 @@ TEST(OpSweep, KernelEqualsDecomposition) {
         }
         ASSERT_EQ(kernel[i].dtype(), parts[i].dtype());
         // Parts round each step to a 16-bit dtype.
-        EXPECT_TRUE(close(kernel[i], parts[i], 16)) << "output " << i;
+        EXPECT_TRUE(close(kernel[i], parts[i], with_long_sums(16, sample, dtype))) << "output " << i;
       }
     }
   });
@@ -236,7 +248,7 @@ TEST(OpSweep, LowerPrecisionFollowsF64) {
       for (const Tensor& t : inputs) wide.push_back(t.defined() && is_floating(t.dtype()) ? t.to(kF64) : t);
       const std::vector<Tensor> got = run(op, sample, inputs), reference = run(op, sample, wide);
       for (size_t i = 0; i < got.size(); ++i)
-        EXPECT_TRUE(close(got[i], reference[i], spec.tolerance)) << "output " << i;
+        EXPECT_TRUE(close(got[i], reference[i], with_long_sums(spec.tolerance, sample, dtype))) << "output " << i;
     }
   });
 }

@@ -265,6 +265,9 @@ template <ConvOp kOp> Samples convs(bool large) {
     else if (kOp == ConvOp::kInput)
       samples.push_back({c.label, {real(y), real(w, -0.5, 0.5)}, c.how.attrs({x[2], x[3]})});
     else samples.push_back({c.label, {real(y), real(x)}, c.how.attrs({w[2], w[3]})});
+    samples.back().terms = kOp == ConvOp::kOutput  ? w[1] * w[2] * w[3]
+                           : kOp == ConvOp::kInput ? w[0] / c.how.groups * w[2] * w[3]
+                                                   : y[0] * y[2] * y[3];
   }
   return samples;
 }
