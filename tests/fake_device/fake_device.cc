@@ -10,10 +10,10 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -233,7 +233,7 @@ class FakeDevice::Queue {
     ++n_queued_;
     // Some work runs early, so that no order relies on a late queue.
     if (n_queued_ > kMostQueued) run_until([&] { return n_queued_ <= kMostQueued / 2; });
-    else if (std::uniform_real_distribution<>(0, 1)(random_) < options_.early) run_a_few();
+    else if (random_() < early_) run_a_few();
   }
   void run_a_few() {
     int64_t left = static_cast<int64_t>(random_() % 8);
@@ -299,13 +299,16 @@ class FakeDevice::Queue {
   }
 
   const FakeDeviceOptions options_;
+  // FakeDeviceOptions::early of all numbers that random_ draws. A device does no arithmetic on the caller's thread,
+  // which has a floating-point state of its own.
+  const uint64_t early_ = options_.early >= 1 ? ~uint64_t{0} : static_cast<uint64_t>(options_.early * 0x1p64);
   const int index_;
   mutable std::recursive_mutex mutex_;
   std::mt19937_64 random_;
   void* mapped_ = nullptr;
   std::byte* begin_ = nullptr;
   size_t used_ = 0, open_ = 0;
-  std::unordered_map<size_t, std::vector<std::byte*>> free_;  // by size
+  std::map<size_t, std::vector<std::byte*>> free_;  // by size
   std::deque<Item> streams_[kStreams];
   int64_t n_queued_ = 0, bytes_in_use_ = 0, peak_ = 0, fail_in_ = 0;
   std::exception_ptr error_;

@@ -163,7 +163,7 @@ std::vector<Program> programs() {
        }},
       {"printing",
        [](Bytes& out) {
-         const Tensor x = all_sizes({9, 9});
+         const Tensor x = all_sizes({9, 9}).to(kCPU);  // its text names a device, which each thread has its own of
          out << x.to_string() << (x * kInf).to_string() << x.to(kBF16).to_string()
              << absl::StrCat(x[0][1].item() == 1.7 ? "" : "rounded");
        }},
