@@ -8,8 +8,8 @@
 
 namespace rondo {
 
-// Instruction sets that compilers use by themselves: first those of x86-64, then those of aarch64, of which the others
-// have none. On other processors nothing is known and nothing is checked.
+// Instruction sets that compilers use by themselves: first those of x86-64, then those of aarch64. A processor has
+// features of its own architecture only. On other processors nothing is known and nothing is checked.
 enum class CpuFeature : uint8_t {
   kSse3,
   kSsse3,

@@ -1,4 +1,4 @@
-// The floating-point state of kernels and library calls, whatever the host program has set.
+// Kernels and library calls run in one floating-point state, whatever state the host program has set.
 //
 //   const FloatingPointScope scope;  // to the end of the block: Rondo's state
 //   kernel(context);

@@ -41,8 +41,8 @@ template <class Primitive> class Kernels {
 
  private:
   template <class P> friend class Kernels;
-  // Of a gradient; else empty. The library reads it, and in version 2 the operation, too, while it looks for the next
-  // kernel: both stay where they are.
+  // The forward kernel that a gradient was given; empty for other operations. While the library looks for the next
+  // kernel it reads the hint, and version 2 reads the operation, too: both stay where they are.
   std::shared_ptr<const Hint> hint_;
 #if DNNL_VERSION_MAJOR == 2
   std::unique_ptr<const typename Primitive::desc> operation_;
