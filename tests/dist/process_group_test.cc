@@ -28,9 +28,7 @@ using test::with_groups;
 
 class Group : public testing::TestWithParam<int> {
  protected:
-  void SetUp() override {
-    if (GetParam() > 1) RONDO_SKIP_WITHOUT_GLOO();
-  }
+  void SetUp() override {}
 };
 
 TEST_P(Group, SumsAndAveragesEveryFloat) {
@@ -62,7 +60,6 @@ TEST_P(Group, SumsAndAveragesEveryFloat) {
 
 // Sixteen-bit numbers are added in f32: 256 + 1 is no bf16, but 256 + 1 + 1 is.
 TEST(GroupOfThree, SixteenBitsAreRoundedOnce) {
-  RONDO_SKIP_WITHOUT_GLOO();
   with_groups(3, [](ProcessGroup& group) {
     Tensor x = Tensor::full({4}, group.rank() == 0 ? 256 : 1, {kBF16});
     group.all_reduce(x, ReduceOp::kSum, "x").wait();
@@ -143,7 +140,6 @@ TEST_P(Group, ScattersSumsAndAverages) {
 }
 
 TEST(GroupOfThree, ScatteredSixteenBitsAreRoundedOnce) {
-  RONDO_SKIP_WITHOUT_GLOO();
   with_groups(3, [](ProcessGroup& group) {
     for (const int64_t size : {4, 5'000}) {
       Tensor x = Tensor::full({3, size}, group.rank() == 0 ? 256 : 1, {kBF16}), sum = Tensor::zeros({size}, {kBF16});
@@ -251,7 +247,6 @@ INSTANTIATE_TEST_SUITE_P(Ranks, Group, testing::Values(1, 2, 3, 5));
 
 class GroupFailure : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
   static void expect_each(const std::vector<std::string>& errors, const std::string& part) {
     for (size_t r = 0; r < errors.size(); ++r)
       EXPECT_NE(errors[r].find(part), std::string::npos) << r << ": " << errors[r];
@@ -388,7 +383,6 @@ std::vector<std::string> errors_of_processes(const std::vector<int>& ranks, int 
 }
 
 TEST(GroupLife, TwoProcessesWithOneRankAreTold) {
-  RONDO_SKIP_WITHOUT_GLOO();
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
 #endif
@@ -414,7 +408,6 @@ TEST(GroupLife, TwoProcessesWithOneRankAreTold) {
 }
 
 TEST(GroupLife, OneRankOfThreeIsToldThatItIsAlone) {
-  RONDO_SKIP_WITHOUT_GLOO();
   Environment e;
   e.world_size = 3;
   e.master_port = port_of(listen_on("127.0.0.1", 0));
@@ -430,7 +423,6 @@ TEST(GroupLife, OneRankOfThreeIsToldThatItIsAlone) {
 }
 
 TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const auto errors = run_ranks(2, [](const Environment& e) {
     for (int i = 0; i < 10; ++i) {
       const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
@@ -444,7 +436,6 @@ TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
 
 // The first start of a job broke off while one rank was connecting. The next start shares its store.
 TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
-  RONDO_SKIP_WITHOUT_GLOO();
   for (const int restart_count : {0, 1}) {
     std::atomic<bool> restarted = false;
     const auto errors = run_ranks(2, [&restarted, restart_count](Environment e) {
@@ -464,7 +455,6 @@ TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
 }
 
 TEST(GroupLife, AnotherStartOfTheJobIsNotMet) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const auto errors = run_ranks(2, [](Environment e) {
     e.restart_count = e.rank;
     ProcessGroup::connect(e, {.timeout = Milliseconds(300)});
@@ -476,7 +466,6 @@ TEST(GroupLife, AnotherStartOfTheJobIsNotMet) {
 // An exception ends a rank while a large collective is on its way and its peer has stopped reading: the group must not
 // hold the exception up until the timeout is over.
 TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
-  RONDO_SKIP_WITHOUT_GLOO();
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
 #endif
@@ -513,7 +502,6 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
 }
 
 TEST(Agreement, EveryRankHasTheSameOptions) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const auto errors = test::run_ranks(4, [](const Environment& e) {
     ProcessGroup::connect(e, {.timeout = test::kPatient + Milliseconds(e.rank == 3), .compare_each = e.rank % 2 == 1});
   });
@@ -541,7 +529,6 @@ TEST(Agreement, WhateverAPeerSendsIsDescribedAndRefused) {
 
 // As under another launcher than ours.
 TEST(GroupLife, RankZeroOpensAStoreWhereNobodyElseDoes) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const int port = port_of(listen_on("127.0.0.1", 0));
   const auto errors = run_ranks(2, [port](Environment e) {
     e.store.clear();
@@ -550,13 +537,6 @@ TEST(GroupLife, RankZeroOpensAStoreWhereNobodyElseDoes) {
     group->barrier("together").wait();
   });
   EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
-}
-
-TEST(GroupLife, WithoutGlooOneProcessIsAll) {
-  if (gloo_available()) GTEST_SKIP() << "built with Gloo";
-  Environment e;
-  e.world_size = 2;
-  EXPECT_NE(error_of<DistError>([&] { ProcessGroup::connect(e); }).find("libgloo-dev"), std::string::npos);
 }
 
 }  // namespace
