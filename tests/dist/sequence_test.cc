@@ -18,7 +18,7 @@ using test::run_ranks;
 Call sum_of(int64_t n) { return {.numel = n, .kind = CollectiveKind::kAllReduce, .dtype = kF32}; }
 
 TEST(SequenceRecord, HashesAllThatRanksMustAgreeOn) {
-  const auto hash = [](const std::vector<std::pair<Call, std::string>>& calls) {
+  const auto hash = [](const std::vector<std::pair<Call, std::string_view>>& calls) {
     SequenceRecord record;
     for (const auto& [call, name] : calls) record.add(call, name);
     EXPECT_EQ(record.count(), calls.size());
