@@ -37,8 +37,10 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
 void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
                               const AttentionGradients& gradients);
 
-// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT.
+// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. Before the gradient of a
+// call with an added mask, the second one runs: Note [Large logsumexp].
 const Source& fused_attention_source();
+const Source& fused_attention_rescale_source();
 const Source& fused_attention_grad_source();
 
 }  // namespace rondo::cuda
