@@ -112,69 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 )cuda";
 
-constexpr const char* kRescale = R"cuda(
-// Note [Large logsumexp]: for each query, 1 over the sum of its weights if its logsumexp is large, otherwise 1. Tiles
-// without such a query read nothing else.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    rondo_attention_rescale(const T* q, const T* k, const void* mask, const C* logsumexp, C* rescale, Call call,
-                            Heads at_q, Heads at_k, long long blocks) {
-  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector];
-  T *const queries = reinterpret_cast<T*>(q_tile), *const keys = reinterpret_cast<T*>(k_tile);
-  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
-  const long long tiles = (call.queries + ROWS - 1) / ROWS;
-  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const long long first = block % tiles * ROWS, head = block / tiles % call.heads,
-                    batch = block / tiles / call.heads, kv_head = head / (call.heads / call.kv_heads),
-                    at = (batch * call.heads + head) * call.queries;
-    int large = 0;  // for all warps alike
-    for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
-      if (is_large(read(logsumexp + at + query))) large = 1;
-    large = warp_reduce<Max, 32>(large);
-    C totals[2], sums[2] = {0, 0};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const long long query = first + row + row_of(2 * half);
-      totals[half] = query < call.queries ? read(logsumexp + at + query) : static_cast<C>(0);
-    }
-    if (large != 0)
-      load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
-                head_dim);
-    const long long end = large == 0 ? 0 : call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
-    for (long long key = 0; key < end; key += ROWS) {
-      __syncthreads();  // the last tile has been used
-      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
-                head_dim);
-      __syncthreads();
-      C scores[kScores][4] = {};
-      product<kScores, HEAD_DIM, true>(scores, queries + row * kStride, kStride, keys, kStride);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const long long query = first + row + row_of(2 * half);
-        const Columns columns = keys_of(call, query, key);
-#pragma unroll
-        for (int n = 0; n < kScores; ++n)
-#pragma unroll
-          for (int e = 2 * half; e < 2 * half + 2; ++e) {
-            const int column = column_of(n, e);
-            sums[half] = sums[half] + exp_or_zero(masked(call, mask, columns, column, batch, head, query, key + column,
-                                                         scores[n][e]) - totals[half]);
-          }
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const long long query = first + row + row_of(2 * half);
-      const C sum = row_reduce<Sum>(sums[half]);
-      if (place_in_group() == 0 && query < call.queries)
-        write(rescale + at + query, is_large(totals[half]) ? 1 / sum : static_cast<C>(1));
-    }
-    __syncthreads();  // before the next tile of queries
-  }
-}
-)cuda";
-
 constexpr const char* kBackward = R"cuda(
-constexpr bool kRescales = MASK == 3;
+constexpr bool kRescales = MASK == 3;  // by the factors of rondo_attention_rescale
+
 // The arrays of queries that the backward reads: q, the gradient of the output, the output, the logsumexp, and what
 // rondo_attention_rescale writes.
 struct Queries {
@@ -208,8 +148,8 @@ struct Shared {
   }
   RONDO_DEVICE C rescale(int row) const { return kRescales ? get(rescales[row]) : static_cast<C>(1); }
   RONDO_DEVICE Kept drawn() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
-  // Dropped values become 0. The __syncwarp() here and in grad_of_keys is for ptxas: it then reads the bits again,
-  // instead of keeping what follows from them in registers.
+  // Dropped values become 0. The __syncwarp() here and in grad_of_keys is for ptxas: it then reads the bits, and the
+  // numbers of rows, again, instead of keeping them or what follows from them in registers.
   RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
     if (DROPOUT == 0) return;
     __syncwarp();
@@ -307,7 +247,7 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
         const Columns columns = queries_of(call, key, query);
-        if (DROPOUT != 0 && HEAD_DIM > 112) __syncwarp();
+        if ((DROPOUT != 0 && HEAD_DIM > 112) || kRescales) __syncwarp();
         const Kept mine = s.drawn();  // not drop(): with another walk over the scores, the kernel would spill
 #pragma unroll
         for (int n = 0; n < kScores; ++n)
@@ -359,6 +299,67 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
   else
     grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
+}
+)cuda";
+
+constexpr const char* kRescale = R"cuda(
+// Note [Large logsumexp]: for each query, 1 over the sum of its weights if its logsumexp is large, otherwise 1. Tiles
+// without such a query read nothing else.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    rondo_attention_rescale(const T* q, const T* k, const void* mask, const C* logsumexp, C* rescale, Call call,
+                            Heads at_q, Heads at_k, long long blocks) {
+  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector];
+  T *const queries = reinterpret_cast<T*>(q_tile), *const keys = reinterpret_cast<T*>(k_tile);
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
+  const long long tiles = (call.queries + ROWS - 1) / ROWS;
+  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const long long first = block % tiles * ROWS, head = block / tiles % call.heads,
+                    batch = block / tiles / call.heads, kv_head = head / (call.heads / call.kv_heads),
+                    at = (batch * call.heads + head) * call.queries;
+    int large = 0;  // for all warps alike
+    for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
+      if (is_large(read(logsumexp + at + query))) large = 1;
+    large = warp_reduce<Max, 32>(large);
+    C totals[2], sums[2] = {0, 0};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long query = first + row + row_of(2 * half);
+      totals[half] = query < call.queries ? read(logsumexp + at + query) : static_cast<C>(0);
+    }
+    if (large != 0)
+      load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
+                head_dim);
+    const long long end = large == 0 ? 0 : call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
+    for (long long key = 0; key < end; key += ROWS) {
+      __syncthreads();  // the last tile has been used
+      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
+                head_dim);
+      __syncthreads();
+      C scores[kScores][4] = {};
+      product<kScores, HEAD_DIM, true>(scores, queries + row * kStride, kStride, keys, kStride);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const long long query = first + row + row_of(2 * half);
+        const Columns columns = keys_of(call, query, key);
+#pragma unroll
+        for (int n = 0; n < kScores; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            const int column = column_of(n, e);
+            sums[half] = sums[half] + exp_or_zero(masked(call, mask, columns, column, batch, head, query, key + column,
+                                                         scores[n][e]) - totals[half]);
+          }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long query = first + row + row_of(2 * half);
+      const C sum = row_reduce<Sum>(sums[half]);
+      if (place_in_group() == 0 && query < call.queries)
+        write(rescale + at + query, is_large(totals[half]) ? 1 / sum : static_cast<C>(1));
+    }
+    __syncthreads();  // before the next tile of queries
+  }
 }
 )cuda";
 
