@@ -11,10 +11,10 @@
 //   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
 //   stride 0 over queries).
 // Note [Large logsumexp]. The backward computes a weight as exp(score - logsumexp). A row that a mask lowers whole, by
-//   -1e9 or the lowest finite number, has a logsumexp of that size, to which the logarithm of the sum adds little or
-//   nothing: each weight would be 1, not 1 / keys. So where the logsumexp is large, the weights are divided by their
-//   sum. The fused kernels do so for added masks only; without one, scores alone are large, and weights are off by
-//   2^-24 of the logsumexp.
+//   -1e9 or the lowest finite number, has a logsumexp of that size. The logarithm of its sum is rounded away, and each
+//   weight would be 1, not 1 / keys. So where the logsumexp is large, the backward divides the weights by their sum.
+//   The fused kernels do so for added masks only: without one a logsumexp is large only if the scores are, and weights
+//   of f32 are off by 2^-24 times the logsumexp.
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
 // the top of the two functions below, and AttentionCall is all that the choice depends on. A third is a plan of cuDNN,
 // where a program asks for it (dnn_attention.h).
