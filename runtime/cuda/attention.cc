@@ -121,9 +121,16 @@ extern "C" __global__ void rondo_attention_softmax_grad(const C* scores, const C
     delta = block_reduce<Sum>(delta, parts);
     const C total = read(logsumexp + row.logsumexp);
     const bool none = total == lowest();
+    C rescale = 1;  // Note [Large logsumexp]
+    if (is_large(total)) {
+      C sum = 0;
+      for (long long j = threadIdx.x; j < cols; j += blockDim.x)
+        sum = sum + rondo_exp(masked(mask, row, j, read(scores + r * cols + j)) - total);
+      rescale = 1 / block_reduce<Sum>(sum, parts);
+    }
     for (long long j = threadIdx.x; j < cols; j += blockDim.x) {
       const long long at = r * cols + j;
-      const C weight = none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(scores + at)) - total);
+      const C weight = none ? static_cast<C>(0) : rondo_exp(masked(mask, row, j, read(scores + at)) - total) * rescale;
       const bool kept = is_kept(dropout, row, j);
       C d_weight = read(d_weights + at);
       if (DROPOUT != 0) d_weight = kept ? d_weight * static_cast<C>(dropout.factor) : static_cast<C>(0);
@@ -500,7 +507,7 @@ const Source& attention_source() {
   static const auto* const text = new std::string(
       absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                    scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kDropoutText,
-                   kDroppedWeights, kBlockReduce, kAttentionArguments, kAttentionText));
+                   kDroppedWeights, kLargeLogsumexp, kBlockReduce, kAttentionArguments, kAttentionText));
   static const Source source{"attention", *text};
   return source;
 }

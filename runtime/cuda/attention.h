@@ -10,6 +10,11 @@
 //   masked keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key
 //   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
 //   stride 0 over queries).
+// Note [Large logsumexp]. The backward computes a weight as exp(score - logsumexp). A row that a mask lowers whole, by
+//   -1e9 or the lowest finite number, has a logsumexp of that size. The logarithm of its sum is rounded away, and each
+//   weight would be 1, not 1 / keys. So where the logsumexp is large, the backward divides the weights by their sum.
+//   The fused kernels do so for added masks only: without one a logsumexp is large only if the scores are, and weights
+//   of f32 are off by 2^-24 times the logsumexp.
 // Heads of at most 128 elements take another way, without scores in memory (fused_attention.h). The way is chosen at
 // the top of the two functions below, and AttentionCall is all that the choice depends on. A third is a plan of cuDNN,
 // where a program asks for it (dnn_attention.h).
@@ -74,6 +79,15 @@ struct DropoutArgument {
 )
 // clang-format on
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
+
+// Text of the backward's kernels of both ways. In f32, a logsumexp of 256 is off by 2^-16, and so are the weights.
+// False for -inf, a row without a key.
+inline constexpr const char* kLargeLogsumexp = R"cuda(
+template <class C> RONDO_DEVICE bool is_large(C logsumexp) {
+  return (logsumexp > 256 || logsumexp < -256) &&
+         logsumexp > static_cast<C>(__longlong_as_double(0xFFF0000000000000ull));
+}
+)cuda";
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense, of the compute dtype; -inf where no key is allowed).
 void attention_forward(const AttentionCall& call, const AttentionOperands& operands, void* out,

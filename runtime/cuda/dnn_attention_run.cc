@@ -30,7 +30,7 @@ struct RowsArgument {
 )
 // clang-format on
 
-// kind: that of an AttentionMask.
+// kind: that of an AttentionMask, kAllowed or kFirstKey.
 constexpr const char* kBiasText = R"cuda(
 constexpr float kNoKey = -1e30f;
 
@@ -43,8 +43,7 @@ extern "C" __global__ void rondo_attention_bias(float* out, BiasArgument mask, l
     float bias = 0;
     if (mask.kind == 1) bias = read(static_cast<const bool*>(mask.mask) + from) ? 0.0f : kNoKey;
     if (mask.kind == 2) bias = at[3] < read(static_cast<const long long*>(mask.mask) + from) ? kNoKey : 0.0f;
-    if (mask.kind == 3) bias = widen(read(static_cast<const T*>(mask.mask) + from));
-    write(out + i, bias < kNoKey ? kNoKey : bias);
+    write(out + i, bias);
   }
 }
 
@@ -95,7 +94,8 @@ std::shared_ptr<const DnnPlan> attention_plan(const DnnAttention& a, bool backwa
 
 bool is_asked(const AttentionCall& call) {
   return uses_cudnn_attention() && (call.dtype == kBF16 || call.dtype == kF16) && call.dropout == 0 &&
-         call.chunk == 0 && call.queries >= 16 && call.keys > 0 && call.head_dim > 0;
+         call.mask != AttentionMask::kBias && call.chunk == 0 && call.queries >= 16 && call.keys > 0 &&
+         call.head_dim > 0;
 }
 // False: it stays without cuDNN, and is counted.
 bool serves(const std::shared_ptr<const DnnPlan>& plan, std::initializer_list<const void*> addresses) {

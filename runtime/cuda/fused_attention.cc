@@ -6,6 +6,7 @@
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
 namespace {
@@ -112,10 +113,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 )cuda";
 
 constexpr const char* kBackward = R"cuda(
-// The arrays of queries that the backward reads: q, the gradient of the output, the output, the logsumexp.
+constexpr bool kRescales = MASK == 3;  // by the factors of rondo_attention_rescale
+
+// The arrays of queries that the backward reads: q, the gradient of the output, the output, the logsumexp, and what
+// rondo_attention_rescale writes.
 struct Queries {
   const T *q, *grad, *out;
-  const C* logsumexp;
+  const C *logsumexp, *rescale;
   Heads at_q, at_grad, at_out;
   RONDO_DEVICE void load(const Call& call, long long batch, long long head, long long first, T* q_rows,
                          T* grad_rows) const {
@@ -127,22 +131,25 @@ struct Queries {
   }
   // `deltas` becomes the sum over d of grad out, which the gradients of all scores of a query are reduced by.
   RONDO_DEVICE void facts(const Call& call, long long batch, long long head, long long first, const T* grad_rows,
-                          C* deltas, C* totals) const {
+                          C* deltas, C* totals, C* rescales) const {
+    const long long row = (batch * call.heads + head) * call.queries + first;
     row_facts(deltas, totals, grad_rows, out + batch * at_out.batch + head * at_out.head + first * at_out.row,
-              at_out.row, logsumexp + (batch * call.heads + head) * call.queries + first, call.queries - first,
-              static_cast<int>(call.head_dim));
+              at_out.row, logsumexp + row, call.queries - first, static_cast<int>(call.head_dim));
+    if (kRescales && static_cast<int>(threadIdx.x) < ROWS)
+      put(rescales[threadIdx.x], first + threadIdx.x < call.queries ? read(rescale + row + threadIdx.x) : 1);
   }
 };
 struct Shared {
   T *own, *own_values, *other, *other_values, *weights;
-  C *deltas, *totals;
+  C *deltas, *totals, *rescales;
   unsigned* kept;  // of each thread; in registers they would be too many
   RONDO_DEVICE void put_kept(const Kept& mine) const {
     if (DROPOUT != 0) put(kept[threadIdx.x], mine.bits);
   }
+  RONDO_DEVICE C rescale(int row) const { return kRescales ? get(rescales[row]) : static_cast<C>(1); }
   RONDO_DEVICE Kept drawn() const { return {DROPOUT == 0 ? 0u : get(kept[threadIdx.x])}; }
-  // Dropped values become 0. The __syncwarp() here and in grad_of_keys is for ptxas: it then reads the bits again,
-  // instead of keeping what follows from them in registers.
+  // Dropped values become 0. The __syncwarp() here and in grad_of_keys is for ptxas: it then reads the bits, and the
+  // numbers of rows, again, instead of keeping them or what follows from them in registers.
   RONDO_DEVICE void drop(C (&values)[kScores][4]) const {
     if (DROPOUT == 0) return;
     __syncwarp();
@@ -157,9 +164,9 @@ struct Shared {
 
 // A score and the gradient of its weight, without the factor of dropout, become the weight and the gradient of the
 // product q k.
-RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, C allowed, C delta, C total, C& score,
-                                   C& grad) {
-  score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total);
+RONDO_DEVICE void weight_and_slope(const Call& call, const Dropout& dropout, C allowed, C delta, C total, C rescale,
+                                   C& score, C& grad) {
+  score = total == lowest() ? static_cast<C>(0) : exp_or_zero(allowed - total) * rescale;
   grad = raised(dropout, grad);
   grad = score == 0 ? static_cast<C>(0) : score * (grad - delta) * static_cast<C>(call.scale);
 }
@@ -175,7 +182,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
   const long long end = call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
   queries.load(call, batch, head, first, s.own, s.own_values);
   __syncthreads();
-  queries.facts(call, batch, head, first, s.own_values, s.deltas, s.totals);
+  queries.facts(call, batch, head, first, s.own_values, s.deltas, s.totals, s.rescales);
   __syncthreads();
   const KeysRead some = keys_read(call, mask, batch, head, first, end);
   C sums[kOutputs][4] = {};
@@ -193,7 +200,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
     for (int half = 0; half < 2; ++half) {
       const int at = row + row_of(2 * half);
       const Columns columns = keys_of(call, first + at, key);
-      const C delta = get(s.deltas[at]), total = get(s.totals[at]);
+      const C delta = get(s.deltas[at]), total = get(s.totals[at]), rescale = s.rescale(at);
 #pragma unroll
       for (int n = 0; n < kScores; ++n)
 #pragma unroll
@@ -201,7 +208,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
           const int column = column_of(n, e);
           const C allowed =
               masked(call, mask, columns, column, batch, head, first + at, key + column, scores[n][e]);
-          weight_and_slope(call, dropout, allowed, delta, total, scores[n][e], grads[n][e]);
+          weight_and_slope(call, dropout, allowed, delta, total, rescale, scores[n][e], grads[n][e]);
         }
     }
     put_rows(s.weights + row * kAcross, kAcross, grads);
@@ -231,7 +238,7 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       s.put_kept(kept_in_columns(dropout, (batch * call.heads + head) * call.queries + query, first + row));
       queries.load(call, batch, head, query, s.other, s.other_values);
       __syncthreads();
-      queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals);
+      queries.facts(call, batch, head, query, s.other_values, s.deltas, s.totals, s.rescales);
       __syncthreads();
       C scores[kScores][4] = {}, grads[kScores][4] = {};
       product<kScores, HEAD_DIM, true>(scores, s.own + row * kStride, kStride, s.other, kStride);
@@ -240,7 +247,7 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
       for (int half = 0; half < 2; ++half) {
         const long long key = first + row + row_of(2 * half);
         const Columns columns = queries_of(call, key, query);
-        if (DROPOUT != 0 && HEAD_DIM > 112) __syncwarp();
+        if ((DROPOUT != 0 && HEAD_DIM > 112) || kRescales) __syncwarp();
         const Kept mine = s.drawn();  // not drop(): with another walk over the scores, the kernel would spill
 #pragma unroll
         for (int n = 0; n < kScores; ++n)
@@ -249,8 +256,8 @@ RONDO_DEVICE void grad_of_keys(const Shared& s, const Call& call, const Dropout&
             const int column = column_of(n, e);
             const C allowed = masked(call, mask, columns, column, batch, head, query + column, key, scores[n][e]);
             if (!mine.at(n, e)) grads[n][e] = 0;
-            weight_and_slope(call, dropout, allowed, get(s.deltas[column]), get(s.totals[column]), scores[n][e],
-                             grads[n][e]);
+            weight_and_slope(call, dropout, allowed, get(s.deltas[column]), get(s.totals[column]), s.rescale(column),
+                             scores[n][e], grads[n][e]);
             if (!mine.at(n, e)) scores[n][e] = 0;
           }
       }
@@ -278,20 +285,81 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     rondo_attention_grad(const T* q, const T* k, const T* v, const void* mask, const T* out, const C* logsumexp,
                          const T* grad, T* grad_q, T* grad_k, T* grad_v, Call call, Dropout dropout, Heads at_q,
                          Heads at_k, Heads at_v, Heads at_out, Heads at_grad, Heads at_grad_q, Heads at_grad_k,
-                         Heads at_grad_v, int key_blocks) {
+                         Heads at_grad_v, int key_blocks, const C* rescale) {
   __shared__ Vector own[ROWS * kStride / kVector], own_values[ROWS * kStride / kVector],
       other[ROWS * kStride / kVector], other_values[ROWS * kStride / kVector], weights[ROWS * kAcross / kVector];
-  __shared__ C deltas[ROWS], totals[ROWS];
+  __shared__ C deltas[ROWS], totals[ROWS], rescales[kRescales ? ROWS : 1];
   __shared__ unsigned kept[DROPOUT == 0 ? 1 : THREADS];
   const Shared s = {reinterpret_cast<T*>(own),          reinterpret_cast<T*>(own_values), reinterpret_cast<T*>(other),
                     reinterpret_cast<T*>(other_values), reinterpret_cast<T*>(weights),    deltas,
-                    totals,                             kept};
-  const Queries queries = {q, grad, out, logsumexp, at_q, at_grad, at_out};
+                    totals,                             rescales,                           kept};
+  const Queries queries = {q, grad, out, logsumexp, rescale, at_q, at_grad, at_out};
   const int block = static_cast<int>(blockIdx.x);
   if (block < key_blocks)
     grad_of_keys(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_k, at_grad_k, grad_v, at_grad_v, block);
   else
     grad_of_queries(s, call, dropout, queries, mask, k, v, at_k, at_v, grad_q, at_grad_q, block - key_blocks);
+}
+)cuda";
+
+constexpr const char* kRescale = R"cuda(
+// Note [Large logsumexp]: for each query, 1 over the sum of its weights if its logsumexp is large, otherwise 1. Tiles
+// without such a query read nothing else.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    rondo_attention_rescale(const T* q, const T* k, const void* mask, const C* logsumexp, C* rescale, Call call,
+                            Heads at_q, Heads at_k, long long blocks) {
+  __shared__ Vector q_tile[ROWS * kStride / kVector], k_tile[ROWS * kStride / kVector];
+  T *const queries = reinterpret_cast<T*>(q_tile), *const keys = reinterpret_cast<T*>(k_tile);
+  const int row = static_cast<int>(threadIdx.x) / 32 * kWarpRows, head_dim = static_cast<int>(call.head_dim);
+  const long long tiles = (call.queries + ROWS - 1) / ROWS;
+  for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
+    const long long first = block % tiles * ROWS, head = block / tiles % call.heads,
+                    batch = block / tiles / call.heads, kv_head = head / (call.heads / call.kv_heads),
+                    at = (batch * call.heads + head) * call.queries;
+    int large = 0;  // for all warps alike
+    for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
+      if (is_large(read(logsumexp + at + query))) large = 1;
+    large = warp_reduce<Max, 32>(large);
+    C totals[2], sums[2] = {0, 0};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long query = first + row + row_of(2 * half);
+      totals[half] = query < call.queries ? read(logsumexp + at + query) : static_cast<C>(0);
+    }
+    if (large != 0)
+      load_rows(queries, q + batch * at_q.batch + head * at_q.head + first * at_q.row, at_q.row, call.queries - first,
+                head_dim);
+    const long long end = large == 0 ? 0 : call.causal != 0 ? least(call.keys, first + ROWS) : call.keys;
+    for (long long key = 0; key < end; key += ROWS) {
+      __syncthreads();  // the last tile has been used
+      load_rows(keys, k + batch * at_k.batch + kv_head * at_k.head + key * at_k.row, at_k.row, call.keys - key,
+                head_dim);
+      __syncthreads();
+      C scores[kScores][4] = {};
+      product<kScores, HEAD_DIM, true>(scores, queries + row * kStride, kStride, keys, kStride);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const long long query = first + row + row_of(2 * half);
+        const Columns columns = keys_of(call, query, key);
+#pragma unroll
+        for (int n = 0; n < kScores; ++n)
+#pragma unroll
+          for (int e = 2 * half; e < 2 * half + 2; ++e) {
+            const int column = column_of(n, e);
+            sums[half] = sums[half] + exp_or_zero(masked(call, mask, columns, column, batch, head, query, key + column,
+                                                         scores[n][e]) - totals[half]);
+          }
+      }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const long long query = first + row + row_of(2 * half);
+      const C sum = row_reduce<Sum>(sums[half]);
+      if (place_in_group() == 0 && query < call.queries)
+        write(rescale + at + query, is_large(totals[half]) ? 1 / sum : static_cast<C>(1));
+    }
+    __syncthreads();  // before the next tile of queries
+  }
 }
 )cuda";
 
@@ -313,15 +381,34 @@ Kernel kernel(const AttentionCall& call, const AttentionTile& tile, const Source
 std::string text_of_kernels(const char* kernels) {
   return absl::StrCat(scalar_function("rondo_exp", [](LoopValue x) { return scalar::exp(x); }),
                       scalar_function("rondo_log", [](LoopValue x) { return scalar::log(x); }), kWarpProduct,
-                      kDropoutText, kDroppedWeights, kTileArguments, kAttentionTiles, kernels);
+                      kDropoutText, kDroppedWeights, kLargeLogsumexp, kTileArguments, kAttentionTiles, kernels);
 }
 int64_t tiles_of(int64_t rows, const AttentionTile& tile) { return (rows + tile.rows - 1) / tile.rows; }
+
+// Note [Large logsumexp]: [B, H, Tq] of the compute dtype. Without an added mask, nothing.
+Storage rescale_of(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& o,
+                   const void* logsumexp) {
+  const int64_t rows = call.batch * call.heads * call.queries;
+  if (call.mask != AttentionMask::kBias || rows == 0) return {};
+  Storage rescale = Storage::allocate(static_cast<size_t>(rows) * size_of(compute_dtype(call.dtype)),
+                                      {Backend::kCUDA, static_cast<int8_t>(call.device)});
+  const int64_t blocks = call.batch * call.heads * tiles_of(call.queries, tile);
+  launch_blocks(call.device, kernel(call, tile, fused_attention_rescale_source(), "rondo_attention_rescale"), blocks,
+                static_cast<unsigned>(tile.threads()), o.q, o.k, o.mask, logsumexp, rescale.data(), argument(call),
+                argument(call.q), argument(call.k), static_cast<long long>(blocks));
+  return rescale;
+}
 
 }  // namespace
 
 const Source& fused_attention_source() {
   static const auto* const text = new std::string(text_of_kernels(kForward));
   static const Source source{"fused_attention", *text};
+  return source;
+}
+const Source& fused_attention_rescale_source() {
+  static const auto* const text = new std::string(text_of_kernels(kRescale));
+  static const Source source{"fused_attention_rescale", *text};
   return source;
 }
 const Source& fused_attention_grad_source() {
@@ -331,13 +418,13 @@ const Source& fused_attention_grad_source() {
 }
 
 std::optional<AttentionTile> attention_tile(DType dtype, int64_t head_dim) {
-  // The backward's four tiles, one of weights and two numbers for each row take at most the 48 KiB that every launch
+  // The backward's four tiles, one of weights and three numbers for each row take at most the 48 KiB that every launch
   // may have.
   constexpr size_t kSharedBytes = 48 << 10;
   if (head_dim < 1 || head_dim > 128) return std::nullopt;
   const size_t element = size_of(dtype), pad = 16 / element, width = (static_cast<size_t>(head_dim) + 15) / 16 * 16;
   for (const size_t rows : {64, 32, 16}) {
-    const size_t bytes = rows * (4 * (width + pad) + rows + pad) * element + 2 * rows * size_of(compute_dtype(dtype));
+    const size_t bytes = rows * (4 * (width + pad) + rows + pad) * element + 3 * rows * size_of(compute_dtype(dtype));
     if (bytes <= kSharedBytes) return AttentionTile{static_cast<int>(width), static_cast<int>(rows)};
   }
   return std::nullopt;
@@ -358,11 +445,13 @@ void fused_attention_backward(const AttentionCall& call, const AttentionTile& ti
   const int64_t key_blocks = call.batch * call.kv_heads * tiles_of(call.keys, tile),
                 blocks = key_blocks + call.batch * call.heads * tiles_of(call.queries, tile);
   if (blocks == 0) return;
+  const Storage rescale = rescale_of(call, tile, o, g.logsumexp);
   launch_every_block(call.device, kernel(call, tile, fused_attention_grad_source(), "rondo_attention_grad"), blocks,
                      static_cast<unsigned>(tile.threads()), o.q, o.k, o.v, o.mask, g.out, g.logsumexp, g.grad, g.grad_q,
                      g.grad_k, g.grad_v, argument(call), dropout_of(call, o), argument(call.q), argument(call.k),
                      argument(call.v), argument(g.out_strides), argument(g.grad_strides), argument(g.grad_q_strides),
-                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<int>(key_blocks));
+                     argument(g.grad_k_strides), argument(g.grad_v_strides), static_cast<int>(key_blocks),
+                     rescale ? rescale.data() : nullptr);
 }
 
 }  // namespace rondo::cuda

@@ -8,8 +8,9 @@
 //   same bits in every run. A warp owns 16 rows of a tile. Products of 16-bit types run on tensor cores
 //   (mma_16x8x16), others on fused multiply-adds; sums are f32 (f64 for f64).
 //   With dropout, the lanes of a warp that hold weights of the same four keys draw a counter each and exchange what
-//   they drew: one bit for each weight. With it and a mask, the backward of some wide 16-bit heads spills 8 to 32
-//   bytes (NVRTC 13.0: f16 of more than 96 elements, bf16 of 128, and of 64 with an added mask for sm_80).
+//   they drew: one bit for each weight. With it and a mask of bool or of first keys, the backward of some wide
+//   16-bit heads spills 8 to 32 bytes (NVRTC 13.0: f16 of more than 96 elements, bf16 of 128); with an added mask, f16
+//   of 128 elements for sm_80 spills 16 bytes, and 40 with dropout.
 // Thread safe: free functions, which enqueue on the compute stream and return.
 #pragma once
 
@@ -37,8 +38,10 @@ void fused_attention_forward(const AttentionCall& call, const AttentionTile& til
 void fused_attention_backward(const AttentionCall& call, const AttentionTile& tile, const AttentionOperands& operands,
                               const AttentionGradients& gradients);
 
-// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT.
+// Their kernels, and the defines that they need: T, HEAD_DIM, ROWS, THREADS, MASK, DROPOUT. Before the gradient of a
+// call with an added mask, the second one runs: Note [Large logsumexp].
 const Source& fused_attention_source();
+const Source& fused_attention_rescale_source();
 const Source& fused_attention_grad_source();
 
 }  // namespace rondo::cuda

@@ -64,19 +64,25 @@ void expect_close(const Tensor& cuda, const Tensor& cpu, double tolerance, const
 }
 double tolerance(DType dtype) { return dtype == kF64 ? 1e-12 : dtype == kF32 ? 2e-5 : dtype == kBF16 ? 4e-2 : 5e-3; }
 
-// The CPU's result from the same numbers in f32 (f64), from which 16-bit results are rounded.
-void expect_attention(const Operands& o, bool causal, Device device, const std::string& what, double dropout = 0) {
-  const DType dtype = o.q.dtype(), wide = dtype == kF64 ? kF64 : kF32;
-  const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
-  const Results cpu = run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal, dropout);
+// On the device, against other results of the same operands.
+void expect_results(const Operands& o, const Results& want, bool causal, Device device, const std::string& what,
+                    double dropout = 0) {
   const Tensor mask = o.mask.defined() ? o.mask.to(device) : Tensor();
   const Results cuda = run(packed(o.q, device), packed(o.k, device), packed(o.v, device), mask, packed(o.grad, device),
                            causal, dropout);
-  const double most = tolerance(dtype);
-  expect_close(cuda.out, cpu.out, most, what + " out");
-  expect_close(cuda.grad_q, cpu.grad_q, most, what + " grad q");
-  expect_close(cuda.grad_k, cpu.grad_k, most, what + " grad k");
-  expect_close(cuda.grad_v, cpu.grad_v, most, what + " grad v");
+  const double most = tolerance(o.q.dtype());
+  expect_close(cuda.out, want.out, most, what + " out");
+  expect_close(cuda.grad_q, want.grad_q, most, what + " grad q");
+  expect_close(cuda.grad_k, want.grad_k, most, what + " grad k");
+  expect_close(cuda.grad_v, want.grad_v, most, what + " grad v");
+}
+DType wide_dtype(DType dtype) { return dtype == kF64 ? kF64 : kF32; }
+// The CPU's result from the same numbers in f32 (f64), from which 16-bit results are rounded.
+void expect_attention(const Operands& o, bool causal, Device device, const std::string& what, double dropout = 0) {
+  const DType wide = wide_dtype(o.q.dtype());
+  const auto widened = [&](const Tensor& t) { return t.defined() && is_floating(t.dtype()) ? t.to(wide).clone() : t; };
+  expect_results(o, run(widened(o.q), widened(o.k), widened(o.v), widened(o.mask), widened(o.grad), causal, dropout),
+                 causal, device, what, dropout);
 }
 
 std::string name(const Shape& s, DType dtype) {
@@ -112,6 +118,60 @@ TEST(CudaAttention, Masks) {
       expect_attention(o, causal, cuda.device(), what + " first keys");
       o.mask = Tensor::randn({1, 2, 6, 7}).to(dtype);
       expect_attention(o, causal, cuda.device(), what + " added");
+    }
+}
+
+// A softmax in f64 of scores that are rounded to the compute dtype.
+Results softmax_in_f64(const Operands& o, bool causal) {
+  const auto wide = [&](const Tensor& t) { return t.to(wide_dtype(o.q.dtype())).clone(); };
+  const Tensor q = wide(o.q).requires_grad_(), k = wide(o.k).requires_grad_(), v = wide(o.v).requires_grad_();
+  const Dims &s = q.sizes(), &kv = k.sizes();
+  const auto of_heads = [&](const Tensor& t) {
+    return t.view({s[0], kv[1], 1, kv[2], s[3]})
+        .expand({s[0], kv[1], s[1] / kv[1], kv[2], s[3]})
+        .reshape({s[0], s[1], kv[2], s[3]});
+  };
+  const double scale = 1 / std::sqrt(static_cast<double>(s[3]));
+  Tensor scores = (ops::matmul(q, of_heads(k).transpose(-1, -2)) * scale + wide(o.mask)).to(kF64);
+  const Tensor later = Tensor::arange(kv[2]) > Tensor::arange(s[2]).view({s[2], 1});
+  if (causal) scores = ops::where(later, -std::numeric_limits<double>::infinity(), scores);
+  const Tensor out = ops::matmul(ops::softmax(scores), of_heads(v).to(kF64));
+  out.backward(o.grad.to(kF64));
+  return {out.detach(), q.grad(), k.grad(), v.grad()};
+}
+// Note [Large logsumexp]. Every third row is masked whole, by another row in each head of each batch, so that some
+// tiles have no such row and others have some; of the other rows, some keys are masked. `none`: rows have no key.
+Tensor mask_of_rows(const Shape& s, double number, bool none) {
+  std::vector<double> mask;
+  for (int64_t head = 0; head < s.batch * s.heads; ++head)
+    for (int64_t i = 0; i < s.queries; ++i)
+      for (int64_t j = 0; j < s.keys; ++j) {
+        const bool whole = (i + head) % 3 == 0 && (i < 64 || head == 3);
+        if (none && i % 5 == 4) mask.push_back(-std::numeric_limits<double>::infinity());
+        else mask.push_back(whole || (i + j) % 4 == 3 ? number : 0.0);
+      }
+  return Tensor::from(mask, {s.batch, s.heads, s.queries, s.keys});
+}
+TEST(CudaAttention, RowsMaskedWholeByAFiniteNumber) {
+  FakeCuda cuda({.seed = 5});
+  manual_seed(12);
+  for (const int64_t head_dim : {16, 256})  // fused, and in chunks
+    for (const auto& [dtype, lowest] :
+         {std::pair(kF32, -3.4028234663852886e38), {kBF16, -3.3895313892515355e38}, {kF64, -1.7976931348623157e308}}) {
+      const Shape shape{2, 2, 1, 68, 66, head_dim};
+      Operands o(shape, dtype);
+      // Scores without rounding: what is added to them is what rounds.
+      for (Tensor* t : {&o.q, &o.k}) *t = (Tensor::randint(-2, 3, t->sizes()) * 0.5).to(dtype);
+      for (const bool causal : {false, true}) {
+        const std::string what = name(shape, dtype) + (causal ? " causal, " : ", ");
+        for (const double number : {lowest, -1e9, -1e5}) {
+          o.mask = mask_of_rows(shape, number, false).to(dtype);
+          expect_results(o, softmax_in_f64(o, causal), causal, cuda.device(), what + std::to_string(number));
+        }
+        o.mask = mask_of_rows(shape, lowest, true).to(dtype);
+        expect_attention(o, causal, cuda.device(), what + "some rows without a key");
+        if (!causal) expect_attention(o, causal, cuda.device(), what + "dropout", 0.3);
+      }
     }
 }
 

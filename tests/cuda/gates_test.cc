@@ -75,12 +75,15 @@ MachineCode compiled(const std::string& body, int architecture) {
   return machine_code(cuda::compile_image(text, "f", architecture).cubin, architecture).at(0);
 }
 
-// A step of STATIC.md has no dropout. Its heads are GPT-2's and the widest; heads of 64 also with a mask of bool.
+// A step of STATIC.md has no dropout. Its heads are GPT-2's and the widest; heads of 64 also with a mask of bool, and
+// the backward with an added one.
 TEST_F(Gates, AttentionWithDropoutSpillsNothing) {
   for (const int architecture : cuda::kArchitectures)
-    for (const auto& [head_dim, mask] : {std::pair{64, "0"}, {64, "1"}, {128, "0"}}) {
+    for (const auto& [head_dim, mask] : {std::pair{64, "0"}, {64, "1"}, {64, "3"}, {128, "0"}}) {
       const cuda::AttentionTile tile = *cuda::attention_tile(kBF16, head_dim);
-      for (const cuda::Source* source : {&cuda::fused_attention_source(), &cuda::fused_attention_grad_source()}) {
+      const cuda::Source& other = mask[0] == '3' ? cuda::fused_attention_rescale_source()
+                                                 : cuda::fused_attention_source();
+      for (const cuda::Source* source : {&other, &cuda::fused_attention_grad_source()}) {
         const std::string text = cuda::whole_text(*source, {{"T", cuda::type_name(kBF16)},
                                                             {"HEAD_DIM", absl::StrCat(tile.head_dim)},
                                                             {"ROWS", absl::StrCat(tile.rows)},
