@@ -6,10 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/dist/tcp_group.h"
 #include "rondo/dist/host_group.h"
 #include "rondo/dist/nccl_group.h"
 #include "rondo/dist/sequence.h"
+#include "rondo/dist/tcp_group.h"
 #include "rondo/dist/work_state.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/checksum.h"

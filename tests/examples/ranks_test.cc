@@ -185,9 +185,7 @@ TEST_F(ClassifyRanks, TrainMeasureAndStartAgain) {
 
 class RanksOnCuda : public testing::Test {
  protected:
-  void SetUp() override {
-    std::ofstream(folder_ / "text") << std::string(4000, 'a') << std::string(4000, 'b');
-  }
+  void SetUp() override { std::ofstream(folder_ / "text") << std::string(4000, 'a') << std::string(4000, 'b'); }
   Finished run(int ranks, const std::string& device, const std::string& variables = "") const {
     return rondorun(absl::StrCat("--nproc-per-node ", ranks, " ", tests::kTrainGpt, " --data=", folder_ / "text",
                                  " --out_dir=", folder_ / "out", " --device=", device),
