@@ -19,6 +19,8 @@ namespace rondo::cpu {
 namespace {
 
 using Word = ElfW(Addr);
+using Symbol = ElfW(Sym);
+using Relocation = ElfW(Rela);
 
 // Relocations that are a symbol's address: an entry of the table of addresses or of calls, and any other word.
 #if defined(__x86_64__)
@@ -32,9 +34,9 @@ constexpr uint32_t kAddressEntry = ~0u, kCallEntry = ~0u, kWord = ~0u;  // none
 // What the dynamic linker has loaded.
 struct Image {
   Word base = 0;
-  const ElfW(Sym) * symbols = nullptr;
+  const Symbol* symbols = nullptr;
   const char* names = nullptr;
-  std::span<const ElfW(Rela)> of_words, of_calls;
+  std::span<const Relocation> of_words, of_calls;
   Word fixed_begin = 0, fixed_end = 0;  // read-only since it was relocated (RELRO): whole pages
 };
 
@@ -47,7 +49,7 @@ Image image_of(void* library) {
   size_t word_bytes = 0, call_bytes = 0;
   for (const ElfW(Dyn)* d = map->l_ld; d->d_tag != DT_NULL; ++d) {
     switch (d->d_tag) {
-      case DT_SYMTAB: image.symbols = reinterpret_cast<const ElfW(Sym)*>(d->d_un.d_ptr); break;
+      case DT_SYMTAB: image.symbols = reinterpret_cast<const Symbol*>(d->d_un.d_ptr); break;
       case DT_STRTAB: image.names = reinterpret_cast<const char*>(d->d_un.d_ptr); break;
       case DT_RELA: words = d->d_un.d_ptr; break;
       case DT_RELASZ: word_bytes = d->d_un.d_val; break;
@@ -56,8 +58,8 @@ Image image_of(void* library) {
       default: break;
     }
   }
-  image.of_words = {reinterpret_cast<const ElfW(Rela)*>(words), word_bytes / sizeof(ElfW(Rela))};
-  image.of_calls = {reinterpret_cast<const ElfW(Rela)*>(calls), call_bytes / sizeof(ElfW(Rela))};
+  image.of_words = {reinterpret_cast<const Relocation*>(words), word_bytes / sizeof(Relocation)};
+  image.of_calls = {reinterpret_cast<const Relocation*>(calls), call_bytes / sizeof(Relocation)};
   dl_iterate_phdr(
       [](dl_phdr_info* info, size_t, void* argument) {
         Image& image = *static_cast<Image*>(argument);
@@ -100,11 +102,11 @@ class Writable {
 void use_own_names(void* library) {
   const Image image = image_of(library);
   std::vector<std::pair<Word*, Word>> elsewhere;
-  for (const std::span<const ElfW(Rela)> relocations : {image.of_words, image.of_calls}) {
-    for (const ElfW(Rela) & relocation : relocations) {
+  for (const std::span<const Relocation> relocations : {image.of_words, image.of_calls}) {
+    for (const Relocation& relocation : relocations) {
       const auto type = static_cast<uint32_t>(ELF64_R_TYPE(relocation.r_info));
       if (type != kAddressEntry && type != kCallEntry && type != kWord) continue;
-      const ElfW(Sym)& symbol = image.symbols[ELF64_R_SYM(relocation.r_info)];
+      const Symbol& symbol = image.symbols[ELF64_R_SYM(relocation.r_info)];
       const int kind = ELF64_ST_TYPE(symbol.st_info);
       if (symbol.st_shndx == SHN_UNDEF || symbol.st_shndx == SHN_ABS || kind == STT_GNU_IFUNC || kind == STT_TLS ||
           ELF64_ST_BIND(symbol.st_info) == STB_GNU_UNIQUE)
