@@ -1,5 +1,5 @@
-// A rank's next collective, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would end
-// the process from inside Gloo; equal sizes with another meaning would give wrong numbers.
+// A rank's next collective, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would break the
+// group's connections; equal sizes with another meaning would give wrong numbers.
 //
 // No sockets and no threads here.
 #pragma once

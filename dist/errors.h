@@ -6,7 +6,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// The base class. Thrown itself if this build lacks what a call needs (Gloo).
+// The base class.
 class DistError : public Error {
  public:
   using Error::Error;

@@ -8,7 +8,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/dist/gloo_group.h"
+#include "rondo/dist/tcp_group.h"
 #include "rondo/dist/nccl_communicator.h"
 #include "rondo/dist/placement.h"
 #include "rondo/dist/sequence.h"

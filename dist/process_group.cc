@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/dist/gloo_group.h"
+#include "rondo/dist/tcp_group.h"
 #include "rondo/dist/host_group.h"
 #include "rondo/dist/nccl_group.h"
 #include "rondo/dist/sequence.h"
@@ -159,7 +159,7 @@ std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environme
   if (options.device && has_host_memory(*options.device)) options.device.reset();
   if (options.device) require_device(*options.device);
   if (environment.world_size == 1) return make_solo_group(options);
-  std::shared_ptr<HostGroup> host = connect_gloo(environment, {.timeout = options.timeout});
+  std::shared_ptr<HostGroup> host = connect_tcp(environment, {.timeout = options.timeout});
   agree_on_options(*host, options);
   if (options.device) return connect_nccl(std::move(host), options);
   return host;

@@ -10,7 +10,7 @@
 // device's tensors in theirs, on its communication stream.
 //
 // Note [Two kinds of collectives]
-// - Host tensors: a communication thread runs them (Gloo). Before a byte of a tensor moves, the ranks compare what they
+// - Host tensors: a communication thread sends them over TCP. Before a byte of a tensor moves, the ranks compare what they
 //   are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first rank
 //   that differs and what that rank calls.
 // - Tensors of GroupOptions::device: they are only enqueued (NCCL), and no message goes between the hosts. Each rank
@@ -95,9 +95,6 @@ struct GroupOptions {
   // finding a mistake: much slower.
   bool compare_each = false;
 };
-
-// True if this Rondo was built with Gloo: without it a group has one process.
-bool gloo_available();
 
 class ProcessGroup;
 class SequenceRecord;

@@ -93,10 +93,11 @@ endif()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${CMAKE_CURRENT_BINARY_DIR}/${program}_include.cmake)
 endfunction()
-# rondo_test(compile LINK rondo_optim [CUDA filter] [NO_COMPILER]): what the filter names has the label "cuda". test_FOLDER has
-# all files of the folder, test_FOLDER_short those of the short tier; where that leaves none out, there is test_FOLDER alone.
+# rondo_test(compile LINK rondo_optim [LINK_REST rondo_gates] [CUDA filter] [NO_COMPILER]): what the filter names has the label
+# "cuda". test_FOLDER has all files of the folder, test_FOLDER_short those of the short tier; where that leaves none out, there
+# is test_FOLDER alone. LINK_REST: what only files of other tiers use.
 function(rondo_test folder)
-  cmake_parse_arguments(ARG "NO_COMPILER" "CUDA" "LINK" ${ARGN})
+  cmake_parse_arguments(ARG "NO_COMPILER" "CUDA" "LINK;LINK_REST" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*_test.cc)
   if(NOT sources)
     return()
@@ -136,8 +137,11 @@ function(rondo_test folder)
     set(write both)
     if(program MATCHES "_short$")
       set(write short)
-    elseif(sources_all)
-      set(write rest)
+    else()
+      target_link_libraries(${program} PRIVATE ${ARG_LINK_REST})
+      if(sources_all)
+        set(write rest)
+      endif()
     endif()
     rondo_discover(${program} ${folder} ${write} "${ARG_CUDA}")
   endforeach()

@@ -20,7 +20,7 @@ for folder in $order; do
     "$(sources $folder | xargs -r grep -nE '^#include "rondo/' | grep -vE "#include \"rondo/($allowed)/" |
        grep -vE '^optim/c_api/[a-z_.]+:[0-9]+:#include "rondo/rondo_c.h"$')"
   report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
-    "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann|gloo)/')"
+    "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann)/')"
 done
 # Inside of runtime/, three libraries: the core <- text/ <- data/. The interface of tokenizers is text's.
 in_text='runtime/text/|runtime/io/tokenizer\.(cc|h)' in_data='runtime/data/'
@@ -38,7 +38,7 @@ report "examples/ may not include tests/" "$(sources examples | xargs -r grep -n
 report "only codegen/cpu/emit_llvm* and jit/cpu/toolchain_llvm.cc may include LLVM" \
   "$(sources $order examples | grep -vE 'compile/(codegen/cpu/emit_llvm[a-z_]*|jit/cpu/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
 # Two headers stand for oneDNN: its C functions, and both versions of its C++ classes. They are no public ones.
-for header in Eigen oneapi nlohmann pcre2 gloo png jpeglib; do
+for header in Eigen oneapi nlohmann pcre2 png jpeglib; do
   report "a header may not pull in $header" \
     "$(sources $order | grep '\.h$' | grep -vxE 'runtime/cpu/onednn_(library|versions)\.h' | xargs -r grep -nE "#include [<\"]$header")"
 done

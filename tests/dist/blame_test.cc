@@ -24,7 +24,6 @@ struct Failure {
 
 class Blame : public testing::TestWithParam<Failure> {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
   static Finished run(const std::string& program) { return rondorun(absl::StrCat("--nproc-per-node 3 ", program)); }
   static void expect_rank_1(const Finished& run, const std::string& ending) {
     size_t n = 0;
@@ -70,7 +69,6 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(BlameReport, TellsWhatTheRankWrote) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const Finished run = rondorun(absl::StrCat("--nproc-per-node 2 ", tests::kRankProgram, " throw recorded"));
   EXPECT_EQ(run.code, 9) << run.out;
   EXPECT_TRUE(has(run, "rondorun: rank 1 reports: the data are gone\n")) << run.out;

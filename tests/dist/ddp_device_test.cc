@@ -31,7 +31,6 @@ using test::train;
 class DdpOnDevice : public testing::TestWithParam<std::tuple<test::DdpCase, bool>> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (compiled() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   static const test::DdpCase& what() { return std::get<0>(GetParam()); }
@@ -60,7 +59,6 @@ INSTANTIATE_TEST_SUITE_P(, DdpOnDevice, testing::Combine(testing::ValuesIn(kDdpC
 // Two ranks on a fake device each.
 class DdpDeviceRules : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
   template <class Run> std::vector<std::string> on_devices(Run run) {
     const test::FakeDevice fake({.seed = 5, .devices = 2});
     return test::run_ranks(2, [&](const Environment& e) {
@@ -223,7 +221,6 @@ TEST(DdpConstruction, ThereHasToBeAGroup) {
 
 // A parameter whose elements do not lie side by side is sent as a copy.
 TEST(DdpConstruction, EveryLayoutGetsTheValuesOfRank0) {
-  RONDO_SKIP_WITHOUT_GLOO();
   test::with_groups(2, [](ProcessGroup& group) {
     nn::Linear model(3, 2);
     const float own = static_cast<float>(group.rank());

@@ -36,7 +36,6 @@ std::shared_ptr<ProcessGroup> connect(const Environment& e, Device device) {
 
 class DdpOnCuda : public testing::TestWithParam<test::DdpCase> {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 // The same training, whose all-reduces go by the host. The average of two ranks has the same bits in any order, and
@@ -64,7 +63,6 @@ INSTANTIATE_TEST_SUITE_P(, DdpOnCuda, testing::ValuesIn(test::kDdpCases),
 
 // The host of a rank waits for nothing on its device in a step, and issues one all-reduce for each bucket.
 TEST(DdpOnCudaRules, AStepEnqueuesAndDoesNotWait) {
-  RONDO_SKIP_WITHOUT_GLOO();
   FakeCuda cuda({.seed = 4, .devices = 2});
   std::vector<int64_t> waits(2), collectives(2);
   std::barrier together(2);  // the fake counts for all devices
@@ -101,7 +99,6 @@ TEST(DdpOnCudaRules, AStepEnqueuesAndDoesNotWait) {
 
 // A collective too much on one rank: no average of the step is used, and each rank names the rank and the collective.
 TEST(DdpOnCudaRules, ABrokenSequenceIsNamedAndNothingIsUpdated) {
-  RONDO_SKIP_WITHOUT_GLOO();
   FakeCuda cuda({.seed = 6, .devices = 2});
   const auto errors = test::run_ranks(2, [&](const Environment& e) {
     const Device device = cuda.device(e.rank);
@@ -131,7 +128,6 @@ TEST(DdpOnCudaRules, ABrokenSequenceIsNamedAndNothingIsUpdated) {
 
 // The average is not finite on any rank: none makes the step, and nothing is read from a device for that.
 TEST(DdpOnCudaRules, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
-  RONDO_SKIP_WITHOUT_GLOO();
   FakeCuda cuda({.seed = 8, .devices = 2});
   const auto errors = test::run_ranks(2, [&](const Environment& e) {
     const Device device = cuda.device(e.rank);

@@ -147,7 +147,6 @@ void expect_averages(nn::ModuleBase& model, const std::map<std::string, Tensor>&
 
 class DdpParts : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 // Steps of these kinds: step_of(rank, step). `sends_rows`: by step, whether rows or a rest must travel.
@@ -397,7 +396,6 @@ struct Repeated : nn::Module<Repeated> {
 class DdpCheckpoints : public testing::TestWithParam<std::optional<compile::Capture>> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   std::unique_ptr<Repeated> make(bool checkpoints) const {

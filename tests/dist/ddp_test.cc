@@ -53,7 +53,6 @@ void expect_close(const Tensor& a, const Tensor& b, const std::string& what) {
 class Ddp : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   void compile_if_wanted(nn::GPT2& model) const {
@@ -339,7 +338,6 @@ INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Bool(),
 
 class DdpRules : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 TEST_F(DdpRules, AnotherPlanIsAnErrorBeforeAParameterMoves) {
@@ -551,7 +549,6 @@ TEST(BucketPlan, AModelOnADeviceIsRefused) {
 
 // Every rank says so at the first backward. A device that is chosen for new tensors only changes nothing.
 TEST(BucketPlan, AModelThatMovesAfterwardsIsRefused) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const test::FakeDevice fake;
   const std::vector<std::string> errors = run_ranks(2, [&](const Environment& environment) {
     const DeviceScope scope(fake.device());
@@ -583,7 +580,7 @@ TEST(BucketPlan, AModelWithoutParametersIsRefused) {
             std::string::npos);
 }
 
-TEST(BucketPlan, OneProcessNeedsNoGloo) {
+TEST(BucketPlan, OneProcessNeedsNoConnection) {
   nn::GPT2 model(kConfig, 1), alone(kConfig, 1);
   DistributedDataParallel ddp(model, ProcessGroup::connect({}));
   loss_of(model, 0, 2).backward();

@@ -59,7 +59,6 @@ std::shared_ptr<ProcessGroup> shared(ProcessGroup& group) {
 
 class DdpUnused : public testing::TestWithParam<int64_t> {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
   // Parameters whole in one bucket each, or in pieces of a few elements.
   static BucketOptions options() { return {.min_bytes = 1, .max_bytes = GetParam(), .allow_unused = true}; }
 };
@@ -216,7 +215,6 @@ TEST_P(DdpUnused, OnADeviceHostsSayWhatTheyUse) {
 
 // Rank 1 has no last part of the batch. Its first part counts all the same.
 TEST(FinishWithZeros, KeepsWhatNoSyncHasAddedUp) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const auto part_of = [](nn::Linear& model, int rank, int part) {
     const Tensor y = model(batch(rank, part));
     return (y * y).mean();

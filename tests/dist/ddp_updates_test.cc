@@ -72,7 +72,6 @@ class DdpUpdates : public testing::TestWithParam<bool> {
 };
 
 TEST_P(DdpUpdates, TheBitsOfStepsAfterBackward) {
-  RONDO_SKIP_WITHOUT_GLOO();
   for (const BucketOptions buckets :
        {kPerBlock, BucketOptions{.min_bytes = 20'000}, BucketOptions{.min_bytes = 1, .max_bytes = 2048}})
     test::with_groups(2, [&](ProcessGroup& group) {
@@ -155,7 +154,6 @@ TEST_P(DdpUpdates, NotBeforeTheAllReduceIsDone) {
 
 // Rank 1 does not go through the first two blocks: on both ranks the same blocks are updated, and both say why.
 TEST_P(DdpUpdates, AMissingGradientLeavesTheRanksAlike) {
-  RONDO_SKIP_WITHOUT_GLOO();
   test::with_groups(2, [&](ProcessGroup& group) {
     nn::GPT2 model(kConfig, 1);
     if (GetParam()) compile::compile_regions(model);

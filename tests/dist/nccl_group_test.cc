@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/gloo_group.h"
 #include "rondo/dist/nccl_group.h"
+#include "rondo/dist/tcp_group.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -241,8 +241,8 @@ TEST_F(NcclGroup, ARankWithoutNcclIsNamedOnEveryRank) {
   const auto errors = ranks.run([&](const Environment& e) {
     std::string why_not;
     const NcclLibrary* library = find_nccl(&why_not);
-    make_nccl_group(connect_gloo(e, {.timeout = test::kPatient}), ranks.options(e.rank),
-                    e.rank == 1 ? nullptr : library, "libnccl.so.2 is not found");
+    make_nccl_group(connect_tcp(e, {.timeout = test::kPatient}), ranks.options(e.rank), e.rank == 1 ? nullptr : library,
+                    "libnccl.so.2 is not found");
   });
   for (const std::string& error : errors)
     EXPECT_EQ(error, "rank 1 cannot exchange tensors of its device: libnccl.so.2 is not found");

@@ -47,7 +47,6 @@ class NcclRanks {
 };
 
 #define RONDO_SKIP_WITHOUT_NCCL()                                               \
-  RONDO_SKIP_WITHOUT_GLOO();                                                    \
   {                                                                             \
     const ::rondo::test::NcclRanks one(1);                                      \
     std::string why_not;                                                        \

@@ -64,7 +64,6 @@ std::vector<std::string> errors_of_claims(const std::vector<DeviceClaim>& claims
 }
 
 TEST(CheckDevices, NamesBothRanksThatTakeOneDevice) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const auto errors = errors_of_claims({{"cuda:0", "m", "a"}, {"cuda:1", "m", "b"}, {"cuda:0", "m", "a"}});
   for (const std::string& error : errors)
     EXPECT_TRUE(error.starts_with("ranks 0 and 2 of one machine both use cuda:0 (unit a). Each rank needs")) << error;
@@ -76,7 +75,6 @@ TEST(CheckDevices, NamesBothRanksThatTakeOneDevice) {
 }
 
 TEST(CheckDevices, ReadsTheDevicesOfThisMachine) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const test::FakeDevice fake({.devices = 2});
   EXPECT_FALSE(claim_of(fake.device(0)).machine.empty());
   EXPECT_NE(claim_of(fake.device(0)).unit, claim_of(fake.device(1)).unit);

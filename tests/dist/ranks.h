@@ -47,7 +47,4 @@ inline void with_groups(int n, const std::function<void(dist::ProcessGroup&)>& f
   for (size_t r = 0; r < errors.size(); ++r) EXPECT_EQ(errors[r], "") << "rank " << r;
 }
 
-#define RONDO_SKIP_WITHOUT_GLOO() \
-  if (!::rondo::dist::gloo_available()) GTEST_SKIP() << "built without Gloo"
-
 }  // namespace rondo::test

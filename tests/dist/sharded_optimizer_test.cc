@@ -28,7 +28,6 @@ using test::with_groups;
 class Sharded : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   ShardedRun::Options with(bool sharded) const { return {.sharded = sharded, .compiled = GetParam()}; }
@@ -401,7 +400,6 @@ TEST(ShardedMasters, AreUpdatedInF32) {
 }
 
 TEST(ShardedMasters, SeveralRanksHaveOneModel) {
-  RONDO_SKIP_WITHOUT_GLOO();
   for (const DType dtype : {kBF16, kF16})
     with_groups(3, [&](ProcessGroup& group) {
       ShardedRun::Options options;
@@ -423,7 +421,6 @@ TEST(ShardedMasters, SeveralRanksHaveOneModel) {
 
 // Without them: as the optimizer does alone.
 TEST(ShardedMasters, CanBeLeftOut) {
-  RONDO_SKIP_WITHOUT_GLOO();
   with_groups(2, [&](ProcessGroup& group) {
     std::vector<uint64_t> hashes;
     for (const bool sharded : {false, true}) {

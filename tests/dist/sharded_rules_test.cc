@@ -64,7 +64,6 @@ bool is_under_way(const Tensor& tensor) { return !tensor.impl()->storage; }
 class ShardedRules : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   ShardedRun::Options options() const { return {.compiled = GetParam()}; }
@@ -136,7 +135,6 @@ TEST_P(ShardedRules, NoReadIsOld) {
 
 // A recording that begins while its parameters are under way is replayed as any other.
 TEST(ShardedRecordings, OfParametersUnderWayAreReplayed) {
-  RONDO_SKIP_WITHOUT_GLOO();
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   with_groups(2, [&](ProcessGroup& group) {
     nn::GPT2 model(test::kShardedConfig, 1);

@@ -68,7 +68,6 @@ Trained train(ProcessGroup& group, Mode mode, ShardedRun::Options options, optim
 class ShardedSeams : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   ShardedRun::Options options(BucketOptions buckets = test::kBucketPerBlock) const {

@@ -75,7 +75,6 @@ void expect_same(const nn::StateDict& found, const nn::StateDict& expected, doub
 
 class ShardedState : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 TEST_F(ShardedState, GoesOnWithAnyNumberOfRanksAndWithoutShards) {

@@ -66,7 +66,6 @@ void expect_no_errors(const std::vector<std::string>& errors) {
 
 class BuffersOfRanks : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 TEST_F(BuffersOfRanks, AreThoseOfRank0AfterEachStep) {

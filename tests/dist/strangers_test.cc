@@ -30,7 +30,6 @@ std::vector<std::string> lines_of(const std::string& path) {
 }
 
 TEST(Strangers, AJobFinishesWithTheSameLosses) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const test::TempFolder folder;
   {
     test::Launched alone(kJob, folder / "alone");

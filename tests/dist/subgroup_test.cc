@@ -17,7 +17,6 @@ using test::with_groups;
 
 class Subgroup : public testing::Test {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 TEST_F(Subgroup, EachComputesWithItsOwnRanks) {

@@ -105,7 +105,6 @@ void expect_equal(const Result& got, const Result& whole, double tolerance) {
 class SyncBatchNorm : public testing::TestWithParam<Mode> {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     if (GetParam() != Mode::kEager && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
 };
@@ -157,7 +156,6 @@ TEST(SyncBatchNormOnCuda, TheSameBitsInEveryLegalOrder) {
 }
 
 TEST(SyncBatchNormRules, EvaluationSendsNothing) {
-  RONDO_SKIP_WITHOUT_GLOO();
   test::with_groups(2, [](ProcessGroup& group) {
     Net net;
     const auto statistics = convert_sync_batchnorm(net, std::shared_ptr<ProcessGroup>(std::shared_ptr<void>(), &group));
@@ -169,7 +167,6 @@ TEST(SyncBatchNormRules, EvaluationSendsNothing) {
 }
 
 TEST(SyncBatchNormRules, AModelWithoutItIsAnError) {
-  RONDO_SKIP_WITHOUT_GLOO();
   nn::Linear linear(2, 2);
   const auto group = ProcessGroup::connect(Environment{});
   EXPECT_NE(test::error_of([&] { convert_sync_batchnorm(linear, group); }).find("no BatchNorm"), std::string::npos);
@@ -178,7 +175,6 @@ TEST(SyncBatchNormRules, AModelWithoutItIsAnError) {
 
 // A rank whose layer has another number of channels: an error on every rank, not a wrong mean.
 TEST(SyncBatchNormRules, RanksThatDifferAreAnError) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const std::vector<std::string> errors = test::run_ranks(2, [](const Environment& e) {
     const auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
     nn::BatchNorm1d norm(3 + e.rank);

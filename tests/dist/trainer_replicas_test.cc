@@ -100,7 +100,6 @@ TrainerOptions options_of(int64_t accumulate) {
 
 class ReplicasOf : public testing::TestWithParam<std::pair<int, bool>> {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 // 8 batches an epoch of different numbers of targets: with 3 ranks, and with 2 x 3, the last step of an epoch is
@@ -140,7 +139,6 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ReplicasOf,
 
 // Ranks whose batches have no target, and a step that has none at all.
 TEST(TrainerReplicasTest, BatchesWithoutTargetsCountNothing) {
-  RONDO_SKIP_WITHOUT_GLOO();
   data::Batch none = masked_batch(0, 1);
   none[1] = Tensor::full({1, 4}, data::kIgnoreIndex, {kI64});
   const std::vector<data::Batch> batches = {none,
@@ -181,7 +179,6 @@ TEST(TrainerReplicasTest, BatchesWithoutTargetsCountNothing) {
 
 // 5 batches an epoch: the last step of each has one, so other ranks run an empty one beside its synchronised BatchNorm.
 TEST(TrainerReplicasTest, LayersThatWaitRunOnRanksWithoutABatch) {
-  RONDO_SKIP_WITHOUT_GLOO();
   struct Net : nn::Module<Net> {
     nn::Linear in = child("in", 4, 6);
     nn::BatchNorm1d norm = child("norm", 6);
@@ -263,7 +260,6 @@ void cut_job(const std::string& folder, bool sharded = false) {
 
 // Steps of the same batches in the same order, on more or fewer ranks.
 TEST(TrainerReplicasTest, AJobGoesOnOnAnotherNumberOfRanks) {
-  RONDO_SKIP_WITHOUT_GLOO();
   RankRun undisturbed(nullptr, options_of(4));
   undisturbed.trainer->train();
   struct Case {
@@ -312,7 +308,6 @@ struct SeenBatches {
 // With other steps every batch of an epoch is still read once, also by 3 ranks and after a second cut; epochs end where
 // they should, and so does the run.
 TEST(TrainerReplicasTest, OtherStepsReadEveryBatchOfAnEpochOnce) {
-  RONDO_SKIP_WITHOUT_GLOO();
   SeenBatches expected;
   RankRun undisturbed(nullptr, options_of(4));
   expected.watch(undisturbed);
@@ -350,7 +345,6 @@ TEST(TrainerReplicasTest, OtherStepsReadEveryBatchOfAnEpochOnce) {
 }
 
 TEST(TrainerReplicasTest, ANonFiniteGradientOfOneRankIsSkippedByAll) {
-  RONDO_SKIP_WITHOUT_GLOO();
   for (const bool f16 : {false, true}) {
     TrainerOptions options = options_of(1);
     if (f16) options.autocast = kF16;
@@ -367,7 +361,6 @@ TEST(TrainerReplicasTest, ANonFiniteGradientOfOneRankIsSkippedByAll) {
 }
 
 TEST(TrainerReplicasTest, RanksThatBeginDifferentlyAreNamed) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const TempFolder folder;
   cut_job(folder / "run");
   TrainerOptions options = options_of(2);
@@ -395,7 +388,6 @@ TEST(TrainerReplicasTest, RanksThatBeginDifferentlyAreNamed) {
 }
 
 TEST(TrainerReplicasTest, AnExceptionOnOneRankEndsTheOthersAndNamesIt) {
-  RONDO_SKIP_WITHOUT_GLOO();
   const std::vector<std::string> errors = run_ranks(3, [](const Environment& e) {
     RankRun run(ProcessGroup::connect(e, {.timeout = kPatient}), options_of(1));
     run.before_loss = [&](const data::Batch&) {
@@ -409,7 +401,6 @@ TEST(TrainerReplicasTest, AnExceptionOnOneRankEndsTheOthersAndNamesIt) {
 
 // Before a step is made that a checkpoint could lose.
 TEST(TrainerReplicasTest, ShardsThatItIsNotToldOfAreRefused) {
-  RONDO_SKIP_WITHOUT_GLOO();
   with_runs(2, {.max_steps = 4}, [](RankRun& run, int) {
     ShardedOptimizer shards(*run.ddp, *run.optimizer);
     const std::string error = rondo::test::error_of([&] { run.trainer->train(); });
@@ -421,7 +412,6 @@ TEST(TrainerReplicasTest, ShardsThatItIsNotToldOfAreRefused) {
 }
 
 TEST(TrainerReplicasTest, CancelledBeforeItBegins) {
-  RONDO_SKIP_WITHOUT_GLOO();
   with_runs(2, options_of(1), [](RankRun& run, int rank) {
     if (rank == 0) run.trainer->cancel();
     const optim::TrainResult result = run.trainer->train();

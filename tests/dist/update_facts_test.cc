@@ -86,7 +86,6 @@ template <class Optimizer, class Options> std::function<OptimizerPtr(const nn::G
 
 class UpdateFactsOf : public testing::TestWithParam<Mode> {
  protected:
-  void SetUp() override { RONDO_SKIP_WITHOUT_GLOO(); }
 };
 
 TEST_P(UpdateFactsOf, EqualRanksGoOn) {
@@ -177,7 +176,6 @@ INSTANTIATE_TEST_SUITE_P(, UpdateFactsOf, testing::Values(Mode::kPlain, Mode::kA
 
 // UpdateAtSeams has no such options.
 TEST(UpdateFactsTest, OptionsOfAStep) {
-  RONDO_SKIP_WITHOUT_GLOO();
   for (const Mode mode : {Mode::kPlain, Mode::kSharded})
     expect_named(train(mode, {.step = {.max_norm = 0.5}}, {.step = {.max_norm = 1}}), "\"AdamW: max_norm is 0.5\"",
                  "\"AdamW: max_norm is 1\"");
@@ -185,7 +183,6 @@ TEST(UpdateFactsTest, OptionsOfAStep) {
 
 // A sharded step is a collective.
 TEST(UpdateFactsTest, AStepThatOneRankLeavesOut) {
-  RONDO_SKIP_WITHOUT_GLOO();
   expect_named(train(Mode::kPlain, {.leaves_out = 1}), "nothing more", "\"AdamW: number of groups is 1\"", 2);
 }
 
@@ -222,7 +219,6 @@ class Counting final : public ProcessGroup {
 
 // One exchange of 32 bytes, which travels with the agreement on it (agreement.h, kInline).
 TEST(UpdateFactsTest, TravelInTheExchangeOfTheStep) {
-  RONDO_SKIP_WITHOUT_GLOO();
   test::with_groups(2, [](ProcessGroup& real) {
     const auto group = std::make_shared<Counting>(real);
     nn::GPT2 model(test::kShardedConfig, 1);

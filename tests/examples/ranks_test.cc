@@ -50,7 +50,6 @@ void expect_near(const std::vector<double>& some, const std::vector<double>& oth
 class FinetuneRanks : public testing::Test {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     nn::GPT2 model({.vocab_size = 700, .block_size = 64, .n_layer = 2, .n_head = 2, .n_embd = 32}, 1);
     nn::save_pretrained(model, folder_ / "model");
     std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/gpt2.json"),
@@ -141,7 +140,6 @@ TEST_F(FinetuneRanks, StartAgainFromTheirOwnCheckpoint) {
 class ClassifyRanks : public testing::Test {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     manual_seed(1);
     nn::BertModel model(
         {.vocab_size = 600, .block_size = 32, .n_layer = 2, .n_head = 2, .n_embd = 32, .n_hidden = 64, .dropout = 0});
@@ -188,7 +186,6 @@ TEST_F(ClassifyRanks, TrainMeasureAndStartAgain) {
 class RanksOnCuda : public testing::Test {
  protected:
   void SetUp() override {
-    RONDO_SKIP_WITHOUT_GLOO();
     std::ofstream(folder_ / "text") << std::string(4000, 'a') << std::string(4000, 'b');
   }
   Finished run(int ranks, const std::string& device, const std::string& variables = "") const {

@@ -5,7 +5,7 @@
 #   tests/gpu/bundle.sh [FILE.tar.xz]       # default: build/gpu/rondo-gpu.tar.xz
 #
 # There: README.md says how it is unpacked, with or without xz; then rondo-gpu/run.sh. CUDA's libraries are found at run time (runtime/cuda/driver.h);
-# kernels are compiled there, by NVRTC. Compiled code for the CPU (LLVM) and jobs of several processes (Gloo) are left out.
+# kernels are compiled there, by NVRTC. Compiled code for the CPU (LLVM) is left out.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=build/gpu
@@ -31,7 +31,7 @@ EOF2
 # RPATH, not RUNPATH: it holds for the libraries of libraries, too, and before LD_LIBRARY_PATH. libgcc.a: conversions of
 # 16-bit floats, which older libgcc_s.so have not. arc4random: glibc 2.36 has it, for a std::random_device that nobody makes.
 cmake -S . -B $build -G Ninja -DCMAKE_BUILD_TYPE=Release -DRONDO_CPU=x86-64-v3 -DRONDO_TEST_ROOT=. -DRONDO_INSTALL=OFF \
-  -DCMAKE_DISABLE_FIND_PACKAGE_LLVM=ON -DCMAKE_DISABLE_FIND_PACKAGE_Gloo=ON -Dabsl_DIR="$PWD/$build/cmake" \
+  -DCMAKE_DISABLE_FIND_PACKAGE_LLVM=ON -Dabsl_DIR="$PWD/$build/cmake" \
   ${pcre:+-Dpkgcfg_lib_PCRE2_pcre2-8=$pcre} -DCMAKE_BUILD_RPATH="\$ORIGIN/../lib" \
   -DCMAKE_EXE_LINKER_FLAGS='-Wl,--disable-new-dtags -static-libstdc++ -Wl,--exclude-libs,libstdc++.a -Wl,--defsym=arc4random=abort' \
   -DCMAKE_CXX_STANDARD_LIBRARIES='-Wl,-Bstatic -lgcc -Wl,-Bdynamic'

@@ -113,7 +113,7 @@ TEST(ConformanceNccl, TheDeviceWorksOnAfterAnAbort) {
 
 constexpr const char* kFolder = "RONDO_TEST_NCCL_FOLDER";
 
-// Two ranks without a group of the hosts: this bundle may have no Gloo.
+// Two ranks whose hosts exchange nothing: the communicator alone is tried.
 class Pair final : public HostGroup {
  public:
   explicit Pair(int rank) : rank_(rank) {}

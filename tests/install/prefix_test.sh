@@ -23,7 +23,7 @@ flags=$(PKG_CONFIG_PATH=$prefix/lib/pkgconfig pkg-config --cflags rondo) || fail
 printf '#include "rondo/rondo.h"\n#include "rondo/rondo_c.h"\n#include "rondo/optim/formula_code.h"\n' |
   "$(sed -n 's/^CMAKE_CXX_COMPILER:[A-Z]*=//p' "$build/CMakeCache.txt")" -std=c++20 -fsyntax-only -Wall -Wextra -Wpedantic -Werror \
     $flags -x c++ - || fail "rondo.h does not compile with what was installed"
-! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|gloo|pcre2|png|jpeg|immintrin)' "$prefix/include" |
+! grep -rhE '#include [<"](absl|Eigen|oneapi|nlohmann|llvm|pcre2|png|jpeg|immintrin)' "$prefix/include" |
   grep -vE 'absl/(types/span|functional/(function_ref|any_invocable)|container/inlined_vector)\.h' || fail "public headers include what a user must not need"
 
 # ---- The shared library: a name with a version, and no internals.

@@ -21,7 +21,6 @@ import hashlib
 import json
 import os
 import pathlib
-import random
 import re
 import signal
 import subprocess
@@ -231,7 +230,7 @@ def main():
     parser.add_argument("--survivors", action="store_true", help="also those that survived the last time")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
     parser.add_argument("--tests", type=int, help="only this many tests of each mutant; others survive for now")
-    parser.add_argument("--sample", type=int, help="only this many of them: a random choice, but always the same one")
+    parser.add_argument("--sample", type=int, help="only this many of them: a random choice, which stays nearly the same as lists change")
     parser.add_argument("--tier", choices=["short"], help="only tests of this tier, and compare with what all kill")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
     options = parser.parse_args()
@@ -240,7 +239,7 @@ def main():
     chosen = {m.name for m in mutants.read_lists(options.list)} if options.list else {m.name for m in everything}
     wanted = [m for m in everything if m not in stale and m.name in chosen and fnmatch.fnmatch(m.name, options.only)]
     if options.sample:
-        wanted = random.Random(1).sample(wanted, min(options.sample, len(wanted)))
+        wanted = sorted(wanted, key=lambda m: hashlib.sha256(m.name.encode()).digest())[:options.sample]
     programs = sorted({Test(text).program for m in wanted for text in m.tests})
     if not options.no_build and programs:
         if not (RELEASE / "build.ninja").exists():

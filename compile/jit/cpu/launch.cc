@@ -11,6 +11,7 @@
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
+#include "rondo/runtime/ops/wrapping.h"
 #include "rondo/runtime/parallel.h"
 
 namespace rondo::compile::cpu {
@@ -72,15 +73,13 @@ template <class C, class Combine> void fold(C* partial, int64_t chunks, int64_t 
 }
 template <class C> void combine(const CombineCall::Sum& sum, int64_t chunks, int64_t cols) {
   auto* partial = reinterpret_cast<C*>(sum.partial);
-  if constexpr (std::is_floating_point_v<C>) {
-    if (sum.op == LoopOp::kColumnSum) fold(partial, chunks, cols, [](C a, C b) { return a + b; });
-    else if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return scalar::maximum(a, b); });
+  if (sum.op == LoopOp::kColumnSum) {
+    fold(partial, chunks, cols, [](C a, C b) { return ops::wrapping_add(a, b); });
+  } else if constexpr (std::is_floating_point_v<C>) {
+    if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return scalar::maximum(a, b); });
     else fold(partial, chunks, cols, [](C a, C b) { return scalar::minimum(a, b); });
   } else {
-    if (sum.op == LoopOp::kColumnSum)
-      fold(partial, chunks, cols,
-           [](C a, C b) { return static_cast<C>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b)); });
-    else if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return std::max(a, b); });
+    if (sum.op == LoopOp::kColumnMax) fold(partial, chunks, cols, [](C a, C b) { return std::max(a, b); });
     else fold(partial, chunks, cols, [](C a, C b) { return std::min(a, b); });
   }
   visit_dtype(sum.result, [&](auto tag) {

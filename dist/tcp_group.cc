@@ -1,18 +1,4 @@
-#include "rondo/dist/gloo_group.h"
-
-#ifndef RONDO_GLOO
-
-namespace rondo::dist {
-
-bool gloo_available() { return false; }
-std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
-  throw DistError(
-      "this Rondo was built without Gloo, so a job has one process; install libgloo-dev and configure again");
-}
-
-}  // namespace rondo::dist
-
-#else
+#include "rondo/dist/tcp_group.h"
 
 #include <algorithm>
 #include <condition_variable>
@@ -28,11 +14,11 @@ std::shared_ptr<HostGroup> connect_gloo(const Environment&, GroupOptions) {
 #include "absl/strings/str_join.h"
 #include "rondo/dist/agreement.h"
 #include "rondo/dist/failure_record.h"
-#include "rondo/dist/gloo_transport.h"
 #include "rondo/dist/peer_status.h"
 #include "rondo/dist/reduction.h"
 #include "rondo/dist/rendezvous.h"
 #include "rondo/dist/store.h"
+#include "rondo/dist/tcp_transport.h"
 #include "rondo/dist/work_state.h"
 #include "rondo/runtime/floating_point_scope.h"
 
@@ -114,7 +100,7 @@ class Communicator {
       Environment group = job;
       group.rank = rank_;
       group.world_size = world_size_;
-      transport_ = std::make_unique<GlooTransport>(*store_, prefix_, group, timeout);
+      transport_ = std::make_unique<TcpTransport>(*store_, prefix_, group, timeout);
     } catch (const MissingRanksError& e) {
       std::vector<int> missing;
       for (const int r : e.ranks) missing.push_back(members_.ranks[static_cast<size_t>(r)]);
@@ -326,27 +312,32 @@ class Communicator {
     switch (call.kind) {
       case CollectiveKind::kBarrier: return;
       case CollectiveKind::kBroadcast: return transport_->broadcast(job.to, call.bytes(), call.root);
-      case CollectiveKind::kAllGather: return transport_->all_gather(job.from, job.to, call.bytes());
+      case CollectiveKind::kAllGather: {
+        const auto mine = static_cast<char*>(job.to) + static_cast<size_t>(rank_) * call.bytes();
+        if (job.from != mine) std::memcpy(mine, job.from, call.bytes());
+        return transport_->all_gather(job.to, 1, static_cast<size_t>(world_size_) * call.bytes());
+      }
       case CollectiveKind::kAllReduce: {
-        const DType wire = wire_dtype(call.dtype);
-        std::vector<float> wide(wire == call.dtype ? 0 : n);
-        void* values = wire == call.dtype ? job.to : wide.data();
-        if (wire != call.dtype) widen(job.to, call.dtype, wide.data(), n);
-        transport_->all_reduce(values, wire, n);
-        if (call.op == ReduceOp::kAverage) divide(values, wire, n, world_size_);
-        if (wire != call.dtype) narrow(wide.data(), job.to, call.dtype, n);
-        return;
+        const size_t width = size_of(call.dtype);
+        reduce(call, job.to, static_cast<char*>(job.to) + block_of(n).begin * width);
+        return transport_->all_gather(job.to, width, n);
       }
-      case CollectiveKind::kReduceScatter: {
-        const DType wire = wire_dtype(call.dtype);
-        const size_t mine = n / static_cast<size_t>(world_size_);
-        std::vector<float> wide(wire == call.dtype ? 0 : mine);
-        void* sums = wire == call.dtype ? job.to : wide.data();
-        transport_->reduce_scatter(job.from, call.dtype, sums, mine);
-        if (call.op == ReduceOp::kAverage) divide(sums, wire, mine, world_size_);
-        if (wire != call.dtype) narrow(wide.data(), job.to, call.dtype, mine);
-      }
+      case CollectiveKind::kReduceScatter: return reduce(call, job.from, job.to);
     }
+  }
+
+  Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
+
+  // `reduced`: receives this rank's block of the sums or averages, in the dtype of the call. May be that block of `in`.
+  void reduce(const Call& call, const void* in, void* reduced) {
+    const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
+    const DType wire = wire_dtype(call.dtype);
+    const bool widens = wire != call.dtype;
+    std::vector<float> wide(widens ? mine : 0);
+    void* sums = widens ? wide.data() : reduced;
+    transport_->reduce_scatter(in, call.dtype, n, sums);
+    if (call.op == ReduceOp::kAverage) divide(sums, wire, mine, world_size_);
+    if (widens) narrow(wide.data(), reduced, call.dtype, mine);
   }
 
   const Members members_;
@@ -355,7 +346,7 @@ class Communicator {
   std::string prefix_;  // of the group's keys
   std::unique_ptr<Store> store_;
   std::unique_ptr<PeerStatus> peers_;
-  std::unique_ptr<GlooTransport> transport_;
+  std::unique_ptr<TcpTransport> transport_;
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
@@ -367,11 +358,11 @@ class Communicator {
   std::string failure_;  // the communication thread's own: why no job can run any more
 };
 
-class GlooGroup final : public HostGroup, public std::enable_shared_from_this<GlooGroup> {
+class TcpGroup final : public HostGroup, public std::enable_shared_from_this<TcpGroup> {
  public:
   // `parent`: the group that this is a subgroup of. It keeps the store.
-  GlooGroup(const Environment& environment, GroupOptions options, Members members,
-            std::shared_ptr<HostGroup> parent = nullptr)
+  TcpGroup(const Environment& environment, GroupOptions options, Members members,
+           std::shared_ptr<HostGroup> parent = nullptr)
       : environment_(environment),
         options_(options),
         rank_(members.position_of(environment.rank)),
@@ -385,7 +376,7 @@ class GlooGroup final : public HostGroup, public std::enable_shared_from_this<Gl
     if (server_) lookout_ = std::make_unique<Lookout>(environment);
   }
 
-  ~GlooGroup() override {
+  ~TcpGroup() override {
     const bool unwinds = std::uncaught_exceptions() > exceptions_;
     const bool ended = communicator_->close(unwinds ? "an exception ended it" : "it has left the group", unwinds,
                                             unwinds ? Milliseconds(0) : kLeaving);
@@ -412,7 +403,7 @@ class GlooGroup final : public HostGroup, public std::enable_shared_from_this<Gl
                                  ")");
     if (std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) return nullptr;
     if (ranks.size() == 1) return make_solo_group(options_, members.ranks[0]);
-    return std::make_shared<GlooGroup>(environment_, options_, std::move(members), shared_from_this());
+    return std::make_shared<TcpGroup>(environment_, options_, std::move(members), shared_from_this());
   }
 
   Work all_reduce(const Tensor& tensor, ReduceOp op, std::string_view name) override {
@@ -493,12 +484,8 @@ class GlooGroup final : public HostGroup, public std::enable_shared_from_this<Gl
 
 }  // namespace
 
-bool gloo_available() { return true; }
-
-std::shared_ptr<HostGroup> connect_gloo(const Environment& environment, GroupOptions options) {
-  return std::make_shared<GlooGroup>(environment, options, all_ranks(environment.world_size));
+std::shared_ptr<HostGroup> connect_tcp(const Environment& environment, GroupOptions options) {
+  return std::make_shared<TcpGroup>(environment, options, all_ranks(environment.world_size));
 }
 
 }  // namespace rondo::dist
-
-#endif
