@@ -54,7 +54,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/rondoConfig.cmake.in ${P
                               INSTALL_DESTINATION ${RONDO_CONFIG_DIR} PATH_VARS RONDO_PLUGIN_INSTALL_FOLDER)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/rondoConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/rondoConfig.cmake ${PROJECT_BINARY_DIR}/rondoConfigVersion.cmake
-              ${CMAKE_CURRENT_LIST_DIR}/onednn.cmake ${CMAKE_CURRENT_LIST_DIR}/plugin_folder.cc.in
+              ${CMAKE_CURRENT_LIST_DIR}/plugin_folder.cc.in
         DESTINATION ${RONDO_CONFIG_DIR} COMPONENT development)
 
 # pkg-config has no components: the shared library where there is one. Programs of archives look for the code generator in
@@ -69,7 +69,7 @@ else()
   foreach(target IN LISTS targets)
     list(APPEND RONDO_PC_LIBS -l${target})
   endforeach()
-  list(APPEND RONDO_PC_LIBS -Wl,--end-group -ldnnl -lgomp -lpthread -ldl)
+  list(APPEND RONDO_PC_LIBS -Wl,--end-group -lpthread -ldl)
 endif()
 list(JOIN RONDO_PC_REQUIRES " " RONDO_PC_REQUIRES)
 list(JOIN RONDO_PC_LIBS " " RONDO_PC_LIBS)

@@ -3,8 +3,12 @@
 #   cmake --preset deb && cmake --build --preset deb && cpack --preset deb
 #   cmake --preset archive && cmake --build --preset archive && cpack --preset archive
 if(RONDO_PACKAGE AND RONDO_STATIC_JIT)
-  # In the archive the libraries of others lie beside ours, all but the C library's. RPATH, not RUNPATH: it holds for the
-  # libraries of libraries, too.
+  # In the archive the libraries of others lie beside ours, all but the C library's; also oneDNN, which is opened. RPATH, not
+  # RUNPATH: it holds for the libraries of libraries, too.
+  install(IMPORTED_RUNTIME_ARTIFACTS rondo::onednn RUNTIME_DEPENDENCY_SET rondo_dependencies
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT programs)
+  get_filename_component(file ${RONDO_DNNL_LIBRARY} REALPATH)  # that is the link by which it is opened
+  install(FILES ${file} DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT programs)
   install(RUNTIME_DEPENDENCY_SET rondo_dependencies DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT programs
           PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|resolv|util)\\.so")
   set_target_properties(${RONDO_PROGRAMS} PROPERTIES INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR}")
@@ -29,6 +33,17 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_NAME rondo)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PROGRAMS_PACKAGE_SHLIBDEPS ON)
+# oneDNN is opened, so no program names it.
+find_program(RONDO_DPKG_QUERY dpkg-query)
+if(RONDO_PACKAGE AND RONDO_DPKG_QUERY)
+  get_filename_component(file ${RONDO_DNNL_LIBRARY} REALPATH)
+  execute_process(COMMAND ${RONDO_DPKG_QUERY} -S ${file} OUTPUT_VARIABLE package ERROR_QUIET)
+  if(package MATCHES "^([^:]+):")
+    set(CPACK_DEBIAN_PROGRAMS_PACKAGE_DEPENDS "${CMAKE_MATCH_1} (>= ${RONDO_DNNL_VERSION})")
+  else()
+    message(WARNING "No Debian package has ${file}: Rondo's package will not say that it needs oneDNN")
+  endif()
+endif()
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME librondo-dev)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEVELOPMENT_PACKAGE_DEPENDS "rondo (= ${PROJECT_VERSION}), libabsl-dev")

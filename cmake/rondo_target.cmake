@@ -93,7 +93,7 @@ function(rondo_kernel_sources)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${RONDO_KERNEL_FLAGS}")
 endfunction()
 
-# rondo_library(runtime SOURCES a.cc KERNELS k.cc HEADERS tensor.h LINK absl::strings PRIVATE_LINK DNNL::dnnl)
+# rondo_library(runtime SOURCES a.cc KERNELS k.cc HEADERS tensor.h LINK absl::strings PRIVATE_LINK PNG::PNG)
 # An archive of position-independent objects. What the public HEADERS declare is exported where the objects become part
 # of a shared library; all else is hidden. Files are named from the folder of the CMakeLists.txt. KERNELS are compiled for RONDO_CPU, and share no inline function with others
 # (isolate_kernel.sh).

@@ -9,6 +9,7 @@
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/dynamic_range.h"
 #include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/library_error.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/op.h"
@@ -140,7 +141,7 @@ const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
 // Those of another backend enqueue launches themselves.
 void launch(const BackendTable& backend, Device device, KernelFn kernel, const KernelContext& context) {
   if (backend.enqueue == nullptr || backend.kernels != kCPU.backend) [[likely]]
-    return kernel(context);
+    return naming_op(context.op.name, context.where, [&] { kernel(context); });
   queue_kernel(device, kernel, context);
 }
 

@@ -6,6 +6,7 @@
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/library_error.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
@@ -39,7 +40,9 @@ std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Laun
                         like.strides, like.dtype);
   });
   std::shared_ptr<const PreparedKernel> prepared;
-  call.with_context(node.attrs, [&](const KernelContext& context) { prepared = make(context, variant); });
+  call.with_context(node.attrs, [&](const KernelContext& context) {
+    prepared = naming_op(context.op.name, context.where, [&] { return make(context, variant); });
+  });
   return prepared;
 }
 

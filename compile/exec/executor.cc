@@ -9,6 +9,7 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/library_error.h"
 #include "rondo/runtime/lowered.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/lookup.h"
@@ -142,7 +143,8 @@ void Executor::run_library_call(size_t index, const Frame& frame) const {
   if (const auto& prepared = code_.prepared(index); prepared != nullptr) {
     absl::InlinedVector<std::byte*, kUsualInputs + 1> addresses;
     for (const Address& address : launch.addresses) addresses.push_back(frame.at(address));
-    return code_.target().launch.library_call(code_.device(), prepared, addresses);
+    return naming_op(node.op->name, line_of(node),
+                     [&] { code_.target().launch.library_call(code_.device(), prepared, addresses); });
   }
   const LibraryCall call(plan_, launch,
                          [&](const Value& like, const Address& address) { return frame.tensor(like, address); });

@@ -5,8 +5,9 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "oneapi/dnnl/dnnl.h"
 #include "rondo/runtime/cpu/allocator.h"
+#include "rondo/runtime/cpu/onednn_library.h"
+#include "rondo/runtime/library_error.h"
 #include "rondo/runtime/memory.h"
 
 namespace rondo {
@@ -21,12 +22,13 @@ struct Event {
 // functions own, so they are freed before whatever main() had registered earlier runs. Made before main() and before
 // the program's own static variables, they are freed after all of those. The first product would take these 14 ms (Zen
 // 3) otherwise.
-[[gnu::constructor(101)]] void make_kernels_of_products() {
+[[gnu::constructor(101)]] void make_kernels_of_products() try {
   if (library_has_avx512()) return;
   constexpr dnnl_dim_t kSize = 2;  // of vectors no kernel is made
   const float ones[kSize * kSize] = {1, 1, 1, 1};
   float product[kSize * kSize];
-  dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, ones, kSize, ones, kSize, 0.0f, product, kSize);
+  cpu::library().dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, ones, kSize, ones, kSize, 0.0f, product, kSize);
+} catch (const LibraryError&) {  // the first product throws it
 }
 #endif
 
@@ -34,16 +36,17 @@ struct Event {
 
 bool library_has_avx512() {
 #ifdef __x86_64__
-  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
+  return (cpu::library().dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core;
 #else
   return false;
 #endif
 }
 
 std::string product_library() {
-  const dnnl_version_t& version = *dnnl_version();  // the one that is loaded, which may be later than its header
+  const cpu::Library& library = cpu::library();
+  const dnnl_version_t& version = *library.dnnl_version();  // which may be later than its header
   return absl::StrCat("oneDNN ", version.major, ".", version.minor, ".", version.patch, ", instructions ",
-                      absl::Hex(static_cast<unsigned>(dnnl_get_effective_cpu_isa())));
+                      absl::Hex(static_cast<unsigned>(library.dnnl_get_effective_cpu_isa())));
 }
 
 constinit const BackendTable kCPUBackend = {

@@ -159,7 +159,7 @@ class LibraryConvolution::Step {
     const dnnl::stream stream(library_engine());
     const OneLibraryThread alone;
     dnnl::error::wrap_c_api(
-        dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(list.size()), list.data()),
+        library().dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(list.size()), list.data()),
         "a convolution failed");
   }
 

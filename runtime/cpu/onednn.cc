@@ -1,10 +1,10 @@
 #include "rondo/runtime/cpu/onednn.h"
 
-#include <omp.h>
-
 #include <new>
 
-#include "oneapi/dnnl/dnnl.hpp"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/library_error.h"
 
 namespace rondo::cpu {
 
@@ -25,11 +25,24 @@ void throw_if_out_of_memory() {
   }
 }
 
-OneLibraryThread::OneLibraryThread() : before_(omp_get_max_threads()) {
-  if (before_ != 1) omp_set_num_threads(1);
+void throw_library_error() {
+  try {
+    throw;
+  } catch (const dnnl::error& error) {
+    if (error.status == dnnl_out_of_memory) throw std::bad_alloc();
+    throw LibraryError(absl::StrCat("oneDNN: ", error.message, " (", library().dnnl_status2str(error.status), ")"));
+  } catch (...) {  // not the library's
+  }
+}
+
+static int threads_of_library() {
+  return library().omp_set_num_threads == nullptr ? 1 : library().omp_get_max_threads();
+}
+OneLibraryThread::OneLibraryThread() : before_(threads_of_library()) {
+  if (before_ != 1) library().omp_set_num_threads(1);
 }
 OneLibraryThread::~OneLibraryThread() {
-  if (before_ != 1) omp_set_num_threads(before_);
+  if (before_ != 1) library().omp_set_num_threads(before_);
 }
 
 }  // namespace rondo::cpu

@@ -3,11 +3,13 @@
 
 #include <string_view>
 
-namespace dnnl {
+namespace rondo_dnnl {
 struct engine;
 }
 
 namespace rondo::cpu {
+
+namespace dnnl = rondo_dnnl;  // onednn_library.h
 
 // Turns off oneDNN's own cache of primitives, for the whole process: RecentCache keeps ours. Where memory runs short
 // while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
@@ -19,12 +21,15 @@ inline bool is_reference(std::string_view kernel) { return kernel.starts_with("r
 // In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
 void throw_if_out_of_memory();
 
-// Runs what makes or runs primitives: the library's want of memory leaves as std::bad_alloc.
+// In any handler: throws an error of the library as std::bad_alloc or as LibraryError. Returns if it is another one.
+void throw_library_error();
+
+// Runs what makes or runs primitives: the library's errors leave as throw_library_error() throws them.
 template <class F> decltype(auto) in_library(F&& run) {
   try {
     return run();
   } catch (...) {
-    throw_if_out_of_memory();
+    throw_library_error();
     throw;
   }
 }

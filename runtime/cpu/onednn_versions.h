@@ -13,8 +13,11 @@
 #include <optional>
 #include <string_view>
 
-#include "oneapi/dnnl/dnnl.hpp"
 #include "rondo/runtime/cpu/onednn.h"
+#include "rondo/runtime/cpu/onednn_library.h"
+#define dnnl rondo_dnnl
+#include "oneapi/dnnl/dnnl.hpp"
+#undef dnnl
 
 namespace rondo::cpu {
 

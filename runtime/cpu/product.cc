@@ -144,9 +144,10 @@ void Product::Primitive::run(const MatmulOperands& operands) const {
     arguments->set(DNNL_ARG_SCRATCHPAD, scratchpad.data());
   }
   const OneLibraryThread alone;
-  dnnl::error::wrap_c_api(dnnl_primitive_execute(product_.get(), arguments->stream.get(),
-                                                 static_cast<int>(arguments->list.size()), arguments->list.data()),
-                          "a matrix product failed");
+  dnnl::error::wrap_c_api(
+      library().dnnl_primitive_execute(product_.get(), arguments->stream.get(),
+                                       static_cast<int>(arguments->list.size()), arguments->list.data()),
+      "a matrix product failed");
   std::lock_guard lock(mutex_);
   spare_.push_back(std::move(arguments));
 }

@@ -7,7 +7,7 @@ namespace {
 
 using Computes = ConvolutionCall::Computes;
 
-// A new major is a new library file (its soname), so the headers' major is the one that runs.
+// library() opens none but the headers' major.
 constexpr bool kVersion2 = DNNL_VERSION_MAJOR == 2;
 
 bool is_amx(std::string_view kernel) { return kernel.find("amx") != kernel.npos; }

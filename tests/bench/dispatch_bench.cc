@@ -1,5 +1,5 @@
 // bench_dispatch: what one small op costs. A 64-element f32 add on one thread, without gradients and with the tape, in
-// nanoseconds; the same of ops with a number, without gradients; beside PyTorch's and libtorch's if their programs are
+// nanoseconds; the same of other ops, without gradients; beside PyTorch's and libtorch's if their programs are
 // there (tests/bench/peers).
 //
 //   bench_dispatch [--peers]
@@ -47,13 +47,19 @@ int main(int argc, char** argv) {
               taped);
   const Tensor mask = a > 0.0;
   NoGrad off;
-  const std::pair<const char*, double> with_numbers[] = {
+  const Tensor rows = Tensor::randn({16, 32}), weight = Tensor::randn({32, 32});
+  const Tensor image = Tensor::randn({1, 16, 4, 4}), kernels = Tensor::randn({16, 16, 1, 1}),
+               bias = Tensor::randn({16});
+  const std::pair<const char*, double> others[] = {
       {"less f32[64] and a number", nanoseconds([&] { const Tensor c = a < 0.5; })},
       {"where f32[64] and a number", nanoseconds([&] { const Tensor c = ops::where(mask, a, 0.0); })},
       {"masked_fill f32[64]", nanoseconds([&] { const Tensor c = ops::masked_fill(a, mask, 0.0); })},
       {"maximum f32[64] and a number", nanoseconds([&] { const Tensor c = ops::maximum(a, 0.5); })},
+      {"matmul f32[16, 32] by f32[32, 32]", nanoseconds([&] { const Tensor c = ops::matmul(rows, weight); })},
+      {"conv2d f32[1, 16, 4, 4] by f32[16, 16, 1, 1]",
+       nanoseconds([&] { const Tensor c = ops::conv2d(image, kernels, bias); })},
   };
-  for (const auto& [op, time] : with_numbers)
+  for (const auto& [op, time] : others)
     std::printf("{\"peer\": \"rondo\", \"op\": \"%s\", \"no_grad_ns\": %.0f}\n", op, time);
   std::fflush(stdout);
   if (argc < 2 || std::string(argv[1]) != "--peers") return 0;

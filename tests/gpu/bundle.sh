@@ -12,8 +12,8 @@ build=build/gpu
 file=${1:-$build/rondo-gpu.tar.xz}
 programs="test_gpu test_cuda test_runtime test_modules test_optim train_gpt bench_gpt bench_cnn bench_device"
 
-# Abseil, GoogleTest, PCRE2 and the C++ library are linked from their archives. oneDNN has none in Debian; it comes as a
-# library, with those that it needs but the C and C++ libraries and libgcc_s, which must not be older than a machine's own.
+# Abseil, GoogleTest, PCRE2 and the C++ library are linked from their archives. oneDNN is opened as a program runs; it comes
+# as a library, with those that it needs but the C and C++ libraries and libgcc_s, which must not be older than a machine's own.
 mkdir -p $build/cmake
 absl=$(find /usr/lib /usr/local/lib -name abslConfig.cmake -print -quit)
 pcre=$(find /usr/lib /usr/local/lib -name libpcre2-8.a -print -quit)
@@ -44,7 +44,9 @@ root=$work/rondo-gpu
 mkdir -p "$root/bin" "$root/lib" "$root/peers" "$root/tests"
 for program in $programs; do strip -o "$root/bin/$program" $build/bin/"$program"; done
 machines_own='libc.so.*|libm.so.*|libpthread.so.*|libdl.so.*|librt.so.*|ld-linux*|libstdc++.so.*|libgcc_s.so.*'
-for program in $programs; do ldd "$root/bin/$program"; done | sed -nE 's/^.* => (\/[^ ]+) .*/\1/p' | sort -u | while read -r library; do
+onednn=$(sed -n 's/.*\.name = "\([^"]*\)".*/\1/p' $build/runtime/onednn_file.cc)
+onednn=$(dirname "$(readlink -f "$(sed -n 's/^RONDO_DNNL_LIBRARY:[A-Z]*=//p' $build/CMakeCache.txt)")")/$onednn
+{ for program in $programs; do ldd "$root/bin/$program"; done; ldd "$onednn"; echo "onednn => $onednn (opened)"; } | sed -nE 's/^.* => (\/[^ ]+) .*/\1/p' | sort -u | while read -r library; do
   # shellcheck disable=SC2254 # a pattern
   eval "case \${library##*/} in $machines_own) ;; *) strip -o \"\$root/lib/\${library##*/}\" \"\$library\" ;; esac"
 done

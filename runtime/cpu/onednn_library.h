@@ -1,0 +1,125 @@
+// oneDNN's C functions. The library is no part of the program: it is opened when the first of them is called.
+//
+//   library().dnnl_sgemm(...)    // throws LibraryError if the library cannot be opened
+//
+// oneDNN's own C++ header is inline functions that call C functions. onednn_versions.h includes it such that they call
+// these. Thread safe.
+#pragma once
+
+#include "oneapi/dnnl/dnnl.h"
+#include "oneapi/dnnl/dnnl_debug.h"
+
+// The functions that are called, there or by us. A call of another one does not link.
+#define RONDO_ONEDNN_FUNCTIONS(F)            \
+  F(dnnl_engine_create)                      \
+  F(dnnl_engine_destroy)                     \
+  F(dnnl_get_effective_cpu_isa)              \
+  F(dnnl_memory_create)                      \
+  F(dnnl_memory_desc_equal)                  \
+  F(dnnl_memory_desc_get_size)               \
+  F(dnnl_memory_destroy)                     \
+  F(dnnl_post_ops_append_binary)             \
+  F(dnnl_post_ops_append_eltwise)            \
+  F(dnnl_post_ops_append_sum)                \
+  F(dnnl_post_ops_create)                    \
+  F(dnnl_post_ops_destroy)                   \
+  F(dnnl_post_ops_len)                       \
+  F(dnnl_primitive_attr_create)              \
+  F(dnnl_primitive_attr_destroy)             \
+  F(dnnl_primitive_attr_set_post_ops)        \
+  F(dnnl_primitive_attr_set_scratchpad_mode) \
+  F(dnnl_primitive_create)                   \
+  F(dnnl_primitive_desc_destroy)             \
+  F(dnnl_primitive_desc_query)               \
+  F(dnnl_primitive_desc_query_md)            \
+  F(dnnl_primitive_destroy)                  \
+  F(dnnl_primitive_execute)                  \
+  F(dnnl_reorder_primitive_desc_create)      \
+  F(dnnl_set_primitive_cache_capacity)       \
+  F(dnnl_sgemm)                              \
+  F(dnnl_status2str)                         \
+  F(dnnl_stream_create)                      \
+  F(dnnl_stream_destroy)                     \
+  F(dnnl_version)
+
+#if DNNL_VERSION_MAJOR == 2
+#define RONDO_ONEDNN_FUNCTIONS_OF_VERSION(F)             \
+  F(dnnl_dilated_convolution_backward_data_desc_init)    \
+  F(dnnl_dilated_convolution_backward_weights_desc_init) \
+  F(dnnl_dilated_convolution_forward_desc_init)          \
+  F(dnnl_matmul_desc_init)                               \
+  F(dnnl_memory_desc_init_by_strides)                    \
+  F(dnnl_memory_desc_init_by_tag)                        \
+  F(dnnl_memory_desc_init_submemory)                     \
+  F(dnnl_memory_set_data_handle_v2)                      \
+  F(dnnl_primitive_desc_iterator_create)                 \
+  F(dnnl_primitive_desc_iterator_destroy)                \
+  F(dnnl_primitive_desc_iterator_fetch)                  \
+  F(dnnl_primitive_desc_iterator_next)
+#else
+// Later versions have these, and earlier ones if they were built so (ONEDNN_EXPERIMENTAL_SPARSE).
+#if RONDO_DNNL_SPARSE
+#define RONDO_ONEDNN_FUNCTIONS_OF_SPARSE_MEMORY(F) \
+  F(dnnl_memory_create_v2)                         \
+  F(dnnl_memory_desc_get_size_v2)                  \
+  F(dnnl_memory_desc_query_v2)                     \
+  F(dnnl_memory_set_data_handle_v2)
+#else
+#define RONDO_ONEDNN_FUNCTIONS_OF_SPARSE_MEMORY(F)
+#endif
+#define RONDO_ONEDNN_FUNCTIONS_OF_VERSION(F)                 \
+  RONDO_ONEDNN_FUNCTIONS_OF_SPARSE_MEMORY(F)                 \
+  F(dnnl_convolution_backward_data_primitive_desc_create)    \
+  F(dnnl_convolution_backward_weights_primitive_desc_create) \
+  F(dnnl_convolution_forward_primitive_desc_create)          \
+  F(dnnl_matmul_primitive_desc_create)                       \
+  F(dnnl_memory_desc_clone)                                  \
+  F(dnnl_memory_desc_create_submemory)                       \
+  F(dnnl_memory_desc_create_with_strides)                    \
+  F(dnnl_memory_desc_create_with_tag)                        \
+  F(dnnl_memory_desc_destroy)                                \
+  F(dnnl_memory_desc_query)                                  \
+  F(dnnl_memory_set_data_handle)                             \
+  F(dnnl_primitive_desc_next_impl)
+#endif
+
+namespace rondo::cpu {
+
+struct Library {
+#define RONDO_ONEDNN_MEMBER(name) decltype(&::name) name;
+  RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_MEMBER)
+  RONDO_ONEDNN_FUNCTIONS_OF_VERSION(RONDO_ONEDNN_MEMBER)
+#undef RONDO_ONEDNN_MEMBER
+  // Of the OpenMP that the library uses. Null: it was built without.
+  int (*omp_get_max_threads)();
+  void (*omp_set_num_threads)(int);
+};
+
+// Throws LibraryError, which says what to install, if there is no library, one of another major version, or one that
+// lacks a function. The next call then looks again.
+const Library& library();
+
+// What is opened: cmake/onednn.cmake writes it down.
+struct LibraryFile {
+  const char* name;      // "libdnnl.so.2"
+  const char* path;      // if the dynamic linker may not find it by its name, else ""
+  const char* needs[8];  // other libraries, up to a null
+};
+extern const LibraryFile kLibraryFile;
+
+// A function of the table, as something that is called by the function's name.
+template <auto kMember> struct LibraryFunction;
+template <class Result, class... Arguments, Result (*Library::*kMember)(Arguments...)> struct LibraryFunction<kMember> {
+  Result operator()(Arguments... arguments) const { return (library().*kMember)(arguments...); }
+};
+
+}  // namespace rondo::cpu
+
+// oneDNN's C++ classes get this namespace instead of `dnnl`: a program may have other ones, of another version. Names
+// of C functions are looked up here first.
+namespace rondo_dnnl {
+#define RONDO_ONEDNN_FUNCTION(name) inline constexpr rondo::cpu::LibraryFunction<&rondo::cpu::Library::name> name;
+RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_FUNCTION)
+RONDO_ONEDNN_FUNCTIONS_OF_VERSION(RONDO_ONEDNN_FUNCTION)
+#undef RONDO_ONEDNN_FUNCTION
+}  // namespace rondo_dnnl

@@ -1,0 +1,20 @@
+// Makes a shared library use its own functions and data, whatever other libraries export under the same names.
+//
+//   void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+//   use_own_names(library);
+#pragma once
+
+namespace rondo::cpu {
+
+// For each name that a library uses, the dynamic linker gives it the first definition in the program, though it may
+// define the name itself. From here on it uses its own, as if it had been linked with -Bsymbolic. Left alone are names
+// that it does not define, and those that are unique in a process (STB_GNU_UNIQUE). Only on x86-64 and aarch64.
+//
+// Throws LibraryError if the system does not let us write to the library's tables.
+//
+// Why not dlopen's RTLD_DEEPBIND: the library would call malloc() and operator new of the C and C++ libraries instead
+// of the program's, yet it frees what std::string's functions took from the program's. And in a program with a
+// sanitizer that flag ends the process.
+void use_own_names(void* library);
+
+}  // namespace rondo::cpu
