@@ -175,6 +175,9 @@ TEST(LauncherProcesses, NoneIsLeftAtTheEndOfTheJob) {
 
 // A program of the user's own that calls launch() goes on as it was.
 TEST(LauncherProcesses, LaunchLeavesItsCallerAsItWas) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
+#endif
   const pid_t child = ::fork();
   if (child == 0) {
     const pid_t bystander = ::fork();
