@@ -14,7 +14,9 @@ namespace rondo::cpu {
 dnnl::engine& library_engine();
 
 // By its name (impl_info_str): a kernel without vectors, slower than ours.
-inline bool is_reference(std::string_view kernel) { return kernel.starts_with("ref") || kernel.starts_with("simple"); }
+inline bool is_reference(std::string_view kernel) {
+  return kernel.starts_with("ref") || kernel.starts_with("simple") || kernel.starts_with("gemm:ref");
+}
 
 // In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
 void throw_if_out_of_memory();
