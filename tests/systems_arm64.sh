@@ -21,12 +21,12 @@ build() {
   cmake --build build/release --target train_gpt
 }
 
-# Runs a program of build/arm64. RONDO_PAGE: another size of pages than this machine's.
+# arm PROGRAM ARGUMENT...: of build/arm64, as the toolchain file has it. RONDO_PAGE: another size of pages than this machine's.
 arm() {
-  local emulator program=build/arm64/bin/$1
+  local program=build/arm64/bin/$1
   shift
-  emulator=$(command -v qemu-aarch64-static || command -v qemu-aarch64)
-  "$emulator" ${RONDO_PAGE:+-p $RONDO_PAGE} -L "$root" "$program" "$@"
+  "$(command -v qemu-aarch64-static || command -v qemu-aarch64)" ${RONDO_PAGE:+-p "$RONDO_PAGE"} "$root/lib/ld-linux-aarch64.so.1" \
+    --library-path "$root/lib/aarch64-linux-gnu:$root/usr/lib/aarch64-linux-gnu" "$program" "$@"
 }
 natively() { "build/release/bin/$1" "${@:2}"; }
 # suite PROGRAM FILTER
