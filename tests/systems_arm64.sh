@@ -30,9 +30,7 @@ arm() {
 }
 natively() { "build/release/bin/$1" "${@:2}"; }
 # suite PROGRAM FILTER
-suite() {
-  RONDO_CACHE_DIR=$place/cache arm "$1" --gtest_brief=1 --gtest_filter="$2"
-}
+suite() { RONDO_CACHE_DIR=$place/cache arm "test_$1" --gtest_brief=1 --gtest_filter="$2"; }
 
 # Twenty steps on this machine's processor and on ARM, eager, compiled, and with the kernels that this left on disk.
 train() {
@@ -60,5 +58,37 @@ train() {
         END { print run ": " NR " losses, at most " most " of their size apart"; exit bad || NR < 20 }'
     done
     cmp "$work/$machine.regions.losses" "$work/$machine.warm.losses"
+  done
+}
+
+smoke() {
+  train
+  suite runtime 'TiledProduct.*:CpuFeatures.*:ByteTokenizer.*:Checkpoint.DoublesRoundTrip'
+  suite compile 'ObjectFile.*:Epilogues.SumsOfProductsChainInPlace:Epilogues.EachSumHasItsOwnOperand'
+  suite optim 'Models/KnownLosses.*/GPT2'
+}
+
+# Emulation is 15 times as slow, and compiling a kernel takes a second: of the sweep of compiled ops it has these ops. What it
+# cannot do at all:
+# - tests that start their own program again, which the system does not know how to run: death tests, ThreadsVariable.*,
+#   HostStates.BeforeThePoolStarts, CacheProcess*, PluginRace*, Symbols*, and what starts ranks or examples;
+# - traps of floating-point exceptions, limits of the address space, and the counts of pages that the system has read in.
+compiled_ops="add cast gelu_erf gelu_tanh exp where sum max softmax layer_norm matmul linear attention cross_entropy conv2d dropout cat"
+tests() {
+  local op
+  smoke
+  suite optim 'Models/KnownLosses.*'
+  suite runtime 'OpSweep.*:*Tokenizer*:Checkpoint.*:Convolution.*:DTypes/OpsReference.*:Safetensors.*:-*DeathTest*'
+  suite modules 'Models/ModelReference.*:*Vision*Reference*'
+  suite compile 'Epilogues.*:Emit.*'
+  for op in $compiled_ops; do
+    RONDO_TEST_OP=$op suite compile 'CompiledOpSweep.Alone:CompiledOpSweep.BetweenElementwise*:CompiledOpSweep.IntegersAndBool'
+  done
+  arm fuzz_compile --count 200
+  # Pages of 16 and 64 KiB, as systems for ARM may have.
+  for RONDO_PAGE in 16384 65536; do
+    train
+    suite runtime 'Allocator.*:Storage.*:PageHeap*:-*DeathTest*'
+    suite compile 'ObjectFile.*'
   done
 }
