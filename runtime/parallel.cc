@@ -81,14 +81,12 @@ using PieceFn = absl::FunctionRef<void(uint32_t piece)>;
 // Note [Weak memory order]. ARM may make a thread's writes visible in another order than x86 does. What threads share
 // without a mutex was read for that:
 // - here: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads a word of that
-// job,
-//   or another claim's on top of it, so it sees the job. The decrements of left_ (release) and the caller's last read
-//   (acquire) order the results. What is read before a claim (ranges_used_, words) decides only where to look.
+//   job, or another claim's on top of it, so it sees the job. The decrements of left_ (release) and the caller's last
+//   read (acquire) order the results. What is read before a claim (ranges_used_, words) only says where to look.
 // - pointers that are set once: the pool, tables of devices, states and modules of CUDA, copies of parameters, the
 //   plug-in: release and acquire. Counts of references: the last owner acquires what the others have released.
-// - flags that pieces of a kernel set (a bad index, the worst value of an anomaly, a known row of truth.cc) are
-// relaxed:
-//   whoever waits for the job reads them afterwards.
+// - flags that pieces of a kernel set are relaxed (a bad index, the worst value of an anomaly, a known row of
+//   truth.cc): whoever waits for the job reads them afterwards.
 // - statistics, limits, log levels and choices of tests are relaxed: a thread may see an old value for a moment.
 // - machine code: written, the caches cleaned (place_object()), made executable, then handed on under a mutex.
 // All else is sequentially consistent or under a mutex. TSan runs the same code on x86 (tests/nightly.sh tsan).

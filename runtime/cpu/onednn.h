@@ -13,8 +13,8 @@ namespace rondo::cpu {
 // while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
 dnnl::engine& library_engine();
 
-// By its name (impl_info_str): a kernel without vectors, slower than ours. Version 2 calls its product gemm:jit on every
-// processor, but generates code on x86-64 only.
+// By its name (impl_info_str): a kernel without vectors, slower than ours. Version 2 calls its product gemm:jit on
+// every processor, but generates code on x86-64 only.
 inline bool is_reference(std::string_view kernel) {
 #if defined(__x86_64__)
   constexpr std::string_view kPortableProduct = "gemm:ref";
