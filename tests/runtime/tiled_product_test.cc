@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rondo/runtime/ops/ops.h"
@@ -22,7 +25,7 @@ struct Matrix {
 };
 Matrix matrix(int64_t batch, int64_t rows, int64_t columns, bool by_rows) {
   const int64_t outer = by_rows ? rows : columns, inner = by_rows ? columns : rows, gap = 3;
-  Matrix m{.memory = Tensor::randn({batch, outer, inner + gap}), .strides = {1, 1}};
+  Matrix m{.memory = Tensor::randn({batch, outer, inner + gap}), .strides = {1, 1}, .numbers = {}};
   m.strides = by_rows ? MatrixStrides(inner + gap, 1, outer * (inner + gap))
                       : MatrixStrides(1, inner + gap, outer * (inner + gap));
   const Tensor dense = m.memory.slice(2, {0, inner});
