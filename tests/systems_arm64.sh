@@ -68,8 +68,8 @@ smoke() {
   suite optim 'Models/KnownLosses.*/GPT2'
 }
 
-# Emulation is slow, and compiling a kernel takes it a second: of the sweep of compiled ops it has these ops, of random programs
-# 20. What it cannot do at all:
+# Emulation is slow, and compiling a kernel takes it a second: of the sweep of compiled ops it has these ops. What it cannot do at
+# all:
 # - tests that start their own program again, which the system does not know how to run: death tests, ThreadsVariable.*,
 #   HostStates.BeforeThePoolStarts, CacheProcess*, PluginRace*, Symbols*, and what starts ranks or examples;
 # - traps of floating-point exceptions, limits of the address space, and counts of pages that the system has read in;
@@ -85,7 +85,7 @@ tests() {
   for op in $compiled_ops; do
     RONDO_TEST_OP=$op suite compile 'CompiledOpSweep.Alone:CompiledOpSweep.BetweenElementwise*:CompiledOpSweep.IntegersAndBool'
   done
-  arm fuzz_compile --count 20
+  arm fuzz_compile --count 200
   # Larger pages, as systems for ARM may have, with the kernels that train() has left on disk.
   for RONDO_PAGE in 16384 65536; do
     suite runtime 'Allocator.*:Storage.*:-*DeathTest*'
