@@ -47,7 +47,7 @@ chosen() {
   local names name
   while IFS= read -r names; do
     for name in ${names//,/ }; do
-      if is_available "$name"; then break; fi
+      if [ "$name" = "$names" ] || is_available "$name"; then break; fi
       name=${names%%,*}
     done
     printf ' %s' "$name"
