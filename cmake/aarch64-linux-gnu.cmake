@@ -14,5 +14,7 @@ set(ENV{PKG_CONFIG_SYSROOT_DIR} "${CMAKE_SYSROOT}")
 set(ENV{PKG_CONFIG_LIBDIR} "${CMAKE_SYSROOT}/usr/lib/aarch64-linux-gnu/pkgconfig:${CMAKE_SYSROOT}/usr/share/pkgconfig")
 find_program(RONDO_QEMU NAMES qemu-aarch64-static qemu-aarch64)
 if(RONDO_QEMU)
-  set(CMAKE_CROSSCOMPILING_EMULATOR ${RONDO_QEMU} -L ${CMAKE_SYSROOT})
+  # Not -L: the emulator would look for every absolute path in the root first, "/" itself among them.
+  set(CMAKE_CROSSCOMPILING_EMULATOR ${RONDO_QEMU} ${CMAKE_SYSROOT}/lib/ld-linux-aarch64.so.1 --library-path
+      ${CMAKE_SYSROOT}/lib/aarch64-linux-gnu:${CMAKE_SYSROOT}/usr/lib/aarch64-linux-gnu)
 endif()

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # Installs the packages that this machine lacks, by their names in PACKAGES.md.
-#   cmake/install_packages.sh build|test|text|ci|package|clang|systems      test: those of build, too
+#   cmake/install_packages.sh build|test|text|ci|package|clang|systems|arm64      test: those of build, too
+#   cmake/install_packages.sh --names KIND      prints the names of a kind, and installs nothing
 # Only apt-get is run. Without root and sudo it says what to install and stops. For another package manager it says what to
 # install and stops only if there is no cmake, which finds libraries that came in another way.
 set -euo pipefail
+names_only=""
+if [ "${1:-}" = --names ]; then names_only=1 && shift; fi
 kind=${1:?a kind of packages}
 table=$(dirname "${BASH_SOURCE[0]}")/PACKAGES.md
 
@@ -44,13 +47,17 @@ chosen() {
   local names name
   while IFS= read -r names; do
     for name in ${names//,/ }; do
-      if is_available "$name"; then break; fi
+      if [ "$name" = "$names" ] || is_available "$name"; then break; fi
       name=${names%%,*}
     done
     printf ' %s' "$name"
   done
 }
 
+if [ -n "$names_only" ]; then
+  rows | chosen
+  exit
+fi
 lines=$(rows | missing)
 [ -n "$lines" ] || exit 0
 sudo=""

@@ -77,6 +77,19 @@ using PieceFn = absl::FunctionRef<void(uint32_t piece)>;
 // those of the others. A claim is a compare-exchange on the range's word, and everything else about a job is read after
 // a successful claim: a job cannot end, and its memory cannot change, while a claimed piece is not done. So a thread
 // that comes late may look at the words of any later job: it finds nothing to claim, or helps with that job.
+//
+// Note [Weak memory order]. ARM may make a thread's writes visible in another order than x86 does. What threads share
+// without a mutex was read for that:
+// - here: the caller writes the job, then the words of the ranges (release). A claim (acquire) reads a word of that
+//   job, or another claim's on top of it, so it sees the job. The decrements of left_ (release) and the caller's last
+//   read (acquire) order the results. What is read before a claim (ranges_used_, words) only says where to look.
+// - pointers that are set once: the pool, tables of devices, states and modules of CUDA, copies of parameters, the
+//   plug-in: release and acquire. Counts of references: the last owner acquires what the others have released.
+// - flags that pieces of a kernel set are relaxed (a bad index, the worst value of an anomaly, a known row of
+//   truth.cc): whoever waits for the job reads them afterwards.
+// - statistics, limits, log levels and choices of tests are relaxed: a thread may see an old value for a moment.
+// - machine code: written, the caches cleaned (place_object()), made executable, then handed on under a mutex.
+// All else is sequentially consistent or under a mutex. TSan runs the same code on x86 (tests/nightly.sh tsan).
 class Pool {
  public:
   // Ends the threads. REQUIRES: the pool is acquired, and is never released again.

@@ -1,6 +1,6 @@
 # Lists the tests of a program for CTest, each time that the program is linked (rondo_test in CMakeLists.txt).
 #   cmake -D FOLDER=runtime -D PROGRAM=... [-D OTHER=...] -D WRITE=short|rest|both -D FILE=... -D CUDA=filter
-#         [-D APART=ON] -D ENVIRONMENT=... -D TIMEOUT=900 -P discover.cmake
+#         [-D APART=ON] [-D EMULATOR=...] -D ENVIRONMENT=... -D TIMEOUT=900 -P discover.cmake
 # WRITE short: PROGRAM has the files of the folder that the short tier compiles; its tests that are in the short tier.
 # WRITE rest: PROGRAM has all files, and OTHER those of the short tier, if there are any; what the list of OTHER leaves out.
 # WRITE both: the short tier compiles all files of the folder, so there is one program.
@@ -13,7 +13,7 @@ list(FILTER rondo_tiers EXCLUDE REGEX "^[^|]*\\.cc\\|")  # rows about files
 
 # list_tests(variable program): its tests, as Suite.Name. Disabled ones are left out.
 function(list_tests variable program)
-  execute_process(COMMAND ${program} --gtest_list_tests OUTPUT_VARIABLE output RESULT_VARIABLE result)
+  execute_process(COMMAND ${EMULATOR} ${program} --gtest_list_tests OUTPUT_VARIABLE output RESULT_VARIABLE result)
   if(NOT result EQUAL 0)
     message(FATAL_ERROR "${program} --gtest_list_tests: ${result}\n${output}")
   endif()
@@ -32,6 +32,9 @@ function(list_tests variable program)
 endfunction()
 
 string(REPLACE ":" ";" cuda "${CUDA}")
+set(command ${EMULATOR} ${PROGRAM})  # an emulator where the program is for another processor
+list(TRANSFORM command REPLACE "(.+)" "[=[\\1]=]")
+list(JOIN command " " command)
 set(script "")
 # add_case(name filter LABELS...)
 function(add_case name filter)
@@ -42,7 +45,7 @@ function(add_case name filter)
       list(APPEND labels cuda)
     endif()
   endforeach()
-  string(CONCAT text "add_test([=[${name}]=] [=[${PROGRAM}]=] [=[--gtest_filter=${filter}]=])\n"
+  string(CONCAT text "add_test([=[${name}]=] ${command} [=[--gtest_filter=${filter}]=])\n"
          "set_tests_properties([=[${name}]=] PROPERTIES LABELS [=[${labels}]=] ENVIRONMENT [=[${ENVIRONMENT}]=] "
          "TIMEOUT ${TIMEOUT} SKIP_RETURN_CODE 77)\n")
   if("nightly" IN_LIST labels)

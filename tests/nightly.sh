@@ -14,7 +14,8 @@
 #   avx2        every test, built for a processor without AVX-512, and oneDNN as it computes on one
 #   asan-ubsan  every test with AddressSanitizer and UndefinedBehaviorSanitizer
 #   tsan        every test with ThreadSanitizer
-#   systems     what a newcomer does on Debian 12, 13 and testing, and packages in empty roots (tests/systems.sh)
+#   systems     what a newcomer does on Debian 12, 13 and testing, packages in empty roots, and 64-bit ARM under emulation
+#               (tests/systems.sh)
 #   mutants     do tests fail for small planted bugs? (tests/mutants/README.md)
 # Prints a line for each part, and its output in build/nightly/PART.log, too. Ends with 1 if one failed.
 set -uo pipefail
@@ -43,6 +44,7 @@ systems() {
   local name failed=0
   for name in debian12 debian13 debian-testing; do tests/systems.sh $name || failed=1; done
   tests/systems.sh debian13 clang || failed=1
+  tests/systems.sh arm64 build tests || failed=1
   return $failed
 }
 mutants() { tests/mutants/run.sh; }

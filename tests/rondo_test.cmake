@@ -78,7 +78,8 @@ function(rondo_discover program folder write cuda)
                ${CMAKE_CURRENT_SOURCE_DIR}/tiers.cmake ${CMAKE_CURRENT_SOURCE_DIR}/discover.cmake)
   add_custom_command(TARGET ${program} POST_BUILD BYPRODUCTS ${list} VERBATIM
     COMMAND ${CMAKE_COMMAND} -D FOLDER=${folder} -D PROGRAM=$<TARGET_FILE:${program}> ${others} -D WRITE=${write} -D FILE=${list}
-            -D APART=${apart} "-DCUDA=${cuda}" "-DENVIRONMENT=${RONDO_TEST_ENVIRONMENT}" -D TIMEOUT=${RONDO_TEST_TIMEOUT}
+            -D APART=${apart} "-DEMULATOR=${CMAKE_CROSSCOMPILING_EMULATOR}" "-DCUDA=${cuda}"
+            "-DENVIRONMENT=${RONDO_TEST_ENVIRONMENT}" -D TIMEOUT=${RONDO_TEST_TIMEOUT}
             -P ${CMAKE_CURRENT_SOURCE_DIR}/discover.cmake)
   set(label "")
   if(NOT write STREQUAL rest)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a newcomer does on a system with nothing installed, in a root file system of its own.
-#   tests/systems.sh NAME [STEP ...]     NAME: debian12, debian13 or debian-testing
+#   tests/systems.sh NAME [STEP ...]     NAME: debian12, debian13, debian-testing or arm64
 # Steps, one after the other; without names, all but the last:
 #   quickstart  README's first command, in a fresh clone of the last commit
 #   tests       README's second command
@@ -8,6 +8,11 @@
 #   deb         cpack's Debian packages, installed in an empty root; a program that is built with them trains
 #   archive     cpack's archive, unpacked in an empty root; a program that was built with it trains there
 #   clang       everything is built with Clang, and passes the short tier
+# arm64 is built on this machine, with cmake/aarch64-linux-gnu.cmake and this machine's Debian, and runs under qemu-user. Its root
+# has libraries and headers only, and nothing runs in it. Its steps; without names, the first two (systems_arm64.sh):
+#   build       build/arm64, and train_gpt of build/release to compare with
+#   smoke       a tier of at most 90 seconds
+#   tests       all but what emulation cannot do
 # Each prints a line, and its output in build/systems/NAME/STEP.log. RONDO_SYSTEMS=FOLDER is another place for these.
 # Roots are made by mmdebstrap from the mirror that this machine's apt uses, by root or in a user namespace. That of NAME is
 # kept, with its packages and its ccache; delete build/systems/NAME to begin again.
@@ -20,7 +25,8 @@ case $name in
   debian12) suite=bookworm ;;
   debian13) suite=trixie ;;
   debian-testing) suite=testing ;;
-  *) sed -n '2,13s/^# //p' "$0" >&2; exit 2 ;;
+  arm64) suite=$(. /etc/os-release && echo "$VERSION_CODENAME") steps="build smoke" more="tests" ;;
+  *) sed -n '2,18s/^# //p' "$0" >&2; exit 2 ;;
 esac
 shift
 for step in "$@"; do [[ " $steps $more " = *" $step "* ]] || fail "no step '$step'"; done
@@ -43,6 +49,7 @@ in_root() {
     /usr/bin/env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 TERM=dumb sh -euc 'cd && eval "$*"' sh "$@"
 }
 # unpacked ROOT: a system with nothing installed.
+variant=(--variant=minbase)
 unpacked() {
   local mirror proxy
   if [ ! -f "$place/base.tar" ]; then
@@ -51,7 +58,7 @@ unpacked() {
     [ -n "$mirror" ] || { echo "this machine's apt knows no mirror of Debian (apt-get update?)"; return 1; }
     proxy=$(apt-config dump Acquire::http::Proxy)
     # The mirror's copy of testing may be older than its Release file wants.
-    mmdebstrap --mode=$mode --format=tar --variant=minbase --aptopt='Acquire::Check-Valid-Until "false"' ${proxy:+--aptopt="$proxy"} \
+    mmdebstrap --mode=$mode --format=tar "${variant[@]}" --aptopt='Acquire::Check-Valid-Until "false"' ${proxy:+--aptopt="$proxy"} \
       $suite "$place/base.tar.part" "deb $mirror $suite main"
     mv "$place/base.tar.part" "$place/base.tar"
   fi
@@ -154,7 +161,8 @@ clang() {
     ctest --test-dir build/clang -L "^short$" -j$(nproc) --output-on-failure'
 }
 
-[ -z "$(git status --porcelain)" ] || echo "systems.sh: files have changed since the last commit, which is what is tried" >&2
+if [ $name = arm64 ]; then . tests/systems_arm64.sh; fi
+[ $name = arm64 ] || [ -z "$(git status --porcelain)" ] || echo "systems.sh: files have changed since the last commit, which is what is tried" >&2
 for step in $steps; do
   SECONDS=0
   # Not in a condition, where -e means nothing.

@@ -15,8 +15,16 @@ namespace dnnl = rondo_dnnl;  // onednn_library.h
 // while oneDNN makes a primitive, its cache would keep a broken one for that shape, or end the process.
 dnnl::engine& library_engine();
 
-// By its name (impl_info_str): a kernel without vectors, slower than ours.
-inline bool is_reference(std::string_view kernel) { return kernel.starts_with("ref") || kernel.starts_with("simple"); }
+// By its name (impl_info_str): a kernel without vectors, slower than ours. Version 2 calls its product gemm:jit on
+// every processor, but generates code on x86-64 only.
+inline bool is_reference(std::string_view kernel) {
+#if defined(__x86_64__)
+  constexpr std::string_view kPortableProduct = "gemm:ref";
+#else
+  constexpr std::string_view kPortableProduct = "gemm:";
+#endif
+  return kernel.starts_with("ref") || kernel.starts_with("simple") || kernel.starts_with(kPortableProduct);
+}
 
 // In a handler of its errors: throws std::bad_alloc if the error is want of memory. Returns otherwise.
 void throw_if_out_of_memory();

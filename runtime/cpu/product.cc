@@ -8,6 +8,7 @@
 #include "rondo/runtime/cpu/onednn.h"
 #include "rondo/runtime/cpu/onednn_versions.h"
 #include "rondo/runtime/cpu/thin_product.h"
+#include "rondo/runtime/cpu/tiled_product.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/recent_cache.h"
@@ -242,12 +243,12 @@ Product::Product(const MatmulCall& call, const Grid& grid) : call_(call) {
   });
 }
 
-Product::Product(const MatmulCall& thin) : call_(thin), thin_(true) {}
+Product::Product(const MatmulCall& call, Own* own) : call_(call), own_(own) {}
 
 Product::~Product() = default;
 
 void Product::run(const MatmulOperands& operands) const {
-  if (thin_) return thin_product(call_, operands);
+  if (own_ != nullptr) return own_(call_, operands);
   const auto move = [](const void* data, int64_t elements, DType dtype) -> const void* {
     if (data == nullptr) return nullptr;
     return static_cast<const std::byte*>(data) + elements * static_cast<int64_t>(size_of(dtype));
@@ -273,24 +274,34 @@ ProductCache& product_cache() {
   return *cache;
 }
 
+// Whether the library has a kernel with vectors.
+bool library_multiplies(memory::data_type type) {
+  const Desc one({1, 1}, type, memory::dims{1, 1});
+  try {
+    return !is_reference(Kernels<dnnl::matmul>(dnnl::primitive_attr(), one, one, Desc(), one).name());
+  } catch (const dnnl::error&) {
+    throw_if_out_of_memory();
+    return false;
+  }
+}
+
 }  // namespace
 
 bool Product::runs(const MatmulCall& call) {
-  static const bool has_bf16 = [] {
-    const Desc one({1, 1}, memory::data_type::bf16, memory::dims{1, 1});
-    try {
-      return !is_reference(Kernels<dnnl::matmul>(dnnl::primitive_attr(), one, one, Desc(), one).name());
-    } catch (const dnnl::error&) {
-      throw_if_out_of_memory();
-      return false;
-    }
-  }();
+  static const bool has_bf16 = library_multiplies(memory::data_type::bf16);
   return call.dtype != kBF16 || has_bf16 || is_thin_product(call);
+}
+
+Product::Own* Product::own_kernel(const MatmulCall& call) {
+  static const bool has_f32 = library_multiplies(memory::data_type::f32);
+  if (is_thin_product(call)) return &thin_product;
+  return has_f32 || call.dtype != kF32 ? nullptr : &tiled_product;
 }
 
 std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant) {
   if (variant < 0 || variant > 3) return nullptr;
-  if (is_thin_product(call)) return variant == 0 ? std::shared_ptr<const Product>(new Product(call)) : nullptr;
+  if (Own* const own = own_kernel(call))
+    return variant == 0 ? std::shared_ptr<const Product>(new Product(call, own)) : nullptr;
   const Grid grid = grid_of(call, variant);
   for (int other = 0; other < variant; ++other)
     if (grid == grid_of(call, other)) return nullptr;

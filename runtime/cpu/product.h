@@ -6,7 +6,8 @@
 // oneDNN orders the sums of a primitive by its shape, so slices depend on the product's shape, dtype and layout alone:
 // results do not depend on the number of threads.
 //
-// Products of a few rows run in a kernel of our own instead (thin_product.h), for which all of this is one decision.
+// Products of a few rows run in a kernel of our own instead (thin_product.h), and so do all where the library has no
+// kernel with vectors (tiled_product.h). For these all of this is one decision.
 #pragma once
 
 #include <memory>
@@ -22,15 +23,15 @@ class Product {
   static bool runs(const MatmulCall& call);
   // REQUIRES: runs(call). f32 and bf16. Making one for a new shape takes 160 us or more, so the most recent 1024 are
   // kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2
-  // cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0. A
-  // thin product has no variants.
+  // cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0.
+  // Products of our own have no variants.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
   // Forgets the products that are kept. Those in use live on.
   static void trim();
 
   ~Product();
   void run(const MatmulOperands& operands) const;
-  // For tests. 0: a thin product.
+  // For tests. 0: a product of our own.
   size_t slices() const { return slices_.size(); }
 
  private:
@@ -40,12 +41,14 @@ class Product {
     const Primitive* primitive;
     int64_t a, b, bias, c;  // where its operands start, in elements
   };
-  explicit Product(const MatmulCall& thin);
+  using Own = void(const MatmulCall& call, const MatmulOperands& operands);
+  static Own* own_kernel(const MatmulCall& call);  // null: the library's
+  Product(const MatmulCall& call, Own* own);
   Product(const MatmulCall& call, const Grid& grid);
   static Grid grid_of(const MatmulCall& call, int variant);
 
   MatmulCall call_;
-  bool thin_ = false;
+  Own* own_ = nullptr;
   std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a slice: one to four
   std::vector<Slice> slices_;
 };

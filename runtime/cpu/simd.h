@@ -13,6 +13,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "rondo/runtime/dtype.h"
@@ -88,6 +90,10 @@ template <class T> inline Vector<Compute<T>> load(const T* p) {
 #if defined(__AVX512F__)
     // The masked form: GCC 12 warns of an uninitialised value inside the plain one.
     return (Vector<A>)_mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__ARM_NEON)
+    float16x4_t half;
+    __builtin_memcpy(&half, static_cast<const void*>(p), sizeof(half));
+    return (Vector<A>)vcvt_f32_f16(half);
 #else
     Vector<A> v;
     for (int i = 0; i < kWidth<A>; ++i) v[i] = static_cast<float>(p[i]);
@@ -111,6 +117,9 @@ template <class T> inline void store(T* p, Vector<Compute<T>> v) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_maskz_cvtps_ph(0xFFFF, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__ARM_NEON)
+    const float16x4_t half = vcvt_f16_f32((float32x4_t)v);
+    __builtin_memcpy(static_cast<void*>(p), &half, sizeof(half));
 #else
     for (int i = 0; i < kWidth<A>; ++i) p[i] = Float16(v[i]);
 #endif

@@ -21,8 +21,8 @@ const HostKey& host_key();
 const CodeCpu& kernel_cpu();
 
 // All that code for `cpu` depends on, as words: if that is this host, the processor and all its features; else the name
-// and the features of `cpu`, so that all hosts share the code. "" where this is not known (not x86-64): then nothing
-// can be kept on disk.
+// and the features of `cpu`, so that all hosts share the code. "" where this is not known (neither x86-64 nor aarch64):
+// then nothing can be kept on disk.
 std::string describe_cpu(const CodeCpu& cpu);
 
 }  // namespace rondo::compile
