@@ -17,6 +17,13 @@
 namespace rondo {
 namespace {
 
+class TiledProduct : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (default_device() != kCPU) GTEST_SKIP() << "tests the CPU's kernel";
+  }
+};
+
 // A matrix (or several) and how it lies: rows, or columns, with a gap behind each.
 struct Matrix {
   Tensor memory;
@@ -45,7 +52,7 @@ Tensor run(const MatmulCall& call, const Matrix& a, const Matrix& b, const Tenso
 }
 
 // Depths around a block's 256, sizes around a tile's 64 and 128.
-TEST(TiledProduct, IsTheSum) {
+TEST_F(TiledProduct, IsTheSum) {
   for (const auto& [batch, m, n, k] : std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1},
                                                                           {1, 5, 3, 7},
                                                                           {1, 64, 128, 256},
@@ -70,7 +77,7 @@ TEST(TiledProduct, IsTheSum) {
 }
 
 // As ops that follow the product, to the bit: exact mode counts on it.
-TEST(TiledProduct, EpiloguesRoundAsOpsDo) {
+TEST_F(TiledProduct, EpiloguesRoundAsOpsDo) {
   const int64_t m = 70, n = 133, k = 300;
   const Matrix a = matrix(1, m, k, true), b = matrix(1, k, n, false);
   const Tensor bias = Tensor::randn({n}), added = Tensor::randn({m, n}), before = Tensor::randn({m, n});
@@ -92,7 +99,7 @@ TEST(TiledProduct, EpiloguesRoundAsOpsDo) {
   }
 }
 
-TEST(TiledProduct, BitsDependOnTheRowAndTheColumnAlone) {
+TEST_F(TiledProduct, BitsDependOnTheRowAndTheColumnAlone) {
   const int64_t m = 150, n = 300, k = 600;
   const int before = num_threads();
   const Tensor x = Tensor::randn({1, m, k}), w = Tensor::randn({1, k, n}), none = Tensor::zeros({1});
