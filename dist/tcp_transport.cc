@@ -18,7 +18,7 @@
 namespace rondo::dist {
 namespace {
 
-// Of what travels in pieces: one is used while the next is under way.
+// Large tensors travel in pieces of this size: a rank adds one while the next is under way.
 constexpr size_t kPieceBytes = 1 << 19;
 
 // Messages of a count, which are given up if they are not waited for.

@@ -12,7 +12,7 @@
 // name to the first one that it meets. libtorch exports templates of a oneDNN of its own: beside it, the tables of that
 // one were filled, those of ours stayed empty, and every product failed. So the library is
 // - opened with RTLD_LOCAL: its names are nobody else's;
-// - bound to its own names (own_names.h), whatever the program exports.
+// - bound to its own names (own_names.h), also where the program exports the same ones.
 // What it takes from others it takes as every library does: a program may have its own malloc() and operator new.
 //
 // Limits. While the library is opened, its constructors run as the dynamic linker has bound them; those of 2.6.3 and

@@ -90,7 +90,7 @@ struct Library {
   RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_MEMBER)
   RONDO_ONEDNN_FUNCTIONS_OF_VERSION(RONDO_ONEDNN_MEMBER)
 #undef RONDO_ONEDNN_MEMBER
-  // Of the OpenMP that the library uses. Null: it was built without.
+  // Functions of the OpenMP runtime that the library uses; null if the library was built without OpenMP.
   int (*omp_get_max_threads)();
   void (*omp_set_num_threads)(int);
 };

@@ -1,4 +1,4 @@
-// Makes a shared library use its own functions and data, whatever other libraries export under the same names.
+// Makes a shared library use its own functions and data, also where other libraries export the same names.
 //
 //   void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
 //   use_own_names(library);

@@ -28,8 +28,8 @@ using test::with_groups;
 
 class Group : public testing::TestWithParam<int> {};
 
-// Small ones travel with the agreement, others in a block for each rank and in pieces. Of three ranks' blocks of
-// 393,217 f32 numbers one has a piece more than the others.
+// Small tensors travel with the agreement, large ones in a block for each rank, and long blocks in pieces. With three
+// ranks and 393,217 f32 numbers, one rank's block has a piece more than the others'.
 TEST_P(Group, SumsAndAveragesEveryFloat) {
   with_groups(GetParam(), [](ProcessGroup& group) {
     const int n = group.world_size();

@@ -18,7 +18,7 @@ extern char** environ;
 
 namespace {
 
-// Of /proc/self/status: "SigCgt", the signals that have a handler.
+// A line of /proc/self/status. "SigCgt" is the mask of the signals that have a handler.
 std::string status(const std::string& name) {
   std::ifstream file("/proc/self/status");
   for (std::string line; std::getline(file, line);)
