@@ -35,6 +35,13 @@ double linear_bound(int64_t in_features, int64_t out_features) {
   return floating_point.here(1.0 / std::sqrt(static_cast<double>(floating_point.here(in_features))));
 }
 
+// A comparison with NaN is an invalid operation: Note [The host's floating-point state].
+bool is_probability(double p) {
+  const FloatingPointScope floating_point;
+  p = floating_point.here(p);
+  return floating_point.here(p >= 0 && p <= 1);
+}
+
 }  // namespace
 
 Tensor constant_parameter(const Dims& sizes, double value) {
@@ -80,12 +87,12 @@ LayerNorm::LayerNorm(int64_t size, LayerNormOptions options)
 Tensor LayerNorm::forward(const Tensor& x) { return ops::layer_norm(x, weight, bias, eps); }
 
 Dropout::Dropout(double p) : p(p) {
-  if (!(p >= 0 && p <= 1)) throw Error(absl::StrCat("Dropout: p must be in [0, 1], got ", p));
+  if (!is_probability(p)) throw Error(absl::StrCat("Dropout: p must be in [0, 1], got ", p));
 }
 Tensor Dropout::forward(const Tensor& x) { return rate() > 0 ? ops::dropout(x, rate()) : x; }
 
 DropPath::DropPath(double p) : p(p) {
-  if (!(p >= 0 && p <= 1)) throw Error(absl::StrCat("DropPath: p must be in [0, 1], got ", p));
+  if (!is_probability(p)) throw Error(absl::StrCat("DropPath: p must be in [0, 1], got ", p));
 }
 Tensor DropPath::forward(const Tensor& x) {
   if (!is_training() || p == 0) return x;

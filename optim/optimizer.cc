@@ -13,6 +13,7 @@
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/optim/step.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/within_memory.h"
@@ -82,6 +83,7 @@ void Optimizer::add_group(std::span<const Tensor> params) {
                              "make it after adding groups"));
   const size_t first = state_->slots.size();
   const int group = n_groups();
+  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
   check_options(group);
   visit_options(group, [this](std::string_view option, Saved, double& value) {
     if (!std::isfinite(value))
@@ -181,7 +183,7 @@ double Optimizer::lr(int group) const {
 }
 void Optimizer::set_lr(int group, double lr) {
   check_between_steps(*this, *state_, "set_lr");
-  if (!(lr >= 0) || !std::isfinite(lr))
+  if (!std::isfinite(lr) || lr < 0)
     throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
   lr_among(*this, group, [&](OptionVisitor visitor) { visit_options(group, visitor); }) = lr;
 }
@@ -197,7 +199,7 @@ void Optimizer::set_lr(const std::vector<Schedule>& schedules, int64_t step) {
     if (schedule == nullptr)
       throw Error(absl::StrCat(name(), "::set_lr: the schedule of group ", rates.size(), " is empty"));
     rates.push_back(schedule(step));
-    if (!(rates.back() >= 0) || !std::isfinite(rates.back()))
+    if (!std::isfinite(rates.back()) || rates.back() < 0)
       throw Error(absl::StrCat(name(), "::set_lr: the rate of group ", rates.size() - 1, " at step ", step,
                                " must be finite and not negative, got ", rates.back()));
   }
@@ -256,7 +258,7 @@ void Optimizer::track_average(AverageOptions options) try {
 
 void Optimizer::set_average_decay(double decay) {
   check_between_steps(*this, *state_, "set_average_decay");
-  if (!(decay >= 0 && decay <= 1))
+  if (!std::isfinite(decay) || decay < 0 || decay > 1)
     throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
   state_->average_decay = decay;
 }

@@ -8,12 +8,14 @@ mkdir -p "$work"/tree/{cmake,tests,.ci,build} "$work/bin"
 cp "$here/run.sh" "$work/tree/tests"
 cp "$here/../.ci/run" "$work/tree/.ci"
 printf '#!/bin/sh\n' >"$work/tree/cmake/install_packages.sh"
+printf '#!/bin/sh\necho "systems.sh $*" >>"%s/ran"\n' "$work" >"$work/tree/tests/systems.sh"
+printf '#!/bin/sh\n' | tee "$work/bin/aarch64-linux-gnu-g++" >"$work/bin/qemu-aarch64-static"
 for program in cmake ctest; do
   printf '#!/bin/sh\necho "%s $*" >>"%s/ran"
 case "$*" in *-O*) echo "100%% tests passed, 0 tests failed out of 7" | tee "${*##* }" ;; esac
 case "$*" in $FAILS) exit 8 ;; esac\n' $program "$work" >"$work/bin/$program"
 done
-chmod +x "$work"/bin/* "$work/tree/cmake/install_packages.sh"
+chmod +x "$work"/bin/* "$work"/tree/*/*.sh
 export PATH=$work/bin:$PATH FAILS=nothing
 # expect "exit code" "what ran, but for the number of jobs" ARGUMENT...
 expect() {
@@ -37,6 +39,8 @@ expect 0 "$short"
 expect 0 "$short" short
 expect 0 "$all" all
 script=.ci/run expect 0 "$all"
+script=.ci/run expect 0 "$all
+systems.sh arm64" long
 expect 0 'cmake --preset release
 cmake --build --preset release --target short_optim
 ctest --preset release -L ^short$ -L ^optim$' edit optim

@@ -133,6 +133,7 @@ data::BatchSource& Trainer::Run::share_of(std::optional<data::BatchShare>& share
 }
 
 void Trainer::Run::check_options() const {
+  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
   const TrainerOptions& o = options_;
   const auto require = [](bool holds, auto... what) {
     if (!holds) throw Error(absl::StrCat("Trainer: ", what...));

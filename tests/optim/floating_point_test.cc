@@ -22,6 +22,8 @@
 #include "rondo/optim/clip.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/grad_scaler.h"
+#include "rondo/optim/muon.h"
+#include "rondo/optim/sgd.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
@@ -107,6 +109,41 @@ void run_steps(Bytes& out, bool compiled) {
   out << optim::clip_grad_norm_(std::vector<Tensor>{w}, 1.0) << w.grad();
 }
 
+// What is said of them: a comparison with NaN is an invalid operation, too.
+void options_that_are_nan(Bytes& out) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const std::vector<Tensor> params = {Tensor::zeros({2, 2}).requires_grad_()};
+  optim::AdamW adam(params, {});
+  adam.track_average();
+  params[0].set_grad(Tensor::ones({2, 2}));
+  const std::vector<std::function<void()>> mistakes = {
+      [&] { optim::AdamW(params, {.lr = nan}); },
+      [&] { optim::AdamW(params, {.betas = {nan, 0.9}}); },
+      [&] { optim::AdamW(params, {.eps = nan}); },
+      [&] { optim::SGD(params, {.momentum = nan}); },
+      [&] { optim::Muon(params, {.lr = nan}); },
+      [&] { adam.set_lr(nan); },
+      [&] { adam.set_lr({[&](int64_t) { return nan; }}, 0); },
+      [&] { adam.set_average_decay(nan); },
+      [&] { adam.step({.grad_scale = nan}); },
+      [&] { adam.step({.max_norm = nan}); },
+      [&] { optim::clip_grad_norm_(params, nan); },
+      [&] { amp::GradScaler({.init_scale = nan}); },
+      [&] { nn::Dropout dropout(nan); },
+      [&] { nn::DropPath drop_path(nan); },
+      [&] { ops::dropout(params[0], nan); },
+  };
+  for (const std::function<void()>& mistake : mistakes) {
+    std::string said = "nothing";
+    try {
+      mistake();
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    out << said + "\n";
+  }
+}
+
 struct Program {
   const char* name;
   std::function<void(Bytes&)> run;
@@ -167,6 +204,7 @@ std::vector<Program> programs() {
          out << x.to_string() << (x * kInf).to_string() << x.to(kBF16).to_string()
              << absl::StrCat(x[0][1].item() == 1.7 ? "" : "rounded");
        }},
+      {"options that are NaN", options_that_are_nan},
       {"an optimizer", [](Bytes& out) { run_steps(out, false); }},
       {"a block", [](Bytes& out) { run_block(out, std::nullopt); }},
   };
