@@ -112,7 +112,7 @@ void run_steps(Bytes& out, bool compiled) {
 // What is said of them: a comparison with NaN is an invalid operation, too.
 void options_that_are_nan(Bytes& out) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const std::vector<Tensor> params = {Tensor::zeros({2, 2}).requires_grad_()};
+  std::vector<Tensor> params = {Tensor::zeros({2, 2}).requires_grad_()};
   optim::AdamW adam(params, {});
   adam.track_average();
   params[0].set_grad(Tensor::ones({2, 2}));
