@@ -183,8 +183,7 @@ double Optimizer::lr(int group) const {
 }
 void Optimizer::set_lr(int group, double lr) {
   check_between_steps(*this, *state_, "set_lr");
-  if (!std::isfinite(lr) || lr < 0)
-    throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
+  if (!std::isfinite(lr) || lr < 0) throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
   lr_among(*this, group, [&](OptionVisitor visitor) { visit_options(group, visitor); }) = lr;
 }
 void Optimizer::set_lr(double lr) {

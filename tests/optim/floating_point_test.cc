@@ -118,7 +118,9 @@ void options_that_are_nan(Bytes& out) {
   params[0].set_grad(Tensor::ones({2, 2}));
   const std::vector<std::function<void()>> mistakes = {
       [&] { optim::AdamW(params, {.lr = nan}); },
-      [&] { optim::AdamW(params, {.betas = {nan, 0.9}}); },
+      [&] {
+        optim::AdamW(params, {.betas = {nan, 0.9}});
+      },
       [&] { optim::AdamW(params, {.eps = nan}); },
       [&] { optim::SGD(params, {.momentum = nan}); },
       [&] { optim::Muon(params, {.lr = nan}); },
