@@ -126,17 +126,17 @@ class Mechanism(unittest.TestCase):
         self.assertEqual(made["kernel"].tests, ["small Small.Blind", "small Small.*"])
 
     def test_tiers(self):
-        """Of a mutant's tests, those in the tier; then the others of their program. None of them: it survives."""
+        """Of a mutant's tests, those in the tier; the others of their program come after. None of them: it survives."""
         made = {m.name: m for m in self.build()}
         run.RELEASE = self.path
         path = self.path / "bin/small"
         run.tests_of = lambda program: ["Small.Value", "Small.Blind", "Small.Other"]
         tier = {("small", frozenset()): (path, ["Small.Blind", "Small.Other"])}
         m = made["kernel"]
-        run.only_in_tier(m, tier)
-        self.assertEqual(m.tests, ["small Small.Blind", "small Small.*", "small *"])
+        rest = run.only_in_tier(m, tier)
+        self.assertEqual((m.tests, rest), (["small Small.Blind", "small Small.*"], ["small *"]))
         filters = []
-        for text in m.tests:
+        for text in m.tests + rest:
             test = run.Test(text, tier)
             self.assertTrue(test.restrict())
             filters.append(test.filter)
@@ -150,6 +150,27 @@ class Mechanism(unittest.TestCase):
             self.assertEqual(run.fate(m, {text: run.Test(text, tier) for text in m.tests})[0], expected)
         run.only_in_tier(m, {("other", frozenset()): (path, ["Small.*"])})
         self.assertEqual(run.fate(m, {}), ("survived", ""))
+
+    def test_a_tier_beside_all_tests(self):
+        """One is killed by its tests in the tier, one by the rest of the tier, one by other tiers, one by nothing."""
+        made = {m.name: m for m in self.build()}
+        options = type("Options", (), {"jobs": 1, "tests": None, "again": False, "survivors": False})
+        chosen = [made[name] for name in ("expression", "inner", "other-condition", "constant")]
+        fates = {"short": {"expression": "killed"}, "all": {"expression": "killed", "inner": "killed", "other-condition": "killed"},
+                 "rest": {"inner": "killed"}}
+        asked = []
+
+        def judge(wanted, path, tier, _):
+            part = "all" if tier is None else "rest" if path.name.endswith("_rest.tsv") else "short"
+            asked.append((part, [m.name for m in wanted]))
+            return {m.name: (run.signature(m), fates[part].get(m.name, "survived")) for m in wanted}
+        keep, run.judge = run.judge, judge
+        self.addCleanup(setattr, run, "judge", keep)
+        survivors = [(m, m.tests, ["small *"]) for m in chosen[1:]]
+        self.assertFalse(run.compare("short", {}, chosen, survivors, options))  # 2 of 3
+        self.assertEqual(asked, [("all", ["inner", "other-condition", "constant"]), ("rest", ["inner", "other-condition"])])
+        fates["rest"]["other-condition"] = "killed"
+        self.assertTrue(run.compare("short", {}, chosen, survivors, options))
 
     def test_errors(self):
         def error(mutant, lead="file runtime/small.cc\ntest small Small.*\n"):
