@@ -57,8 +57,8 @@ install(FILES ${PROJECT_BINARY_DIR}/rondoConfig.cmake ${PROJECT_BINARY_DIR}/rond
               ${CMAKE_CURRENT_LIST_DIR}/plugin_folder.cc.in
         DESTINATION ${RONDO_CONFIG_DIR} COMPONENT development)
 
-# pkg-config has no components: the shared library where there is one. Programs of archives look for the code generator in
-# the folder that the build was configured with (CMAKE_INSTALL_PREFIX).
+# pkg-config has no components: the shared library where there is one. Programs of archives link an object that says where
+# the code generator is. It is compiled when the prefix is known: as it is installed.
 if(TARGET rondo_shared)
   set(RONDO_PC_REQUIRES absl_span absl_function_ref absl_inlined_vector)
   set(RONDO_PC_LIBS -lrondo)
@@ -70,6 +70,15 @@ else()
     list(APPEND RONDO_PC_LIBS -l${target})
   endforeach()
   list(APPEND RONDO_PC_LIBS -Wl,--end-group -lpthread -ldl)
+  if(TARGET rondo_jit_llvm)
+    list(PREPEND RONDO_PC_LIBS "\${libdir}/rondo/plugin_folder.o")
+    install(CODE "
+      get_filename_component(RONDO_PLUGIN_FOLDER \"\${CMAKE_INSTALL_PREFIX}/${RONDO_PLUGIN_INSTALL_FOLDER}\" ABSOLUTE)
+      configure_file(\"${CMAKE_CURRENT_LIST_DIR}/plugin_folder.cc.in\" \"${PROJECT_BINARY_DIR}/plugin_folder.cc\" @ONLY)
+      execute_process(COMMAND \"${CMAKE_CXX_COMPILER}\" -fPIC -c plugin_folder.cc WORKING_DIRECTORY \"${PROJECT_BINARY_DIR}\"
+                      COMMAND_ERROR_IS_FATAL ANY)" COMPONENT development)
+    install(FILES ${PROJECT_BINARY_DIR}/plugin_folder.o DESTINATION ${RONDO_PLUGIN_INSTALL_FOLDER} COMPONENT development)
+  endif()
 endif()
 list(JOIN RONDO_PC_REQUIRES " " RONDO_PC_REQUIRES)
 list(JOIN RONDO_PC_LIBS " " RONDO_PC_LIBS)

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/exec/check_units.h"
+#include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/hooks_aside.h"
@@ -521,8 +522,8 @@ std::string Regions::summary() const try {
     const std::string how = r.compilations == 0   ? "found compiled"
                             : r.compilations == 1 ? "compiled once"
                                                   : formatted("compiled %d times", r.compilations);
-    text += formatted("region %s: %s in %.0f ms, reused by %d layers (%d kernels, %d library calls)", r.name, how,
-                      r.compile_ms, r.layers, r.kernels, r.library_calls);
+    text += formatted("region %s: %s in %.0f ms, reused by %d layer%s (%d kernels, %d library calls)", r.name, how,
+                      r.compile_ms, r.layers, r.layers == 1 ? "" : "s", r.kernels, r.library_calls);
     if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
     if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
@@ -543,10 +544,14 @@ void prepare(const CompileOptions& options) {
     throw Error(formatted("compile: max_entries must be at least 1: %d", options.max_entries));
   if (options.recompile_limit < 0)
     throw Error(formatted("compile: recompile_limit must not be negative: %d", options.recompile_limit));
-  if (!jit_available())
-    throw Error(
-        "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 or newer for "
-        "the CPU, install NVRTC (pip: nvidia-cuda-nvrtc) for CUDA, or run without compilation");
+  if (!jit_available()) {
+    const std::string path = toolchain_path();
+    throw Error(absl::StrCat(
+        "compile: there is no code generator for the devices that are here. Build Rondo with LLVM 19 or newer for the "
+        "CPU",
+        path.empty() ? "" : absl::StrCat(" (the file ", path, ", or the one that RONDO_JIT_LIBRARY names)"),
+        ", install NVRTC (pip: nvidia-cuda-nvrtc) for CUDA, or run without compilation"));
+  }
   check_options(options.dynamic);
 }
 }  // namespace

@@ -121,7 +121,7 @@ program() {
     cmake -S . -B build/quickstart -G Ninja -DRONDO_BUILD_TESTS=OFF -DRONDO_BUILD_BENCHMARKS=OFF
     cmake --build build/quickstart; rm -rf \$prefix; cmake --install build/quickstart --prefix \$prefix; cd
     $app; $with_cmake; $(trains app/build/app)
-    export PKG_CONFIG_PATH=\$prefix/lib/pkgconfig RONDO_JIT_LIBRARY=\$prefix/lib/rondo/librondo_jit_llvm.so
+    export PKG_CONFIG_PATH=\$prefix/lib/pkgconfig
     $with_pkg_config; $(trains app/app)"
 }
 # packaged PRESET

@@ -90,6 +90,7 @@ class Compiling {
 #ifdef RONDO_STATIC_JIT
 
 bool plugin_exists() { return true; }
+fs::path plugin_path() { return {}; }
 const JitPlugin& plugin() { return *rondo_jit_plugin(); }
 
 #else
@@ -218,6 +219,11 @@ void load_toolchain() { plugin(); }
 bool toolchain_exists() {
   const FloatingPointScope floating_point;  // std::filesystem::path computes how far it grows
   return plugin_exists();
+}
+
+std::string toolchain_path() {
+  const FloatingPointScope floating_point;
+  return plugin_path().string();
 }
 
 std::string jit_toolchain() {

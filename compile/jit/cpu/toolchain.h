@@ -30,5 +30,7 @@ std::string jit_toolchain();
 
 // True if the plug-in is there. Does not load it.
 bool toolchain_exists();
+// The file that it is looked for in; "" where LLVM is linked.
+std::string toolchain_path();
 
 }  // namespace rondo::compile
