@@ -112,8 +112,10 @@ struct StepSize {
 }  // namespace
 
 void Adafactor::check(const AdafactorOptions& o) {
-  if (!(o.lr >= 0 && o.eps1 >= 0 && o.eps2 >= 0 && o.weight_decay >= 0 && o.d >= 1 && o.beta2_decay <= 0))
-    throw Error("Adafactor: lr, eps1, eps2, weight_decay must not be negative, d not below 1, beta2_decay not above 0");
+  check_not_negative(kName, {{"lr", o.lr}, {"eps1", o.eps1}, {"eps2", o.eps2}, {"weight_decay", o.weight_decay}});
+  if (!(o.d >= 1)) throw Error(absl::StrCat("Adafactor: d must be at least 1, got ", o.d));
+  if (!(o.beta2_decay <= 0))
+    throw Error(absl::StrCat("Adafactor: beta2_decay must not be positive, got ", o.beta2_decay));
 }
 
 namespace {

@@ -61,8 +61,11 @@ class Adagrad : public FormulaOptimizer<Adagrad, AdagradOptions> {
       Option{"masters", &AdagradOptions::masters, Saved::kNever}};
 
   static void check(const AdagradOptions& o) {
-    if (!(o.lr >= 0 && o.lr_decay >= 0 && o.weight_decay >= 0 && o.initial_accumulator_value >= 0 && o.eps >= 0))
-      throw Error("Adagrad: options must not be negative");
+    check_not_negative(kName, {{"lr", o.lr},
+                               {"lr_decay", o.lr_decay},
+                               {"weight_decay", o.weight_decay},
+                               {"initial_accumulator_value", o.initial_accumulator_value},
+                               {"eps", o.eps}});
   }
   static ScalarRule rule(const AdagradOptions& o) {
     static const RowProgram program = step_program<AdagradRate>("adagrad_rate", {3});

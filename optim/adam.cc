@@ -33,8 +33,7 @@ ScalarRule adam_rule(const AdamOptions& o, bool decoupled) {
 
 void check_adam(const char* name, const AdamOptions& o) {
   check_betas(name, o.betas);
-  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
-    throw Error(absl::StrCat(name, ": lr, eps and weight_decay must not be negative"));
+  check_not_negative(name, {{"lr", o.lr}, {"eps", o.eps}, {"weight_decay", o.weight_decay}});
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).
 #pragma once
 
+#include <initializer_list>
 #include <span>
 #include <utility>
 #include <vector>
@@ -34,6 +35,8 @@ namespace rondo::optim {
 
 // Throws Error, which names the optimizer, unless all are in [0, 1).
 void check_betas(const char* optimizer, std::span<const double> betas);
+// Throws Error, which names the optimizer and the option, if one is negative or NaN.
+void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options);
 
 // The functions of an optimizer that must be kernel code.
 template <class Options> struct FormulaCode {

@@ -43,8 +43,7 @@ ScalarRule lamb_rule(const LAMBOptions& o) {
 
 void LAMB::check(const LAMBOptions& o) {
   check_betas(kName, o.betas);
-  if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0))
-    throw Error("LAMB: lr, eps and weight_decay must not be negative");
+  check_not_negative(kName, {{"lr", o.lr}, {"eps", o.eps}, {"weight_decay", o.weight_decay}});
 }
 
 FormulaCode<LAMBOptions> LAMB::code() { return {&lamb_plan, &lamb_rule}; }

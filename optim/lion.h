@@ -50,7 +50,7 @@ class Lion : public FormulaOptimizer<Lion, LionOptions> {
 
   static void check(const LionOptions& o) {
     check_betas(kName, o.betas);
-    if (!(o.lr >= 0 && o.weight_decay >= 0)) throw Error("Lion: lr and weight_decay must not be negative");
+    check_not_negative(kName, {{"lr", o.lr}, {"weight_decay", o.weight_decay}});
   }
   static ScalarRule rule(const LionOptions& o) {
     static_assert(LionFormula::kScalars == 5);

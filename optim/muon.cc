@@ -53,9 +53,10 @@ ScalarRule muon_rule(const MuonOptions& o) {
 }  // namespace
 
 void Muon::check(const MuonOptions& o) {
-  if (!(o.lr >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.ns_steps >= 0 && o.ns_steps < 100 && o.eps > 0))
-    throw Error(
-        "Muon: lr, weight_decay, momentum and ns_steps must not be negative, ns_steps must be below 100, eps positive");
+  check_not_negative(kName, {{"lr", o.lr}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}});
+  if (!(o.ns_steps >= 0 && o.ns_steps < 100))
+    throw Error(absl::StrCat("Muon: ns_steps must be from 0 to 99, got ", o.ns_steps));
+  if (!(o.eps > 0)) throw Error(absl::StrCat("Muon: eps must be positive, got ", o.eps));
   if (!is_floating(o.ns_dtype)) throw Error("Muon: ns_dtype must be a floating dtype");
 }
 

@@ -58,6 +58,11 @@ void check_betas(const char* optimizer, std::span<const double> betas) {
     if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat(optimizer, ": betas must be in [0, 1), got ", beta));
 }
 
+void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
+  for (const auto& [name, value] : options)
+    if (!(value >= 0)) throw Error(absl::StrCat(optimizer, ": ", name, " must not be negative, got ", value));
+}
+
 std::string slot_name(size_t slot) { return absl::StrCat("parameter ", slot); }
 
 Optimizer::Optimizer() try : state_(std::make_unique<OptimizerState>()) {

@@ -63,8 +63,9 @@ class RMSprop : public FormulaOptimizer<RMSprop, RMSpropOptions> {
                                        Option{"masters", &RMSpropOptions::masters, Saved::kNever}};
 
   static void check(const RMSpropOptions& o) {
-    if (!(o.lr >= 0 && o.eps >= 0 && o.weight_decay >= 0 && o.momentum >= 0 && o.alpha >= 0))
-      throw Error("RMSprop: lr, alpha, eps, weight_decay and momentum must not be negative");
+    check_not_negative(
+        kName,
+        {{"lr", o.lr}, {"alpha", o.alpha}, {"eps", o.eps}, {"weight_decay", o.weight_decay}, {"momentum", o.momentum}});
   }
   static ScalarRule rule(const RMSpropOptions& o) {
     static_assert(RMSpropFormula<false, false>::kScalars == 7);

@@ -63,8 +63,7 @@ class SGD : public FormulaOptimizer<SGD, SGDOptions> {
                                        Option{"masters", &SGDOptions::masters, Saved::kNever}};
 
   static void check(const SGDOptions& o) {
-    if (!(o.lr >= 0 && o.momentum >= 0 && o.weight_decay >= 0))
-      throw Error("SGD: lr, momentum and weight_decay must not be negative");
+    check_not_negative(kName, {{"lr", o.lr}, {"momentum", o.momentum}, {"weight_decay", o.weight_decay}});
     if (o.nesterov && (o.momentum == 0 || o.dampening != 0))
       throw Error("SGD: nesterov needs momentum and no dampening");
   }

@@ -1,5 +1,6 @@
 #include "rondo/optim/step.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -92,7 +93,12 @@ void Step::check_options(const Optimizer& optimizer, const StepOptions& o) {
 }
 
 void Step::throw_no_gradients(const Optimizer& optimizer) {
-  throw Error(absl::StrCat(optimizer.name(), ": none of the ", state_of(optimizer).slots.size(),
+  const auto& slots = state_of(optimizer).slots;
+  if (std::none_of(slots.begin(), slots.end(), [](const ParamSlot& slot) { return slot.param.requires_grad(); }))
+    throw Error(absl::StrCat(optimizer.name(), ": none of the ", slots.size(),
+                             " parameters requires a gradient: they are frozen. Parameters that are made later, as an "
+                             "adapter's, join by add_param_group(), or make the optimizer after them"));
+  throw Error(absl::StrCat(optimizer.name(), ": none of the ", slots.size(),
                            " parameters has a gradient. Call backward() before the step, on a loss that depends on "
                            "them; a step that may find no gradients needs {.allow_no_gradients = true}"));
 }
