@@ -42,7 +42,7 @@ void resume(optim::Trainer& trainer, std::string from, const std::string& output
     if (from != "true") throw Error(absl::StrCat("--resume_from_checkpoint: there is no checkpoint in ", from));
     return job.say(absl::StrCat("no checkpoint in ", output_dir, " yet: starting anew"));
   }
-  for (const auto& [path, reason] : resumed->skipped) job.say(absl::StrCat("skipping ", reason));
+  for (const auto& [path, reason] : resumed->skipped) job.say(absl::StrCat("skipping ", path, ": ", reason));
   job.say(absl::StrCat("resuming from ", resumed->path));
 }
 

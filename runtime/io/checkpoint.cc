@@ -255,7 +255,9 @@ LatestCheckpoint load_latest_checkpoint(const std::string& folder) try {
       latest.path = path;
       break;
     } catch (const FileError& error) {
-      latest.skipped.push_back({path, error.what()});
+      std::string_view reason = error.what();
+      if (reason.starts_with(path + ": ")) reason.remove_prefix(path.size() + 2);
+      latest.skipped.push_back({path, std::string(reason)});
     }
   }
   return latest;

@@ -188,6 +188,7 @@ TEST(Checkpoint, SkipsDamagedOnesWithTheReason) {
   ASSERT_EQ(latest.skipped.size(), 3u);
   EXPECT_EQ(latest.skipped[0].path, path(4));
   EXPECT_NE(latest.skipped[0].reason.find("truncated"), std::string::npos);
+  EXPECT_EQ(latest.skipped[0].reason.find(path(4)), std::string::npos);
   EXPECT_NE(latest.skipped[1].reason.find("checksum"), std::string::npos);
   EXPECT_NE(latest.skipped[2].reason.find("not a safetensors file"), std::string::npos);
 
