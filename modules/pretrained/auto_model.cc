@@ -112,6 +112,8 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
         absl::StrCat(name, "::from_pretrained: dtype must be floating, got ", std::string(name_of(*options.dtype))));
   const std::string path = (fs::path(folder) / kConfig).string();
   std::error_code unreadable;
+  if (!fs::exists(folder, unreadable) && !unreadable)
+    throw FileError(folder, "no such folder. A model is read from a folder on this machine; nothing is downloaded");
   const bool has_adapter = fs::exists(fs::path(folder) / kAdapter, unreadable);
   if (has_adapter && !fs::exists(path, unreadable))
     throw FileError(folder, "holds an adapter and no model: load its base, then call load_adapter()");

@@ -317,7 +317,11 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) tr
   } else if (is_file(lines)) {
     impl = read_bert(lines, config);
   } else {
-    throw FileError(folder, "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt");
+    std::error_code error;
+    throw FileError(folder,
+                    std::filesystem::is_directory(folder, error)
+                        ? "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt"
+                        : "no such folder. A tokenizer is read from a folder on this machine; nothing is downloaded");
   }
   impl->chat_templates = folder_templates(folder, config);
   return PreTrainedTokenizer(std::move(impl));

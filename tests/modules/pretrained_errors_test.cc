@@ -381,6 +381,13 @@ TEST(PretrainedWeights, ShrinksWhileItIsRead) {
   }
 }
 
+TEST(PretrainedWeights, NothingIsDownloaded) {
+  const TempFolder folder;
+  const std::string name = folder / "gpt2";
+  expect_file_error(name, "nothing is downloaded", [&] { AutoModelForCausalLM::from_pretrained(name); });
+  expect_file_error(name, "nothing is downloaded", [&] { text::AutoTokenizer::from_pretrained(name); });
+}
+
 TEST(PretrainedWeights, Index) {
   const TempFolder folder;
   AutoModelForCausalLM::from_pretrained(recorded_folder("llama2"))
