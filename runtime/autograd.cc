@@ -8,6 +8,7 @@
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/floating_point_scope.h"
 #include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/location.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
@@ -217,7 +218,7 @@ class AccumulateNode final : public Node {
 class OpNode final : public Node {
  public:
   OpNode(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
-      : op_(op), attrs_(attrs), where_(where) {
+      : op_(op), attrs_(attrs), where_(user_location(where)) {
     if (anomaly::in_scope) [[unlikely]]
       location_ = std::make_unique<std::string>(describe_location(where));
     edges.resize(inputs.size());

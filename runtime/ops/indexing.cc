@@ -52,10 +52,10 @@ Tensor index_operand(const char* op, TensorArg index) {
   require_defined(op, index);
   const DType dtype = index.tensor.dtype();
   if (!is_index(dtype))
-    throw_op_error(
-        op,
-        absl::StrCat("indices must be i64 or i32, got ", std::string(name_of(dtype)), to_string(index.tensor.sizes())),
-        index.where);
+    throw_op_error(op,
+                   absl::StrCat("indices, such as token ids and targets, must be i64 or i32, got ",
+                                std::string(name_of(dtype)), to_string(index.tensor.sizes())),
+                   index.where);
   return index.tensor.to(kI64, index.where);
 }
 
