@@ -16,6 +16,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/config_fields.h"
+#include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/modules/pretrained_cases.h"
