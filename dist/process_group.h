@@ -11,9 +11,8 @@
 //
 // Note [Two kinds of collectives]
 // - Host tensors: a communication thread sends them over TCP. Before a byte of a tensor moves, the ranks compare what
-// they
-//   are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first rank
-//   that differs and what that rank calls.
+//   they are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first
+//   rank that differs and what that rank calls.
 // - Tensors of GroupOptions::device: they are only enqueued (NCCL), and no message goes between the hosts. Each rank
 //   keeps a record of what it has called. check_sequence() compares the records in one small exchange on the host, at
 //   best while the device computes: call it once per step, before anything uses the step's results. It throws

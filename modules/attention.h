@@ -11,8 +11,7 @@ namespace rondo::nn {
 // i64 (B, 1, T, 1): the first token that each token attends to, which is how attention reads the two bounds that causal
 // models have. It is what scaled_dot_product_attention() takes for a mask.
 // - positions i64 (B, T): a token at position p sees itself and the p tokens before it. Sequences that are packed in
-// one
-//   row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.
+//   one row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.
 // - window: a token sees the last `window` tokens, itself included. 0: no such bound.
 // Undefined if there is neither. Nothing of size T x T is stored.
 // The result is on the device of `positions`, or on `device` if they are undefined.

@@ -18,11 +18,10 @@
 // Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
 //
 // Note [Steps]. A step enqueues launches on the parameters' device and reads nothing back. It enqueues those that
-// change
-//   anything when they are all ready: a step that throws has changed no parameter, state or count (launch_queue.h).
-//   Step counts, the norm, the decision whether to skip, and the scalars of the formula are values in the device's
-//   memory; launches compute them and read them there. Options of the host (lr) are taken by value when step() is
-//   called. Integers are kept as f64.
+//   change anything when they are all ready: a step that throws has changed no parameter, state or count
+//   (launch_queue.h). Step counts, the norm, the decision whether to skip, and the scalars of the formula are values in
+//   the device's memory; launches compute them and read them there. Options of the host (lr) are taken by value when
+//   step() is called. Integers are kept as f64.
 //
 // Note [Master weights]. A bf16 number has 8 bits of precision: 1 + 6e-4 is 1. An update of less than half a unit in
 //   the last place of a 16-bit parameter would be lost, at every step. So the optimizer keeps an f32 weight of each
@@ -76,6 +75,7 @@ struct StepOptions {
   // Multiplies grad_scale, if defined: an f64 scalar, positive and finite, on the parameters' device.
   Tensor device_scale = Tensor();
   // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
+  // 0 makes all gradients 0, which is not what TrainerOptions::max_grad_norm means by it: leave it out to clip nothing.
   double max_norm = std::numeric_limits<double>::infinity();
   // Measures the norm of the gradients even if neither option above needs it. A step whose norm is measured and not
   // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,

@@ -1,12 +1,11 @@
 // The part of a random stream that an op reads.
 //
 // Note [Random state]. A random op takes a tensor on its device, i64 [2] = {seed, base}, and an attribute, the
-// increment:
-//   it draws the numbers of (seed, base + increment). The attribute is part of a recording's key and the tensor is not,
-//   so increments must not depend on how far the stream has come. Within a SharedRandomState the first draw from a
-//   generator makes the tensor, and later draws count from there: a region has one state tensor for each generator, the
-//   same increments in every call, and a captured step draws new numbers when the tensor gets a new base. The numbers
-//   are the same with and without it: those of the generator's next offset.
+//   increment: it draws the numbers of (seed, base + increment). The attribute is part of a recording's key and the
+//   tensor is not, so increments must not depend on how far the stream has come. Within a SharedRandomState the first
+//   draw from a generator makes the tensor, and later draws count from there: a region has one state tensor for each
+//   generator, the same increments in every call, and a captured step draws new numbers when the tensor gets a new
+//   base. The numbers are the same with and without it: those of the generator's next offset.
 #pragma once
 
 #include <algorithm>

@@ -2,11 +2,10 @@
 // by embedding's gradient, and by scatter_add and index_add where one index belongs to a whole row.
 //
 // Note [Segments]. The rows of one k are a segment. A segment is summed from zero, in ascending i, by one thread;
-// 16-bit
-//   rows are summed in f32 and rounded once. So the bits do not depend on the number of threads, and equal those of a
-//   loop over i. To find the segments, the indices are distributed, stably, over buckets of neighbouring k, whose sums
-//   fit a cache: work and memory are linear in the number of indices, no two threads write one row, and each row of the
-//   result is written once.
+//   16-bit rows are summed in f32 and rounded once. So the bits do not depend on the number of threads, and equal those
+//   of a loop over i. To find the segments, the indices are distributed, stably, over buckets of neighbouring k, whose
+//   sums fit a cache: work and memory are linear in the number of indices, no two threads write one row, and each row
+//   of the result is written once.
 #pragma once
 
 #include <cstdint>

@@ -1,15 +1,13 @@
 // Plans of cuDNN: START HERE. make_plan() asks the library for one, without a device; DnnPlan runs one on a device.
 //
 // Note [Plans without a device]. cuDNN makes a plan from a graph and a description of a device (its properties as
-// JSON),
-//   and gives it back as text, which it reads on the device. Neither needs a driver. A plan that a device has no text
-//   for yet is made in the same two steps, so that a plan that was shipped is the plan that would have been made.
+//   JSON), and gives it back as text, which it reads on the device. Neither needs a driver. A plan that a device has no
+//   text for yet is made in the same two steps, so that a plan that was shipped is the plan that would have been made.
 //   cuDNN's documentation ("Deviceless Ahead-of-time Compilation") asks for the same properties on both sides. If the
 //   device refuses a text, it makes its own.
 // Note [Engines]. The heuristic lists engines, the best one first, and the first one wins that is repeatable from run
-// to
-//   run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the graph
-//   allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
+//   to run, sums in f32, keeps f32 operands as they are (unless TF32 is allowed), needs no more workspace than the
+//   graph allows, and builds. For 16-bit types neither Winograd nor FFT is taken: they round between their steps.
 // Note [Without a plan]. What no engine serves runs as our own kernels and decompositions. Each such graph is counted
 //   (dnn_report), told to the compiler's log (perf_hints) and part of compile::explain(), with the op and its line.
 //

@@ -1,8 +1,7 @@
 // One matrix product with everything but the addresses, through cuBLASLt. Thread safe.
 //
 // Note [Row-major]. cuBLASLt stores matrices by columns, and its epilogues know nothing else. Our C (m, n) by rows is
-// its
-//   D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
+//   its D (n, m) by columns, so it computes D = B' A': its A is our B and its B our A, each as it lies in memory. An
 //   operand whose columns are dense is transposed in one of the two worlds, and not in the other.
 // Note [Algorithms]. cuBLASLt's heuristic is asked once for each product and alignment of its addresses, and its first
 //   answer is kept: the order of the sums follows from the product, the alignment and the device. Splits of K must add

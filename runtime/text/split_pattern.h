@@ -5,9 +5,8 @@
 //
 // Supported: alternation, groups (..) and (?:..), greedy * + ? {m,n}, possessive *+ ++ ?+ on one character, lookahead
 // (?=..) (?!..), classes [..] with ranges and negation, . \s \S \d \D \w \W \p{..} \P{..} of general categories,
-// escapes,
-// (?i:..) over ASCII. Everything else is an Error that names it and its place: lazy quantifiers, lookbehind, anchors,
-// back references, named groups. The meaning is that of Oniguruma, which the reference uses, with Unicode 14.
+// escapes, (?i:..) over ASCII. Everything else is an Error that names it and its place: lazy quantifiers, lookbehind,
+// anchors, back references, named groups. The meaning is that of Oniguruma, which the reference uses, with Unicode 14.
 //
 // Thread safety: immutable.
 #pragma once
