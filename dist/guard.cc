@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <map>
 
@@ -292,10 +293,15 @@ std::optional<Guard::Event> Guard::next() {
   event.status = report.status;
   event.time = report.time;
   if (const cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr && header->cmsg_type == SCM_RIGHTS) {
-    int streams[2];
-    ::memcpy(streams, CMSG_DATA(header), sizeof streams);
+    int streams[2] = {-1, -1};
+    ::memcpy(streams, CMSG_DATA(header), std::min(sizeof streams, header->cmsg_len - CMSG_LEN(0)));
     event.out = Fd(streams[0]);
     event.err = Fd(streams[1]);
+  }
+  // This process had no descriptors left for the rank's streams.
+  if (event.kind == Event::Kind::kStarted && (message.msg_flags & MSG_CTRUNC) != 0) {
+    event.kind = Event::Kind::kCannotStart;
+    event.status = EMFILE;
   }
   return event;
 }

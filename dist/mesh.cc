@@ -117,7 +117,14 @@ class Mesh {
   }
 
   Peer address_of(int rank) {
-    const std::string value = store_.get(key(rank), left());
+    std::string value;
+    try {
+      value = store_.get(key(rank), left());
+    } catch (const TimeoutError&) {
+      throw MissingRanksError(absl::StrCat("rank ", options_.rank, " is not connected with rank ", rank,
+                                           " (it has published no address) after ", options_.timeout.count(), " ms"),
+                              {rank});
+    }
     MessageReader fields(std::string_view(value).substr(std::min<size_t>(5, value.size())));
     Peer peer;
     peer.host = std::string(fields.text());
@@ -234,7 +241,9 @@ class Mesh {
     const auto watch = [&fds](const Fd& socket) { fds.push_back({socket.get(), POLLIN, 0}); };
     for (const Stranger& s : strangers_) watch(s.socket);
     for (const Attempt& a : attempts_) watch(a.socket);
-    if (::poll(fds.data(), fds.size(), milliseconds_until(next)) <= 0) return;
+    const int ready = ::poll(fds.data(), fds.size(), milliseconds_until(next));
+    if (ready < 0 && errno != EINTR) throw ConnectionError(absl::StrCat("poll: ", std::strerror(errno)));
+    if (ready <= 0) return;
     size_t i = 1;
     for (auto s = strangers_.begin(); s != strangers_.end(); ++i)
       s = fds[i].revents != 0 && !examine(*s) ? strangers_.erase(s) : std::next(s);

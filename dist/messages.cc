@@ -121,8 +121,9 @@ bool Messages::wait(size_t& completed, Deadline deadline, bool until_interrupted
       fds[r] = {events == 0 ? -1 : p.socket.get(), static_cast<short>(events), 0};
     }
     fds.back() = {until_interrupted ? wake_.get() : -1, POLLIN, 0};
-    if (::poll(fds.data(), fds.size(), milliseconds_until(deadline)) == 0 &&
-        std::chrono::steady_clock::now() >= deadline) {
+    const int ready = ::poll(fds.data(), fds.size(), milliseconds_until(deadline));
+    if (ready < 0 && errno != EINTR) fail(absl::StrCat("poll: ", std::strerror(errno)));
+    if (ready <= 0 && std::chrono::steady_clock::now() >= deadline) {
       broken_ = "a message did not come in time";
       throw TimeoutError(broken_);
     }

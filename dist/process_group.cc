@@ -153,9 +153,13 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   if (!differences.empty()) throw MismatchError("the ranks connect with different GroupOptions" + differences);
 }
 
+// Clocks count nanoseconds in 64 bits: the time in 300 years cannot be said.
+constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
+
 }  // namespace
 
 std::shared_ptr<ProcessGroup> ProcessGroup::connect(const Environment& environment, GroupOptions options) {
+  options.timeout = std::min(options.timeout, kLongestTimeout);
   if (options.device && has_host_memory(*options.device)) options.device.reset();
   if (options.device) require_device(*options.device);
   if (environment.world_size == 1) return make_solo_group(options);

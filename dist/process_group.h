@@ -86,7 +86,7 @@ class Work {
 };
 
 struct GroupOptions {
-  // How long a rank may be behind the others, in connecting and in every collective.
+  // How long a rank may be behind the others, in connecting and in every collective. More than a year is a year.
   Milliseconds timeout{300'000};
   // Whose tensors the group takes beside host tensors. Other ranks may have another one of its kind. A device of host
   // memory is as none.

@@ -1,5 +1,7 @@
 #include "rondo/dist/tcp_group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -118,7 +120,13 @@ class Communicator {
   const std::string& prefix() const { return prefix_; }
   PeerStatus& peers() { return *peers_; }
 
+  // This process is a fork of the one that connected: it has no communication thread, and the sockets are its parent's.
+  bool is_in_fork() const { return ::getpid() != process_; }
+
   Work issue(Job job, std::string_view name) {
+    if (is_in_fork())
+      throw Error(absl::StrCat("process group (", std::string(name), "): this process is a fork of process ", process_,
+                               ", which has connected; it cannot take part"));
     job.name = name.substr(0, kLongestName);
     job.call.name = hash_of_name(job.name);
     job.state = std::make_shared<Work::State>();
@@ -343,6 +351,7 @@ class Communicator {
   const Members members_;
   const int rank_, world_size_;  // in the group
   const Milliseconds timeout_;
+  const pid_t process_ = ::getpid();
   std::string prefix_;  // of the group's keys
   std::unique_ptr<Store> store_;
   std::unique_ptr<PeerStatus> peers_;
@@ -377,6 +386,10 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
   }
 
   ~TcpGroup() override {
+    if (communicator_->is_in_fork()) {
+      leave_to_parent();
+      return;
+    }
     const bool unwinds = std::uncaught_exceptions() > exceptions_;
     const bool ended = communicator_->close(unwinds ? "an exception ended it" : "it has left the group", unwinds,
                                             unwinds ? Milliseconds(0) : kLeaving);
@@ -469,6 +482,19 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
    private:
     const Environment environment_;
   };
+
+  // In a fork. What it has are copies: to destroy them would wait for threads that it has not, and tell the other ranks
+  // and the parent's threads, over sockets that it shares with the parent, that this rank leaves.
+  void leave_to_parent() {
+    struct Copies {
+      std::unique_ptr<StoreServer> server;
+      std::unique_ptr<Lookout> lookout;
+      std::shared_ptr<Communicator> communicator;
+      std::thread thread;
+    };
+    static auto* const kept = new std::vector<Copies>;  // never destroyed
+    kept->push_back({std::move(server_), std::move(lookout_), std::move(communicator_), std::move(thread_)});
+  }
 
   const Environment environment_;  // of this process in its job
   const GroupOptions options_;

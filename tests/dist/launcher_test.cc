@@ -132,6 +132,15 @@ TEST(Rondorun, SaysWhatIsWrong) {
   EXPECT_EQ(missing.out, "rondorun: cannot run /no/such/program: No such file or directory\n");
 }
 
+// Each rank has two streams here.
+TEST(Rondorun, TooFewDescriptorsAreNamed) {
+  for (int most = 13; most < 24; ++most) {
+    const Finished run = rondorun("--nproc-per-node 8 sleep 20", absl::StrCat("prlimit --nofile=", most));
+    EXPECT_EQ(run.code, 2) << most;
+    EXPECT_TRUE(run.out.ends_with(": Too many open files\n")) << most << ": " << run.out;
+  }
+}
+
 TEST(Rondorun, AMasterPortInUseIsAnError) {
   const Fd taken = listen_on("127.0.0.1", 0);
   const int port = port_of(taken);

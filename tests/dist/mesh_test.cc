@@ -2,6 +2,7 @@
 #include "rondo/dist/mesh.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 
 #include <atomic>
@@ -202,6 +203,20 @@ TEST_F(MeshTest, WhoAnswersWithoutAProofGetsNothing) {
   EXPECT_NE(one.error.find("does not know the job's token) after 1500 ms"), std::string::npos) << one.error;
 }
 
+TEST_F(MeshTest, ARankThatPublishesNothingIsNamed) {
+  Store store = client();
+  const auto ranks = [&] {
+    try {
+      connect_mesh(store, options(1, 3, Milliseconds(50)));
+    } catch (const MissingRanksError& e) {
+      EXPECT_STREQ(e.what(), "rank 1 is not connected with rank 0 (it has published no address) after 50 ms");
+      return e.ranks;
+    }
+    return std::vector<int>();
+  };
+  EXPECT_EQ(ranks(), std::vector<int>{0});
+}
+
 // ---- Messages over connections
 struct Ends {
   Ends() {
@@ -281,6 +296,23 @@ TEST(Messages, WaitsEnd) {
             }).find("rank 1 closed the connection"),
             std::string::npos);
   others.zero->forget(late);
+}
+
+// poll(2) takes no more descriptors than the process may have. The limit may come later than the connections.
+TEST(Messages, APollThatFailsIsAnError) {
+  Ends ends;
+  Messages::Count count;
+  char in[8];
+  ends.zero->receive(1, 1, in, 8, count);
+  rlimit before;
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit few = before;
+  few.rlim_cur = 1;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const std::string error = error_of<ConnectionError>([&] { ends.zero->wait_received(count, after(kPatient)); });
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(error, "poll: Invalid argument");
+  ends.zero->forget(count);
 }
 
 }  // namespace

@@ -443,6 +443,51 @@ TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
   EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
 }
 
+TEST(GroupLife, NoTimeoutIsTooLong) {
+  for (const Milliseconds timeout : {Milliseconds::max(), Milliseconds::max() / 1'000'000}) {
+    const auto errors = run_ranks(2, [timeout](const Environment& e) {
+      ProcessGroup::connect(e, {.timeout = timeout})->barrier("together").wait();
+    });
+    EXPECT_EQ(errors, (std::vector<std::string>{"", ""}));
+  }
+}
+
+// A fork has the group's objects, but none of its threads. Its parent, which may keep the store, goes on.
+TEST(GroupLife, AForkLeavesItToTheParent) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer knows no threads in a child process";
+#endif
+  for (const bool keeps_store : {false, true}) {
+    SCOPED_TRACE(keeps_store);
+    const int port = port_of(listen_on("127.0.0.1", 0));
+    std::atomic<bool> told = false;
+    const auto errors = run_ranks(3, [&](Environment e) {
+      if (keeps_store) e.store.clear(), e.master_port = port;
+      auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
+      if (const pid_t child = e.rank == 0 ? ::fork() : -1; child == 0) {
+        ::alarm(20);
+        const std::string refused = error_of([&] { group->barrier("in the fork"); });
+        group.reset();
+        ::_exit(refused.find("this process is a fork of process ") != std::string::npos ? 7 : 8);
+      } else if (child > 0) {
+        int status = 0;
+        ::waitpid(child, &status, 0);
+        EXPECT_EQ(WIFEXITED(status) ? WEXITSTATUS(status) : -1, 7);
+      }
+      const auto two = group->subgroup({0, 1}, "two");  // over the store
+      if (e.rank == 2) return;
+      if (e.rank == 1) {
+        const std::string error = error_of<ConnectionError>([&] { group->barrier("of three").wait(); });
+        EXPECT_NE(error.find("rank 2 is gone: it has left the group"), std::string::npos) << error;
+        EXPECT_EQ(error.find("rank 0 is gone"), std::string::npos) << error;
+        told = true;
+      }
+      while (!told) std::this_thread::sleep_for(Milliseconds(1));
+    });
+    EXPECT_EQ(errors, (std::vector<std::string>{"", "", ""}));
+  }
+}
+
 // The first start of a job broke off while one rank was connecting. The next start shares its store.
 TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
   for (const int restart_count : {0, 1}) {
