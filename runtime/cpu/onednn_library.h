@@ -95,8 +95,8 @@ struct Library {
   void (*omp_set_num_threads)(int);
 };
 
-// Throws LibraryError, which says what to install, if there is no library, one of another major version, or one that
-// lacks a function. The next call then looks again.
+// Throws LibraryError, which says what to install, if there is no library, one of another major version or before 2.6,
+// or one that lacks a function. The next call then looks again.
 const Library& library();
 
 // What is opened: cmake/onednn.cmake writes it down.
