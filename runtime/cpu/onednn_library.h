@@ -101,9 +101,9 @@ const Library& library();
 
 // What is opened: cmake/onednn.cmake writes it down.
 struct LibraryFile {
-  const char* name;      // "libdnnl.so.2"
-  const char* path;      // if the dynamic linker may not find it by its name, else ""
-  const char* needs[8];  // other libraries, up to a null
+  const char* name;       // "libdnnl.so.2"
+  const char* path;       // if the dynamic linker may not find it by its name, else ""
+  const char* needs[16];  // other libraries, up to a null
 };
 extern const LibraryFile kLibraryFile;
 

@@ -49,6 +49,8 @@ foreach(other later=9.0 earlier=2.5 lacking=${major}.6)
   list(APPEND unusable $<TARGET_FILE:${name}>)
 endforeach()
 rondo_script_test(neighbours_library ${neighbours}/library_test.sh $<TARGET_FILE:neighbours_alone> ${RONDO_DNNL_NAME} ${unusable})
+rondo_script_test(neighbours_found ${neighbours}/found_test.sh ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_SOURCE_DIR}
+                  ${RONDO_DNNL_INCLUDE} $<TARGET_FILE:rondo_lacking_onednn>)
 
 # Names of libraries as linkers lay them out: usual; bound late, no part read-only; a dynamic section that is read-only.
 add_executable(neighbours_names ${neighbours}/names.cc)
