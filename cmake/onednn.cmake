@@ -19,18 +19,17 @@ endif()
 set(RONDO_DNNL_NAME ${CMAKE_MATCH_1})
 get_filename_component(RONDO_DNNL_FOLDER ${RONDO_DNNL_LIBRARY} REALPATH)
 get_filename_component(RONDO_DNNL_FOLDER ${RONDO_DNNL_FOLDER} DIRECTORY)
-# In a folder that the dynamic linker does not know: where it is now. Not what another machine has.
+# In a folder that the dynamic linker may not know: where it is now. Not what another machine has. The compiler's implicit
+# folders do not tell: it has those of LIBRARY_PATH, too, and a compiler that is not the system's has its own.
 set(RONDO_DNNL_PATH ${RONDO_DNNL_FOLDER}/${RONDO_DNNL_NAME})
-foreach(known IN LISTS CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
-  get_filename_component(known ${known} REALPATH)
-  if(known STREQUAL RONDO_DNNL_FOLDER OR CMAKE_CROSSCOMPILING)
-    set(RONDO_DNNL_PATH "")
-  endif()
-endforeach()
+if(CMAKE_CROSSCOMPILING OR RONDO_DNNL_FOLDER MATCHES "^(/usr)?/lib(32|64)?(/${CMAKE_CXX_LIBRARY_ARCHITECTURE})?$")
+  set(RONDO_DNNL_PATH "")
+endif()
 # What it needs, the C library's aside.
 string(REGEX MATCHALL "NEEDED[^[]*\\[[^]]+\\]" RONDO_DNNL_NEEDS "${RONDO_DNNL_DYNAMIC}")
 list(TRANSFORM RONDO_DNNL_NEEDS REPLACE ".*\\[(.+)\\]" "\"\\1\"")
 list(FILTER RONDO_DNNL_NEEDS EXCLUDE REGEX "^\"(ld-linux|lib(c|m|dl|rt|pthread)\\.so)")
+list(APPEND RONDO_DNNL_NEEDS nullptr)
 list(JOIN RONDO_DNNL_NEEDS ", " RONDO_DNNL_NEEDS)
 set(RONDO_DNNL_SOURCE ${PROJECT_BINARY_DIR}/runtime/onednn_file.cc)
 file(CONFIGURE OUTPUT ${RONDO_DNNL_SOURCE} @ONLY CONTENT "// Made by cmake/onednn.cmake.

@@ -3,11 +3,11 @@
 
 #include <chrono>
 #include <cstring>
+#include <exception>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cpu/allocator.h"
 #include "rondo/runtime/cpu/onednn_library.h"
-#include "rondo/runtime/library_error.h"
 #include "rondo/runtime/memory.h"
 
 namespace rondo {
@@ -17,20 +17,12 @@ struct Event {
   std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
 };
 
-#ifdef __x86_64__
-// Ops may run while the process ends. Without AVX-512, oneDNN multiplies with kernels that static variables of its
-// functions own, so they are freed before whatever main() had registered earlier runs. Made before main() and before
-// the program's own static variables, they are freed after all of those. The first product would take these 14 ms (Zen
-// 3) otherwise.
-[[gnu::constructor(101)]] void make_kernels_of_products() try {
-  if (library_has_avx512()) return;
-  constexpr dnnl_dim_t kSize = 2;  // of vectors no kernel is made
-  const float ones[kSize * kSize] = {1, 1, 1, 1};
-  float product[kSize * kSize];
-  cpu::library().dnnl_sgemm('N', 'N', kSize, kSize, kSize, 1.0f, ones, kSize, ones, kSize, 0.0f, product, kSize);
-} catch (const LibraryError&) {  // the first product throws it
+// Before main() and before the program's own static variables: what oneDNN registers for the process's end while it is
+// opened then runs after what they register (onednn_library.cc, Note [At exit]).
+[[gnu::constructor(101)]] void open_library() try {
+  cpu::library();
+} catch (const std::exception&) {  // the first product throws it
 }
-#endif
 
 }  // namespace
 

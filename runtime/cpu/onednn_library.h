@@ -95,15 +95,15 @@ struct Library {
   void (*omp_set_num_threads)(int);
 };
 
-// Throws LibraryError, which says what to install, if there is no library, one of another major version, or one that
-// lacks a function. The next call then looks again.
+// Throws LibraryError, which says what to install, if there is no library, one of another major version or before 2.6,
+// or one that lacks a function. The next call then looks again.
 const Library& library();
 
 // What is opened: cmake/onednn.cmake writes it down.
 struct LibraryFile {
-  const char* name;      // "libdnnl.so.2"
-  const char* path;      // if the dynamic linker may not find it by its name, else ""
-  const char* needs[8];  // other libraries, up to a null
+  const char* name;       // "libdnnl.so.2"
+  const char* path;       // if the dynamic linker may not find it by its name, else ""
+  const char* needs[16];  // other libraries, up to a null
 };
 extern const LibraryFile kLibraryFile;
 

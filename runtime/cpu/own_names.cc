@@ -48,12 +48,14 @@ Image image_of(void* library) {
   Word words = 0, calls = 0;
   size_t word_bytes = 0, call_bytes = 0;
   for (const ElfW(Dyn)* d = map->l_ld; d->d_tag != DT_NULL; ++d) {
+    // glibc has added the base to addresses, unless it could not write them (a linker's -z rodynamic); musl never does.
+    const Word address = d->d_un.d_ptr < image.base ? image.base + d->d_un.d_ptr : d->d_un.d_ptr;
     switch (d->d_tag) {
-      case DT_SYMTAB: image.symbols = reinterpret_cast<const Symbol*>(d->d_un.d_ptr); break;
-      case DT_STRTAB: image.names = reinterpret_cast<const char*>(d->d_un.d_ptr); break;
-      case DT_RELA: words = d->d_un.d_ptr; break;
+      case DT_SYMTAB: image.symbols = reinterpret_cast<const Symbol*>(address); break;
+      case DT_STRTAB: image.names = reinterpret_cast<const char*>(address); break;
+      case DT_RELA: words = address; break;
       case DT_RELASZ: word_bytes = d->d_un.d_val; break;
-      case DT_JMPREL: calls = d->d_un.d_ptr; break;
+      case DT_JMPREL: calls = address; break;
       case DT_PLTRELSZ: call_bytes = d->d_un.d_val; break;
       default: break;
     }
@@ -82,8 +84,7 @@ class Writable {
  public:
   explicit Writable(const Image& image) : image_(image) {
     if (set(PROT_READ | PROT_WRITE) != 0)
-      throw LibraryError(absl::StrCat("oneDNN shares names with other libraries of the program, and mprotect: ",
-                                      std::strerror(errno)));
+      throw LibraryError(absl::StrCat("oneDNN's tables cannot be written: mprotect: ", std::strerror(errno)));
   }
   ~Writable() { static_cast<void>(set(PROT_READ)); }
   Writable(const Writable&) = delete;
@@ -97,35 +98,77 @@ class Writable {
   const Image& image_;
 };
 
-}  // namespace
-
-void use_own_names(void* library) {
-  const Image image = image_of(library);
-  std::vector<std::pair<Word*, Word>> elsewhere;
+// A word of the library that holds a symbol's address, plus a number.
+struct Use {
+  uint32_t type;  // of the relocation
+  const Symbol& symbol;
+  Word* word;
+  Word addend;
+};
+template <class F> void for_each_use(const Image& image, F fn) {
   for (const std::span<const Relocation> relocations : {image.of_words, image.of_calls}) {
     for (const Relocation& relocation : relocations) {
       const auto type = static_cast<uint32_t>(ELF64_R_TYPE(relocation.r_info));
       if (type != kAddressEntry && type != kCallEntry && type != kWord) continue;
-      const Symbol& symbol = image.symbols[ELF64_R_SYM(relocation.r_info)];
-      const int kind = ELF64_ST_TYPE(symbol.st_info);
-      if (symbol.st_shndx == SHN_UNDEF || symbol.st_shndx == SHN_ABS || kind == STT_GNU_IFUNC || kind == STT_TLS ||
-          ELF64_ST_BIND(symbol.st_info) == STB_GNU_UNIQUE)
-        continue;
-      auto* const use = reinterpret_cast<Word*>(image.base + relocation.r_offset);
-      const auto addend = static_cast<Word>(relocation.r_addend), own = image.base + symbol.st_value + addend;
-      if (*use == own) continue;
-      // A variable may have another value by now than the one it began with.
-      const bool fixed = image.fixed_begin <= reinterpret_cast<Word>(use) &&
-                         reinterpret_cast<Word>(use) < image.fixed_end;
-      if (type == kWord && !fixed &&
-          *use != reinterpret_cast<Word>(dlsym(RTLD_DEFAULT, image.names + symbol.st_name)) + addend)
-        continue;
-      elsewhere.emplace_back(use, own);
+      fn(Use{.type = type,
+             .symbol = image.symbols[ELF64_R_SYM(relocation.r_info)],
+             .word = reinterpret_cast<Word*>(image.base + relocation.r_offset),
+             .addend = static_cast<Word>(relocation.r_addend)});
     }
   }
-  if (elsewhere.empty()) return;
+}
+// The same, of one name that the library takes from others.
+template <class F> void for_each_use_of(std::string_view name, const Image& image, F fn) {
+  for_each_use(image, [&](const Use& use) {
+    if (use.symbol.st_shndx == SHN_UNDEF && image.names + use.symbol.st_name == name) fn(use);
+  });
+}
+
+using Changes = std::vector<std::pair<Word*, Word>>;
+void make(const Changes& changes, const Image& image) {
+  if (changes.empty()) return;
   const Writable writable(image);
-  for (const auto& [use, own] : elsewhere) __atomic_store_n(use, own, __ATOMIC_RELAXED);
+  for (const auto& [word, value] : changes) __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+}  // namespace
+
+void use_own_names(void* library) {
+  const Image image = image_of(library);
+  Changes changes;
+  for_each_use(image, [&](const Use& use) {
+    const Symbol& symbol = use.symbol;
+    const int kind = ELF64_ST_TYPE(symbol.st_info);
+    if (symbol.st_shndx == SHN_UNDEF || symbol.st_shndx == SHN_ABS || kind == STT_GNU_IFUNC || kind == STT_TLS ||
+        ELF64_ST_BIND(symbol.st_info) == STB_GNU_UNIQUE)
+      return;
+    const Word own = image.base + symbol.st_value + use.addend;
+    if (*use.word == own) return;
+    // A variable may have another value by now than the one it began with.
+    const auto at = reinterpret_cast<Word>(use.word);
+    const bool fixed = image.fixed_begin <= at && at < image.fixed_end;
+    if (use.type == kWord && !fixed &&
+        *use.word != reinterpret_cast<Word>(dlsym(RTLD_DEFAULT, image.names + symbol.st_name)) + use.addend)
+      return;
+    changes.emplace_back(use.word, own);
+  });
+  make(changes, image);
+}
+
+void* function_used(void* library, std::string_view name) {
+  Word found = 0;
+  for_each_use_of(name, image_of(library), [&](const Use& use) { found = *use.word; });
+  return reinterpret_cast<void*>(found);
+}
+
+void use_instead(void* library, std::string_view name, void* function) {
+  const Image image = image_of(library);
+  const auto address = reinterpret_cast<Word>(function);
+  Changes changes;
+  for_each_use_of(name, image, [&](const Use& use) {
+    if (*use.word != address) changes.emplace_back(use.word, address);
+  });
+  make(changes, image);
 }
 
 }  // namespace rondo::cpu

@@ -28,14 +28,49 @@ foreach(isa ALL AVX2)
   endforeach()
 endforeach()
 
+# A plug-in that holds Rondo and an OpenMP that oneDNN does not use.
+add_library(rondo_neighbours_plugin MODULE ${neighbours}/neighbours.cc ${neighbours}/other_openmp.cc)
+rondo_configure(rondo_neighbours_plugin)
+target_link_libraries(rondo_neighbours_plugin PRIVATE rondo_optim -Wl,--exclude-libs,ALL)
+add_executable(neighbours_host ${neighbours}/host.cc)
+rondo_configure(neighbours_host)
+target_link_libraries(neighbours_host PRIVATE ${CMAKE_DL_LIBS})
+rondo_ctest(neighbours_plugin neighbours SETTINGS OMP_NUM_THREADS=4
+            COMMAND $<TARGET_FILE:neighbours_host> $<TARGET_FILE:rondo_neighbours_plugin> hidden)
+
 # Libraries that have oneDNN's name and cannot be used.
 string(REGEX MATCH "^[0-9]+" major ${RONDO_DNNL_VERSION})
-add_library(rondo_later_onednn SHARED ${neighbours}/other_library.cc)
-target_compile_definitions(rondo_later_onednn PRIVATE VERSION=9)
-add_library(rondo_lacking_onednn SHARED ${neighbours}/other_library.cc)
-target_compile_definitions(rondo_lacking_onednn PRIVATE VERSION=${major})
-rondo_script_test(neighbours_library ${neighbours}/library_test.sh $<TARGET_FILE:neighbours_alone> ${RONDO_DNNL_NAME}
-                  $<TARGET_FILE:rondo_later_onednn> $<TARGET_FILE:rondo_lacking_onednn>)
+set(unusable "")
+foreach(other later=9.0 earlier=2.5 lacking=${major}.6)
+  string(REGEX MATCH "([a-z]+)=([0-9])\\.([0-9])" name ${other})
+  set(name rondo_${CMAKE_MATCH_1}_onednn)
+  add_library(${name} SHARED ${neighbours}/other_library.cc)
+  target_compile_definitions(${name} PRIVATE MAJOR=${CMAKE_MATCH_2} MINOR=${CMAKE_MATCH_3})
+  list(APPEND unusable $<TARGET_FILE:${name}>)
+endforeach()
+rondo_script_test(neighbours_library ${neighbours}/library_test.sh $<TARGET_FILE:neighbours_alone> ${RONDO_DNNL_NAME} ${unusable})
+rondo_script_test(neighbours_found ${neighbours}/found_test.sh ${CMAKE_COMMAND} ${CMAKE_CXX_COMPILER} ${PROJECT_SOURCE_DIR}
+                  ${RONDO_DNNL_INCLUDE} $<TARGET_FILE:rondo_lacking_onednn>)
+
+# Names of libraries as linkers lay them out: usual; bound late, no part read-only; a dynamic section that is read-only.
+add_executable(neighbours_names ${neighbours}/names.cc)
+rondo_configure(neighbours_names)
+set_target_properties(neighbours_names PROPERTIES ENABLE_EXPORTS ON)
+target_link_libraries(neighbours_names PRIVATE rondo_runtime)
+function(rondo_named name)
+  add_library(rondo_named_${name} SHARED ${neighbours}/named.cc)
+  rondo_configure(rondo_named_${name})
+  target_link_options(rondo_named_${name} PRIVATE ${ARGN})
+  set(named ${named} $<TARGET_FILE:rondo_named_${name}> PARENT_SCOPE)
+endfunction()
+set(named "")
+rondo_named(usual -Wl,-z,now,-z,relro)
+rondo_named(late -Wl,-z,lazy,-z,norelro)
+find_program(RONDO_LLD ld.lld)
+if(RONDO_LLD AND NOT CMAKE_CROSSCOMPILING)
+  rondo_named(fixed -fuse-ld=lld -Wl,-z,rodynamic)
+endif()
+rondo_ctest(neighbours_names neighbours COMMAND $<TARGET_FILE:neighbours_names> ${named})
 
 # libtorch, before Rondo and after it.
 set(RONDO_TORCH "" CACHE PATH "A folder with include/ and lib/ of PyTorch (its Python package is one), for a test beside it")
