@@ -42,7 +42,8 @@
 // Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
 // collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
 // unwinds it waits for none of them, but up to 1 s for the abort. In the rank that keeps the store (no launcher) it
-// waits up to 5 s more, so that the others can ask the store what went wrong.
+// waits up to 5 s more, so that the others can ask the store what went wrong. In a fork of the process the group cannot
+// be used: collectives throw Error. There its destruction waits for nothing, and the other ranks see nothing of it.
 //
 // Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
 // collective, which keeps it alive: neither read nor write it before wait(). Two groups of the same ranks, such as
