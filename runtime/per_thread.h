@@ -4,8 +4,7 @@
 //
 // get() is null once the thread has destroyed its T: at the end of the thread, and on the main thread when main() has
 // returned. Destructors of a program's global objects run after that, and may call ops, so every caller does without. A
-// plain thread_local object with a destructor would be used after it.
-// T must be a type of one file.
+// plain thread_local object with a destructor would be used after it. T must be a type of one file.
 #pragma once
 
 namespace rondo {

@@ -22,7 +22,10 @@ mkfifo "$folder/go"
 LD_LIBRARY_PATH=$folder "$neighbours" again <"$folder/go" >"$folder/log" &
 program=$!
 exec 3>"$folder/go"
-until grep -q "has no function" "$folder/log"; do kill -0 $program && sleep 0.1; done
+until grep -q "has no function" "$folder/log"; do
+  kill -0 $program || { cat "$folder/log"; exit 1; }
+  sleep 0.1
+done
 rm "$folder/$name"
 echo >&3
 wait $program || { cat "$folder/log"; exit 1; }
