@@ -17,8 +17,9 @@ cp "$4" "$folder/$name"
 says "used: $name is version 2\.5, and Rondo was built for version (2 from 2\.6 on|3)"
 cp "$5" "$folder/$name"
 says "used: $name has no function dnnl_engine_create; Rondo was built for oneDNN [23]\.[0-9]+"
-# The next call looks again.
+# The next call looks again. The log is empty until the program runs: it says what to wait for.
 mkfifo "$folder/go"
+: >"$folder/log"
 LD_LIBRARY_PATH=$folder "$neighbours" again <"$folder/go" >"$folder/log" &
 program=$!
 exec 3>"$folder/go"
