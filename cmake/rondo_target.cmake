@@ -71,8 +71,9 @@ if(RONDO_PRECOMPILED_HEADERS)
   target_link_libraries(rondo_precompiled_programs PRIVATE absl::strings)
 endif()
 
-# rondo_program(target): a program, or an archive that only programs link. Sources with flags of their own, as kernels have, cannot
-# take a precompiled header: such a target is only configured.
+# rondo_program(target): a program, or an archive that only programs link. Not for those of the short tier, which so need not
+# build this precompiled header. Sources with flags of their own, as kernels have, cannot take one: such a target is only
+# configured.
 function(rondo_program target)
   rondo_configure(${target})
   get_target_property(sources ${target} SOURCES)

@@ -2,7 +2,7 @@
 # tests/CMakeLists.txt.
 set(neighbours ${CMAKE_CURRENT_SOURCE_DIR}/neighbours)
 add_library(rondo_neighbours OBJECT ${neighbours}/neighbours.cc)
-rondo_program(rondo_neighbours)
+rondo_configure(rondo_neighbours)
 target_link_libraries(rondo_neighbours PRIVATE rondo_optim)
 # One that exports the names of oneDNN.
 set(decoys ${CMAKE_CURRENT_BINARY_DIR}/decoys.cc)
