@@ -29,7 +29,7 @@ foreach(isa ALL AVX2)
 endforeach()
 
 # A plug-in that holds Rondo and an OpenMP that oneDNN does not use.
-add_library(rondo_neighbours_plugin MODULE ${neighbours}/neighbours.cc ${neighbours}/other_openmp.cc)
+add_library(rondo_neighbours_plugin MODULE $<TARGET_OBJECTS:rondo_neighbours> ${neighbours}/other_openmp.cc)
 rondo_configure(rondo_neighbours_plugin)
 target_link_libraries(rondo_neighbours_plugin PRIVATE rondo_optim -Wl,--exclude-libs,ALL)
 add_executable(neighbours_host ${neighbours}/host.cc)
