@@ -46,6 +46,7 @@ class Product {
   Product(const MatmulCall& call, Own* own);
   Product(const MatmulCall& call, const Grid& grid);
   static Grid grid_of(const MatmulCall& call, int variant);
+  static Grid packed_grid(const MatmulCall& call, int64_t most);
 
   MatmulCall call_;
   Own* own_ = nullptr;

@@ -1,5 +1,5 @@
 // bench_gpt: one GPT-2 training step (zero_grad, forward, cross-entropy, backward, clip, AdamW), timed by phase, beside
-// the matmul floor: the same products, shape by shape, through oneDNN alone.
+// the matmul floor: the same products at the best rate that any layout reaches (product_ways.h).
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
@@ -32,7 +32,6 @@
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
-#include "rondo/runtime/cpu/matmul.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/device.h"
 #include "rondo/runtime/matmul_precision.h"
@@ -40,6 +39,7 @@
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bench/options.h"
+#include "rondo/tests/bench/product_ways.h"
 #include "rondo/tests/zipf_tokens.h"
 
 namespace {
@@ -57,27 +57,11 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// Milliseconds of y = x w^T, dx = g w and dw = g^T x with x (rows, in) and w (out, in), best of several runs.
+// Milliseconds of y = x w^T, dx = g w and dw = g^T x with x (rows, in) and w (out, in), at best.
 double linear_floor_ms(int64_t rows, int64_t in, int64_t out, DType dtype) {
-  const Tensor x = Tensor::randn({rows, in}).to(dtype), w = Tensor::randn({out, in}).to(dtype);
-  const Tensor y = Tensor::zeros({rows, out}, {dtype}), dx = Tensor::zeros({rows, in}, {dtype}),
-               dw = Tensor::zeros({out, in}, {dtype});
-  const cpu::MatmulCall calls[] = {{dtype, rows, out, in, {in, 1}, {1, in}, {out, 1}},
-                                   {dtype, rows, in, out, {out, 1}, {in, 1}, {in, 1}},
-                                   {dtype, out, in, rows, {1, out}, {in, 1}, {in, 1}}};
-  const void* operands[3][3] = {{x.raw_data(), w.raw_data(), y.raw_data()},
-                                {y.raw_data(), w.raw_data(), dx.raw_data()},
-                                {y.raw_data(), x.raw_data(), dw.raw_data()}};
   double total = 0;
-  for (int i = 0; i < 3; ++i) {
-    std::vector<double> times;
-    for (int run = 0; run < 9; ++run) {
-      const auto start = Clock::now();
-      cpu::matmul(calls[i], {.a = operands[i][0], .b = operands[i][1], .c = const_cast<void*>(operands[i][2])});
-      times.push_back(ms_since(start));
-    }
-    total += median({times.begin() + 2, times.end()});
-  }
+  for (const bench::ProductSize& size : {bench::ProductSize{rows, in, out}, {rows, out, in}, {out, rows, in}})
+    total += bench::product_floor_ms(size, dtype);
   return total;
 }
 

@@ -1,0 +1,108 @@
+// f32 products of two matrices, each as it lies (nn), with the first transposed (tn), or the second (nt), in turns:
+//   ours      ops::matmul
+//   oneDNN    the library's own kernel on as many threads of its own
+//   floor     the best of all ways for the size (product_ways.h)
+// Medians in GFLOP/s, and the median ratio within a round.
+//
+//   bench_products [--sizes=2048x1024x2048,...] (rows x inner x columns) [--layouts=nn,tn,nt] [--rounds=7]
+//   [--threads=2] bench_products --serve --sizes=2048x1024x2048 --layouts=nn    answers lines "N" with the times of N
+//   products
+//                                                                 (peers/README.md)
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_split.h"
+#include "nlohmann/json.hpp"
+#include "rondo/runtime/parallel.h"
+#include "rondo/tests/bench/options.h"
+#include "rondo/tests/bench/product_ways.h"
+
+namespace {
+
+using namespace rondo;
+using bench::ProductSize, bench::ProductWay;
+
+constexpr char kSizes[] =
+    "32x256x1024,128x1024x1024,256x1024x2048,512x512x512,1024x1024x1024,2048x1024x2048,2000x1024x2000,2064x1024x2064,"
+    "2048x384x1536,2048x768x3072,2048x3072x768,3072x2048x768,4096x1024x4096";
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values.empty() ? 0 : values[values.size() / 2];
+}
+
+std::vector<ProductWay> ways_of(const ProductSize& size) {
+  std::vector<ProductWay> ways;
+  bench::each_product_way(size, kF32, [&](ProductWay way) { ways.push_back(std::move(way)); });
+  return ways;
+}
+
+void compare(const ProductSize& size, const std::vector<std::string>& layouts, int64_t rounds) {
+  const std::vector<ProductWay> ways = ways_of(size);
+  std::vector<std::vector<double>> rates(ways.size());
+  const int runs = static_cast<int>(std::clamp(2e8 / size.flops(), 1.0, 50.0));  // short products: several a turn
+  for (int64_t round = 0; round < rounds; ++round)
+    for (size_t i = 0; i < ways.size(); ++i)
+      rates[i].push_back(size.flops() * runs / 1e9 / bench::seconds_of(ways[i], runs));
+  double floor = 0;
+  for (const std::vector<double>& r : rates) floor = std::max(floor, median(r));
+  for (const std::string& layout : layouts) {
+    const auto rates_of = [&](bool ours) {
+      const auto way = std::find_if(ways.begin(), ways.end(), [&](const ProductWay& w) {
+        return w.layout == layout && !w.spread && w.ours == ours;
+      });
+      return rates.at(static_cast<size_t>(way - ways.begin()));
+    };
+    const std::vector<double> ours = rates_of(true), peer = rates_of(false);
+    std::vector<double> ratios;
+    for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / peer[i]);
+    std::printf("%s (%ld x %ld)(%ld x %ld): ours %.1f, oneDNN %.1f, ratio %.3f, floor %.1f\n", layout.c_str(), size.m,
+                size.k, size.k, size.n, median(ours), median(peer), median(ratios), floor);
+    std::fflush(stdout);
+  }
+}
+
+void serve(const ProductSize& size, const std::string& layout) {
+  const std::vector<ProductWay> ways = ways_of(size);
+  const ProductWay& ours = *std::find_if(
+      ways.begin(), ways.end(), [&](const ProductWay& w) { return w.layout == layout && !w.spread && w.ours; });
+  for (std::string line; std::getline(std::cin, line);) {
+    std::vector<double> ms;
+    for (int64_t n = std::atoi(line.c_str()); n > 0; --n) ms.push_back(1e3 * bench::seconds_of(ours, 1));
+    const nlohmann::json answer = {
+        {"peer", "rondo"}, {"step_ms_all", ms}, {"compile_ms", 0.0}, {"step_ms_median", median(ms)}};
+    std::cout << answer.dump() << std::endl;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const bench::Options options(argc, argv);
+  set_num_threads(static_cast<int>(options.integer("threads", 2)));
+  std::vector<ProductSize> sizes;
+  for (const auto text : absl::StrSplit(options.text("sizes", kSizes), ',')) {
+    const std::vector<std::string> numbers = absl::StrSplit(text, 'x');
+    if (numbers.size() != 3) throw Error("--sizes: rows x inner x columns, as 2048x1024x2048");
+    sizes.push_back(
+        {bench::whole_number(numbers[0]), bench::whole_number(numbers[1]), bench::whole_number(numbers[2])});
+  }
+  const std::vector<std::string> layouts = absl::StrSplit(options.text("layouts", "nn,tn,nt"), ',');
+  for (const std::string& layout : layouts)
+    if (layout != "nn" && layout != "tn" && layout != "nt")
+      throw Error("--layouts: nn, tn or nt, not '" + layout + "'");
+  if (options.has("serve")) {
+    serve(sizes.at(0), layouts.at(0));
+    return 0;
+  }
+  for (const ProductSize& size : sizes) compare(size, layouts, options.integer("rounds", 7));
+  return 0;
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "%s\n", e.what());
+  return 1;
+}
