@@ -184,7 +184,7 @@ struct ChatEncoder::Plain : ChatEncoder::Impl {
         const text::jinja::Value* found = message.dict().find(name);
         if (found == nullptr) throw Error(absl::StrCat("field \"", name, "\" is missing in a message"));
         if (!found->is_string()) throw Error(absl::StrCat("field \"", name, "\" must be a string"));
-        return found->text();
+        return std::string(found->text());
       };
       std::string role = text_of("role");
       out.push_back({std::move(role), text_of("content")});

@@ -25,7 +25,7 @@ const Value* field(const Value& object, std::string_view name) {
 
 // A message as the reference hands it to a template: without fields that are null, reasoning under two names.
 Value normalized(const Value& message, const ConversationFields& names) {
-  std::vector<std::pair<Value, Value>> items;
+  Value::Items items;
   const Value* reasoning = nullptr;
   for (const char* name : {"reasoning_content", "thinking", "reasoning"})
     if (const Value* found = field(message, name); reasoning == nullptr && found != nullptr && !found->is_none())
@@ -58,7 +58,7 @@ class TokenMarker {
         return Value::list(std::move(items));
       }
       case Kind::kDict: {
-        std::vector<std::pair<Value, Value>> items;
+        Value::Items items;
         for (const auto& [key, item] : value.dict().items) items.emplace_back(key, marked(item));
         return Value::dict(std::move(items));
       }
@@ -243,7 +243,7 @@ const jinja::Template& ChatRenderer::choose(const Conversation& conversation) co
 }
 
 ChatRenderer::Text ChatRenderer::render(const Conversation& conversation, size_t count, bool add_generation_prompt,
-                                        bool split_special) const {
+                                        bool split_special, const std::stop_token& stop) const {
   const jinja::Template& chat = choose(conversation);
   const PreTrainedTokenizer::Impl& impl = tokenizer_.impl();
   Values messages(conversation.messages.begin(), conversation.messages.begin() + static_cast<std::ptrdiff_t>(count));
@@ -285,27 +285,35 @@ ChatRenderer::Text ChatRenderer::render(const Conversation& conversation, size_t
   add("tools", std::move(tools));
   add("documents", std::move(documents));
   add("add_generation_prompt", Value::boolean(add_generation_prompt));
-  return without_marks(chat.render(variables, {.track_generation = chat.has_generation()}));
+  return without_marks(chat.render(variables, {.track_generation = chat.has_generation(), .stop = stop}));
 }
 
 // ---- Ids and masks
 
 namespace {
 
-// The first token that holds the code point, as the reference finds it; -1 if none does.
-int64_t token_of(const std::vector<Encoding::Offset>& offsets, int64_t point) {
-  for (size_t i = 0; i < offsets.size(); ++i)
-    if (offsets[i].begin <= point && point < offsets[i].end) return static_cast<int64_t>(i);
-  return -1;
-}
-
 void mark_assistant(ChatRenderer::Chat& chat, const ChatRenderer::Text& rendered) {
   const std::string_view text = rendered.text;
+  // A template may have many blocks, so the text and the tokens are walked through once.
+  size_t counted = 0;
+  int64_t points = 0;
+  const auto points_before = [&](size_t byte) {
+    points += jinja::count_points(text.substr(counted, byte - counted));
+    counted = byte;
+    return points;
+  };
+  size_t passed = 0;  // tokens that end before what is looked for
+  // The first token that holds the code point, as the reference finds it; -1 if none does.
+  const auto token_of = [&](int64_t point) {
+    while (passed < chat.offsets.size() && chat.offsets[passed].end <= point) ++passed;
+    for (size_t i = passed; i < chat.offsets.size(); ++i)
+      if (chat.offsets[i].begin <= point && point < chat.offsets[i].end) return static_cast<int64_t>(i);
+    return int64_t{-1};
+  };
   for (const auto& [begin, end] : rendered.generation) {
     if (begin == end) continue;
-    const int64_t first = jinja::count_points(text.substr(0, begin));
-    const int64_t last = first + jinja::count_points(text.substr(begin, end - begin)) - 1;
-    const int64_t from = token_of(chat.offsets, first), to = token_of(chat.offsets, last);
+    const int64_t first = points_before(begin), last = points_before(end) - 1;
+    const int64_t from = token_of(first), to = token_of(last);
     if (from < 0 || to < 0)
       throw Error(absl::StrCat("a generation block ", from < 0 ? "begins" : "ends",
                                " in text that becomes no token of its own, so that no exact loss mask exists: ",
@@ -318,9 +326,9 @@ void mark_assistant(ChatRenderer::Chat& chat, const ChatRenderer::Text& rendered
 }  // namespace
 
 ChatRenderer::Chat ChatRenderer::encode(const Conversation& conversation, size_t count, bool add_generation_prompt,
-                                        bool split_special) const {
+                                        bool split_special, const std::stop_token& stop) const {
   if (conversation.messages.empty()) throw Error("the conversation has no messages");
-  Text rendered = render(conversation, count, add_generation_prompt, split_special);
+  Text rendered = render(conversation, count, add_generation_prompt, split_special, stop);
   Chat out;
   int32_t base = 0;  // code points before the piece
   size_t done = 0;
@@ -364,7 +372,8 @@ EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::strin
                                 const ChatOptions& options) try {
   const Conversation conversation = parse_conversation(text);
   return ChatRenderer(tokenizer, options.chat_template)
-      .encode(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens);
+      .encode(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens,
+              options.stop);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("apply_chat_template");
 }
@@ -372,7 +381,8 @@ EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::strin
 std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view text, const ChatOptions& options) try {
   const Conversation conversation = parse_conversation(text);
   return ChatRenderer(tokenizer, options.chat_template)
-      .render(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens)
+      .render(conversation, conversation.messages.size(), options.add_generation_prompt, options.split_special_tokens,
+              options.stop)
       .text;
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("render_chat");

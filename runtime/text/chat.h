@@ -12,6 +12,11 @@
 // very first token carries loss on that token only. Templates are Jinja; what runs of it is in jinja/template.h. A
 // template that cannot run is a TemplateError.
 //
+// Templates are code of strangers. A render takes at most 20 million steps of work, 128 MiB of memory and 256 KiB of
+// the calling thread's stack, or less of the stack where the thread has less (48 KiB stay free); each is a
+// TemplateError. No template that is meant to write a conversation comes near them: 1 MB of messages takes a few per
+// cent.
+//
 // A conversation is JSON: an array of messages, or an object with "messages", and if they are there "tools",
 // "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
 // enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which fields
@@ -22,6 +27,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -41,6 +47,8 @@ struct ChatOptions {
   // The name of one of the folder's templates, or a whole template. Empty: the folder's: "tool_use" if it has one and
   // the conversation has tools, else "default".
   std::string chat_template = {};
+  // Asked to stop, by any thread, a render ends at its next step with a TemplateCancelled. It does not stop encoding.
+  std::stop_token stop = {};
 };
 
 struct EncodedChat {

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -50,11 +51,13 @@ class ChatRenderer {
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
   // The first `count` messages.
-  Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special) const;
+  Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
+              const std::stop_token& stop = {}) const;
   struct Chat : EncodedChat {
     std::vector<Encoding::Offset> offsets;  // code points
   };
-  Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special) const;
+  Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
+              const std::stop_token& stop = {}) const;
   bool has_generation(const Conversation& conversation) const { return choose(conversation).has_generation(); }
   const PreTrainedTokenizer& tokenizer() const { return tokenizer_; }
 

@@ -24,5 +24,11 @@ class TemplateError : public Error {
   std::string reason_;
 };
 
+// A render that was asked to stop (ChatOptions::stop).
+class TemplateCancelled : public TemplateError {
+ public:
+  using TemplateError::TemplateError;
+};
+
 }  // namespace rondo::text
 #pragma GCC visibility pop

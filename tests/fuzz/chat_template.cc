@@ -1,12 +1,19 @@
 // fuzz_chat_template: damaged chat templates may only fail with Errors.
 //
 //   fuzz_chat_template [--count N] [--seed N]     damages the templates of tests/reference/chat_templates
+//   fuzz_chat_template --bombs                    what hostile templates take of the default limits: a line each, the
+//                                                 slowest last
 //   fuzz_chat_template --serve                    for scripts: a line {"folder", "conversation",
 //   "add_generation_prompt",
 //                                                 "mask"} in, a line {"text", "ids", "mask"} or {"error"} out. "mask":
 //                                                 "blocks" as transformers, "exact" as ChatEncoder makes examples;
 //                                                 or {"folder", "text"} in, {"ids"} out
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <iostream>
@@ -16,11 +23,13 @@
 #include <vector>
 
 #include "rondo/runtime/data/chat_template.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/chat.h"
 #include "rondo/runtime/text/jinja/template.h"
 #include "rondo/tests/paths.h"
+#include "rondo/tests/runtime/template_bombs.h"
 
 namespace {
 
@@ -151,7 +160,8 @@ int fuzz(int64_t count, uint64_t seed) {
     const std::string text = damaged(templates[random.below(templates.size())], random);
     try {
       const auto chat = text::jinja::Template::parse(text, "fuzz");
-      chat.render(variables, {.track_generation = random.below(2) == 0, .limits = {.steps = 300'000, .text = 1 << 20}});
+      chat.render(variables,
+                  {.track_generation = random.below(2) == 0, .limits = {.steps = 300'000, .bytes = 4 << 20}});
       ++rendered;
     } catch (const text::TemplateError& e) {
       if (e.line() < 1) throw Error(std::string("an error without a line: ") + e.what());
@@ -161,6 +171,54 @@ int fuzz(int64_t count, uint64_t seed) {
   std::printf("%lld templates: %lld rendered, %lld refused\n", static_cast<long long>(count),
               static_cast<long long>(rendered), static_cast<long long>(refused));
   return rendered > 0 && refused > 0 ? 0 : 1;
+}
+
+// Each in a process of its own, so that the kernel tells its memory.
+int bombs() {
+  struct Told {
+    text::jinja::Used used;
+    double seconds = 0;
+    char reason[100] = "";
+  };
+  std::vector<std::pair<double, std::string>> lines;
+  double most_memory = 0;
+  for (const test::TemplateBomb& bomb : test::template_bombs()) {
+    int ends[2];
+    if (pipe(ends) != 0) return 1;
+    const pid_t child = fork();
+    if (child == 0) {
+      Told told;
+      const auto begin = std::chrono::steady_clock::now();
+      try {
+        text::jinja::Template::parse(bomb.source, "bomb").render({}, {.used = &told.used});
+      } catch (const text::TemplateError& error) {
+        std::snprintf(told.reason, sizeof told.reason, "%s", error.reason().c_str());
+      }
+      told.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      _exit(write(ends[1], &told, sizeof told) == sizeof told ? 0 : 1);
+    }
+    close(ends[1]);
+    Told told;
+    const bool heard = read(ends[0], &told, sizeof told) == sizeof told;
+    close(ends[0]);
+    int status = 0;
+    rusage usage{};
+    if (child < 0 || wait4(child, &status, 0, &usage) != child || status != 0 || !heard) {
+      std::printf("%s: it crashes\n", bomb.name.c_str());
+      return 1;
+    }
+    const double memory = static_cast<double>(usage.ru_maxrss) / 1024;
+    most_memory = std::max(most_memory, memory);
+    lines.emplace_back(
+        told.seconds,
+        formatted("%6.3f s %5.0f MiB %9d steps %5.1f MiB charged  %s: %s", told.seconds, memory, told.used.steps,
+                  static_cast<double>(told.used.bytes) / (1 << 20), bomb.name, std::string(told.reason)));
+  }
+  std::sort(lines.begin(), lines.end());
+  for (const auto& [seconds, line] : lines) std::puts(line.c_str());
+  std::printf("%zu templates; the slowest %.3f s, the largest %.0f MiB\n", lines.size(), lines.back().first,
+              most_memory);
+  return 0;
 }
 
 template <class Numbers> void append_numbers(std::string& out, const char* name, const Numbers& numbers) {
@@ -177,7 +235,7 @@ int serve() {
     std::string out;
     try {
       const Value request = Value::from_json("request", line);
-      const std::string folder = request.dict().find("folder")->text();
+      const std::string folder(request.dict().find("folder")->text());
       if (!tokenizers.contains(folder)) tokenizers.emplace(folder, text::AutoTokenizer::from_pretrained(folder));
       const text::PreTrainedTokenizer& tokenizer = tokenizers.at(folder);
       if (const Value* plain = request.dict().find("text")) {
@@ -186,8 +244,8 @@ int serve() {
         std::cout << out << "}" << std::endl;
         continue;
       }
-      std::string conversation;
-      append_json(conversation, *request.dict().find("conversation"), {}, 1 << 26);
+      text::jinja::Text conversation;
+      append_json(conversation, *request.dict().find("conversation"), {});
       if (request.dict().find("mask")->text() == "exact") {
         const data::Example example = data::ChatEncoder::of_jinja(tokenizer).example_of_json(conversation);
         out = "{\"text\": null";
@@ -220,6 +278,7 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     if (name == "--serve") return serve();
+    if (name == "--bombs") return bombs();
     if (i + 1 >= argc) return 2;
     const long long value = std::atoll(argv[++i]);
     if (name == "--count") count = value;

@@ -38,9 +38,9 @@ class ChatFolder {
 };
 
 std::string json_of(const Value& value) {
-  std::string out;
-  append_json(out, value, {}, 1 << 24);
-  return out;
+  jinja::Text out;
+  append_json(out, value, {});
+  return std::string(out);
 }
 Ids ids_of(const Value& value) {
   Ids out;
@@ -239,11 +239,11 @@ TEST(Chat, NobodyForgesAMarker) {
     const PreTrainedTokenizer tokenizer = folder.tokenizer();
     const auto encoder = data::ChatEncoder::of_jinja(tokenizer);
     const auto specials = [&](const std::string& words) {
-      std::string chat;
+      jinja::Text chat;
       append_json(chat,
                   Value::list({Value::dict({{Value::string("role"), Value::string("user")},
                                             {Value::string("content"), Value::string(words)}})}),
-                  {}, 1 << 20);
+                  {});
       const Ids ids = encoder.ids_of_json(chat, true);
       const std::string text = tokenizer.decode(ids, {.skip_special_tokens = false});
       EXPECT_NE(text.find(words), std::string::npos) << text;

@@ -22,14 +22,15 @@ TEST(TokenizerClass, AsAutoTokenizer) {
     const Value line = Value::from_json(path, std::string_view(file).substr(at, end - at));
     at = end + 1;
     if (const Value* given = line.dict().find("texts")) {
-      for (const Value& text : given->items()) texts.push_back(text.text());
+      for (const Value& text : given->items()) texts.emplace_back(text.text());
       continue;
     }
-    std::string config;
-    append_json(config, *line.dict().find("config"), {}, 1 << 16);
-    SCOPED_TRACE(line.dict().find("base")->text() + " " + config);
+    jinja::Text config;
+    append_json(config, *line.dict().find("config"), {});
+    const std::string base(line.dict().find("base")->text());
+    SCOPED_TRACE(base + " " + std::string(config));
     TempFolder folder;
-    write_bytes(folder / "tokenizer.json", read_bytes(recorded(line.dict().find("base")->text() + ".json")));
+    write_bytes(folder / "tokenizer.json", read_bytes(recorded(base + ".json")));
     write_bytes(folder / "tokenizer_config.json", config);
     try {
       const PreTrainedTokenizer tokenizer = AutoTokenizer::from_pretrained(folder.path());

@@ -62,15 +62,14 @@ std::string described(const Value& value) {
 
 }  // namespace
 
-std::optional<Value> Evaluator::python_attribute(const Value& value, const std::string& name) {
+std::optional<Value> Evaluator::python_attribute(const Value& value, std::string_view name) {
   if (value.is_undefined()) throw Error(value.reason());
   if (name.starts_with("__") && name.ends_with("__") && name.size() > 4)
     return Value::undefined(
-        absl::StrCat("access to attribute '", name, "' of '", value.type_name(), "' object is unsafe."), true);
+        absl::StrCat("access to attribute '", brief(name), "' of '", value.type_name(), "' object is unsafe."), true);
   if (value.is(Kind::kNamespace)) {
-    for (const auto& [known, field] : value.fields())
-      if (known == name) return field;
-    return std::nullopt;
+    const Value* found = value.fields().find(name);
+    return found == nullptr ? std::nullopt : std::optional<Value>(*found);
   }
   if (value.is(Kind::kLoop)) {
     LoopState& loop = value.loop();
@@ -91,7 +90,7 @@ std::optional<Value> Evaluator::python_attribute(const Value& value, const std::
   }
   if ((value.is(Kind::kDict) && has(kDictChanges, name)) || (value.is(Kind::kList) && has(kListChanges, name)))
     return Value::undefined(
-        absl::StrCat("access to attribute '", name, "' of '", value.type_name(), "' object is unsafe."), true);
+        absl::StrCat("access to attribute '", brief(name), "' of '", value.type_name(), "' object is unsafe."), true);
   if (has(methods_of(value.kind()), name)) return Value::method(value, name);
   return std::nullopt;
 }
@@ -115,19 +114,18 @@ std::optional<Value> Evaluator::subscript(const Value& value, const Value& key) 
       if (index < 0 || index >= size) return std::nullopt;
       if (value.is(Kind::kRange)) return Value::integer(value.range().start + index * value.range().step);
       if (!value.is_string()) return value.items()[static_cast<size_t>(index)];
-      const std::string& text = value.text();
-      Budget::spend_bytes(text.size());
-      const size_t begin = byte_of_point(text, index);
-      return Value::string(text.substr(begin, byte_of_point(std::string_view(text).substr(begin), 1)));
+      const std::string_view rest = value.text().substr(byte_of_point(value.text(), index));
+      return Value::string(rest.substr(0, byte_of_point(rest, 1)));
     }
     default: return std::nullopt;
   }
 }
 
-Value Evaluator::attribute(const Value& value, const std::string& name) {
+Value Evaluator::attribute(const Value& value, std::string_view name) {
   if (auto found = python_attribute(value, name)) return *std::move(found);
-  if (auto found = subscript(value, Value::string(name))) return *std::move(found);
-  return Value::undefined(absl::StrCat(described(value), " has no attribute '", name, "'"));
+  if (value.is(Kind::kDict))
+    if (const Value* found = value.dict().find(name)) return *found;
+  return Value::undefined(absl::StrCat(described(value), " has no attribute '", brief(name), "'"));
 }
 
 Value Evaluator::item(const Value& value, const Value& key) {
@@ -135,11 +133,10 @@ Value Evaluator::item(const Value& value, const Value& key) {
   if (auto found = subscript(value, key)) return *std::move(found);
   if (key.is_string()) {
     if (auto found = python_attribute(value, key.text())) return *std::move(found);
-    return Value::undefined(absl::StrCat(described(value), " has no attribute '", key.text(), "'"));
+    return Value::undefined(absl::StrCat(described(value), " has no attribute '", brief(key.text()), "'"));
   }
-  if (key.is_undefined()) return Value::undefined(absl::StrCat(described(value), " has no element Undefined"));
-  std::string shown;
-  append_repr(shown, key, 1000);
+  // The key as it prints, if that is short for sure.
+  const std::string shown = key.is_number() ? std::string(str(key)) : absl::StrCat("of type ", key.type_name());
   return Value::undefined(absl::StrCat(described(value), " has no element ", shown));
 }
 
@@ -148,13 +145,12 @@ Value Evaluator::path(const Value& value, const Value& names) {
   if (!names.is_string()) return item(value, names);
   Value at = value;
   for (const std::string_view part : split_text(names.text(), ".", -1)) {
-    Budget::spend(1);
     int64_t index = 0;
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), index);
     const bool number = is_class(part, TextClass::kDigit);
     if (number && (error != std::errc() || end != part.data() + part.size()))
       throw Error("the index " + io::shown(part) + " in the path of an attribute is not supported");
-    at = item(at, number ? Value::integer(index) : Value::string(std::string(part)));
+    at = item(at, number ? Value::integer(index) : Value::string(part));
   }
   return at;
 }
@@ -165,7 +161,7 @@ Value Evaluator::iterate(const Value& value) {
   switch (value.kind()) {
     case Kind::kUndefined:
       if (value.is_unsafe()) throw Error(value.reason());
-      return Value::iterator([](Value&) { return false; }, {});
+      return Value::iterator([](Value&) { return false; });
     case Kind::kIterator: return value;
     case Kind::kList:
     case Kind::kTuple:
@@ -173,7 +169,6 @@ Value Evaluator::iterate(const Value& value) {
       return Value::iterator(
           [value, at = size_t{0}](Value& out) mutable {
             if (at >= value.items().size()) return false;
-            Budget::spend(1);
             out = value.items()[at++];
             return true;
           },
@@ -182,48 +177,35 @@ Value Evaluator::iterate(const Value& value) {
       return Value::iterator(
           [value, at = size_t{0}](Value& out) mutable {
             if (at >= value.dict().items.size()) return false;
-            Budget::spend(1);
             out = value.dict().items[at++].first;
             return true;
           },
           {value});
     case Kind::kRange:
-      return Value::iterator(
-          [range = value.range(), at = int64_t{0}](Value& out) mutable {
-            if (at >= range.size()) return false;
-            Budget::spend(1);
-            out = Value::integer(range.start + at++ * range.step);
-            return true;
-          },
-          {});
+      return Value::iterator([range = value.range(), at = int64_t{0}](Value& out) mutable {
+        if (at >= range.size()) return false;
+        out = Value::integer(range.start + at++ * range.step);
+        return true;
+      });
     case Kind::kString:
-      return Value::iterator(
-          [value, at = size_t{0}](Value& out) mutable {
-            const std::string_view rest = std::string_view(value.text()).substr(at);
-            if (rest.empty()) return false;
-            Budget::spend(1);
-            const size_t size = byte_of_point(rest, 1);
-            out = Value::string(std::string(rest.substr(0, size)));
-            at += size;
-            return true;
-          },
-          {});
+      return Value::iterator([value, at = size_t{0}](Value& out) mutable {
+        const std::string_view rest = value.text().substr(at);
+        if (rest.empty()) return false;
+        const size_t size = byte_of_point(rest, 1);
+        out = Value::string(rest.substr(0, size));
+        at += size;
+        return true;
+      });
     case Kind::kLoop: throw Error("iterating over the loop object is not supported");
     default: throw Error(absl::StrCat("'", value.type_name(), "' object is not iterable"));
   }
 }
 
 Values Evaluator::to_items(const Value& value) {
-  if (value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kView)) {
-    Budget::spend(1 + 2 * value.items().size());
-    return value.items();
-  }
+  if (value.is(Kind::kList) || value.is(Kind::kTuple) || value.is(Kind::kView)) return value.items();
   Values out;
   const Value source = iterate(value);
-  for (Value drawn; source.iterator().next(drawn);) {
-    Budget::spend(1);
-    out.push_back(std::move(drawn));
-  }
+  for (Value drawn; source.iterator().next(drawn);) out.push_back(std::move(drawn));
   return out;
 }
 
@@ -232,7 +214,7 @@ int64_t Evaluator::length(const Value& value) {
     case Kind::kUndefined:
       if (value.is_unsafe()) throw Error(value.reason());
       return 0;
-    case Kind::kString: Budget::spend_bytes(value.text().size()); return count_points(value.text());
+    case Kind::kString: return count_points(value.text());
     case Kind::kList:
     case Kind::kTuple:
     case Kind::kView: return static_cast<int64_t>(value.items().size());

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/text/jinja/depth.h"
 #include "rondo/runtime/text/jinja/parser.h"
 
 namespace rondo::text::jinja {
@@ -48,55 +48,32 @@ int64_t LoopState::count() {
   // Python has to draw all that is left to know.
   Values rest;
   for (Value drawn; !ended;) {
-    Budget::spend(1);
     if (iterator.iterator().next(drawn)) rest.push_back(std::move(drawn));
     else ended = true;
   }
   const auto left = static_cast<int64_t>(rest.size());
   length = left + index0 + 1 + (after ? 1 : 0);
   ended = false;
-  iterator = Value::iterator(
-      [rest = std::move(rest), at = size_t{0}](Value& out) mutable {
-        if (at >= rest.size()) return false;
-        out = rest[at++];
-        return true;
-      },
-      {});
+  iterator = Value::iterator([rest = std::move(rest), at = size_t{0}](Value& out) mutable {
+    if (at >= rest.size()) return false;
+    out = rest[at++];
+    return true;
+  });
   return *length;
 }
 
 // ---- Statements
 
-Evaluator::Evaluator(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options)
-    : variables_(variables), options_(options) {}
-
-Rendered Evaluator::run(const Body& body) {
-  const Budget budget(options_.limits.steps);
-  try {
-    run_body(body, root_);
-  } catch (const TemplateError&) {
-    throw;
-  } catch (const FileError&) {
-    throw;
-  } catch (const Error& error) {
-    throw TemplateError(line_, error.what());
-  }
-  // Values that namespaces hold may point to other namespaces.
-  root_.names.clear();
-  for (Value::NamespaceFields& fields : namespaces_) fields.clear();
-  return std::move(rendered_);
+Rendered Evaluator::run(const Body& body, const std::vector<std::pair<std::string, Value>>& variables) {
+  for (const auto& [name, value] : variables) variables_.set(Value::string(name), value);
+  run_body(body, root_);
+  // The text is copied out, so let its memory be the only one.
+  root_.names = {};
+  for (Value::Dict& fields : namespaces_) fields = {};
+  return {.text = std::string(text_), .generation = {generation_.begin(), generation_.end()}};
 }
 
-void Evaluator::write(std::string_view text) {
-  Budget::spend_bytes(text.size());
-  check_size(out_->size() + text.size());
-  *out_ += text;
-}
-
-void Evaluator::check_size(uint64_t bytes) const {
-  if (bytes > options_.limits.text)
-    throw Error(absl::StrCat("a text of ", bytes, " bytes is longer than the limit of ", options_.limits.text));
-}
+void Evaluator::write(std::string_view text) { *out_ += text; }
 
 Evaluator::Flow Evaluator::run_body(const Body& body, Scope& scope) {
   for (const auto& statement : body)
@@ -105,8 +82,8 @@ Evaluator::Flow Evaluator::run_body(const Body& body, Scope& scope) {
 }
 
 Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scope) {
-  const Depth depth(*this, statement.line);
-  Budget::spend(1);
+  line_ = statement.line;
+  Budget::step();
   switch (statement.type) {
     case Statement::kText: write(statement.text); return Flow::kOn;
     case Statement::kOutput: write(str(evaluate(*statement.expression, scope))); return Flow::kOn;
@@ -120,12 +97,13 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
     case Statement::kSetBlock:
     case Statement::kFilterBlock: {
       Flow flow = Flow::kOn;
-      Value value = Value::string(captured(statement.body, scope, flow));
+      Scope own{.outer = &scope};
+      Value value = Value::string(captured(statement.body, own, flow));
       if (flow != Flow::kOn) return flow;
       if (statement.expression != nullptr) {
         // The filters draw from what the body made, under a name that no template can write.
         Scope inner{.outer = &scope};
-        inner.names.emplace_back("", std::move(value));
+        inner.names.set(filtered_name_, std::move(value));
         value = evaluate(*statement.expression, inner);
       }
       if (statement.type == Statement::kSetBlock) assign(statement.target, std::move(value), scope);
@@ -137,7 +115,9 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
       for (const auto& [target, value] : statement.assignments) assign(target, evaluate(*value, scope), inner);
       return run_body(statement.body, inner);
     }
-    case Statement::kMacro: store(statement.macro->name, Value::macro(statement.macro.get()), scope); return Flow::kOn;
+    case Statement::kMacro:
+      scope.names.set(statement.macro->name, Value::macro(statement.macro.get()));
+      return Flow::kOn;
     case Statement::kGeneration: run_generation(statement, scope); return Flow::kOn;
     case Statement::kBreak: return Flow::kBreak;
     case Statement::kContinue: return Flow::kContinue;
@@ -145,10 +125,9 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
   return Flow::kOn;
 }
 
-std::string Evaluator::captured(const Body& body, Scope& scope, Flow& flow) {
-  std::string text;
-  std::string* const outer = std::exchange(out_, &text);
-  Scope inner{.outer = &scope};
+Text Evaluator::captured(const Body& body, Scope& inner, Flow& flow) {
+  Text text;
+  Text* const outer = std::exchange(out_, &text);
   try {
     flow = run_body(body, inner);
   } catch (...) {
@@ -161,21 +140,22 @@ std::string Evaluator::captured(const Body& body, Scope& scope, Flow& flow) {
 
 void Evaluator::run_generation(const Statement& statement, Scope& scope) {
   const bool tracked = options_.track_generation;
-  if (tracked && (out_ != &rendered_.text || in_generation_))
+  if (tracked && (out_ != &text_ || in_generation_))
     throw Error(
         "a generation block inside a macro, a set, a filter or another generation block has no place in the text "
         "that is known; put it around the call");
   in_generation_ = true;
-  const size_t begin = rendered_.text.size();
+  const size_t begin = text_.size();
   Flow flow = Flow::kOn;
-  const std::string text = captured(statement.body, scope, flow);
+  Scope inner{.outer = &scope};
+  const Text text = captured(statement.body, inner, flow);
   in_generation_ = false;
   write(text);
-  if (tracked) rendered_.generation.emplace_back(begin, begin + text.size());
+  if (tracked) generation_.emplace_back(begin, begin + text.size());
 }
 
 Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
-  auto loop = std::make_shared<LoopState>();
+  auto loop = shared<LoopState>();
   loop->iterable = evaluate(*statement.expression, scope);
   line_ = statement.line;
   loop->iterator = iterate(loop->iterable);
@@ -185,7 +165,6 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
     loop->iterator = Value::iterator(
         [this, source, &statement, &scope](Value& out) {
           while (source.iterator().next(out)) {
-            Budget::spend(1);
             Scope inner{.outer = &scope};
             assign(statement.target, out, inner);
             if (is_true(evaluate(*statement.condition, inner))) return true;
@@ -197,10 +176,9 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
   }
   bool any = false;
   while (loop->next()) {
-    Budget::spend(1);
     any = true;
     Scope inner{.outer = &scope};
-    inner.names.emplace_back("loop", Value::loop(loop));
+    inner.names.set(loop_name_, Value::loop(loop));
     assign(statement.target, *loop->current, inner);
     const Flow flow = run_body(statement.body, inner);
     if (flow == Flow::kBreak) break;
@@ -213,6 +191,7 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
 }
 
 void Evaluator::assign(const Target& target, Value value, Scope& scope) {
+  Budget::step();
   if (target.is_tuple) {
     const Values items = to_items(value);
     if (items.size() != target.parts.size())
@@ -221,63 +200,47 @@ void Evaluator::assign(const Target& target, Value value, Scope& scope) {
     for (size_t i = 0; i < items.size(); ++i) assign(target.parts[i], items[i], scope);
     return;
   }
-  if (!target.field.empty()) {
-    const Value space = lookup(target.name, scope);
+  if (target.field.is_string()) {
+    const Value space = lookup(target.name.text(), scope);
     if (!space.is(Kind::kNamespace))
-      throw Error(absl::StrCat("cannot assign attribute on ", target.name, ": it is no namespace object"));
-    if (target.field.starts_with('_')) throw Error("a namespace has no field that begins with \"_\"");
+      throw Error(
+          absl::StrCat("cannot assign attribute on ", brief(target.name.text()), ": it is no namespace object"));
+    if (target.field.text().starts_with('_')) throw Error("a namespace has no field that begins with \"_\"");
     if (value.is(Kind::kLoop)) throw Error("the loop object inside a namespace is not supported");
-    Value::NamespaceFields& fields = space.fields();
-    const auto found = std::find_if(fields.begin(), fields.end(),
-                                    [&](const auto& field) { return field.first == target.field; });
-    if (found == fields.end()) fields.emplace_back(target.field, std::move(value));
-    else found->second = std::move(value);
+    space.fields().set(target.field, std::move(value));
     return;
   }
-  store(target.name, std::move(value), scope);
-}
-
-void Evaluator::store(const std::string& name, Value value, Scope& scope) {
-  for (auto& [known, old] : scope.names)
-    if (known == name) {
-      old = std::move(value);
-      return;
-    }
-  scope.names.emplace_back(name, std::move(value));
+  scope.names.set(target.name, std::move(value));
 }
 
 Value Evaluator::call_macro(const Macro& macro, Given given) {
-  const Depth depth(*this, line_);
+  Budget::step();
   const int line = line_;
-  const auto& names = macro.parameters;
-  if (given.positional.size() > names.size())
-    throw Error(absl::StrCat("macro '", macro.name, "' takes not more than ", names.size(), " argument(s)"));
+  const Values& names = macro.parameters;
+  const auto fail = [&](const std::string& what) {
+    throw Error(absl::StrCat("macro '", brief(macro.name.text()), "' ", what));
+  };
+  if (given.positional.size() > names.size()) fail(absl::StrCat("takes not more than ", names.size(), " argument(s)"));
   Scope scope{.outer = &root_};
+  size_t named = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     std::optional<Value> value;
     if (i < given.positional.size()) value = given.positional[i];
-    for (auto& [name, named] : given.named)
-      if (name == names[i]) {
-        if (value) throw Error(absl::StrCat("macro '", macro.name, "' got two values for '", name, "'"));
-        value = std::move(named);
-        name.clear();
-      }
+    if (const Value* found = given.named.find(names[i])) {
+      if (value) fail(absl::StrCat("got two values for ", io::shown(names[i].text())));
+      value = *found;
+      ++named;
+    }
     const size_t first_default = names.size() - macro.defaults.size();
     if (!value && i >= first_default) value = evaluate(*macro.defaults[i - first_default], scope);
-    if (!value) value = Value::undefined(absl::StrCat("parameter '", names[i], "' was not provided"));
-    scope.names.emplace_back(names[i], *std::move(value));
+    if (!value) value = Value::undefined(absl::StrCat("parameter ", io::shown(names[i].text()), " was not provided"));
+    scope.names.set(names[i], *std::move(value));
   }
-  for (const auto& [name, value] : given.named)
-    if (!name.empty()) throw Error(absl::StrCat("macro '", macro.name, "' takes no keyword argument '", name, "'"));
-  std::string text;
-  std::string* const outer = std::exchange(out_, &text);
-  try {
-    run_body(macro.body, scope);
-  } catch (...) {
-    out_ = outer;
-    throw;
-  }
-  out_ = outer;
+  for (const auto& [name, value] : given.named.items)
+    if (named < given.named.items.size() && scope.names.find(name) == nullptr)
+      fail(absl::StrCat("takes no keyword argument ", io::shown(name.text())));
+  Flow flow = Flow::kOn;
+  Text text = captured(macro.body, scope, flow);
   line_ = line;
   return Value::string(std::move(text));
 }
@@ -287,6 +250,7 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
 struct Template::Impl {
   std::string name;
   Parsed parsed;
+  size_t bytes = 0;  // of the tree
 };
 
 Template::Template(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
@@ -297,6 +261,7 @@ Template::~Template() = default;
 Template Template::parse(std::string_view source, std::string name, const Limits& limits) {
   auto impl = std::make_unique<Impl>();
   impl->name = std::move(name);
+  Budget budget(limits);
   try {
     if (source.size() > limits.source)
       throw TemplateError(1, absl::StrCat("the template has ", source.size(), " bytes; the limit is ", limits.source));
@@ -305,15 +270,19 @@ Template Template::parse(std::string_view source, std::string name, const Limits
   } catch (const TemplateError& error) {
     throw TemplateError(impl->name, error.line(), error.reason());
   }
+  impl->bytes = budget.held();
   return Template(std::move(impl));
 }
 
 Rendered Template::render(const std::vector<std::pair<std::string, Value>>& variables,
                           const RenderOptions& options) const {
+  Budget budget(options.limits, impl_->bytes, options.stop, options.used);
+  int line = 1;
   try {
-    return Evaluator(variables, options).run(impl_->parsed.body);
-  } catch (const TemplateError& error) {
-    throw TemplateError(impl_->name, error.line(), error.reason());
+    return Evaluator(options, line).run(impl_->parsed.body, variables);
+  } catch (const Error& error) {
+    if (budget.cancelled()) throw TemplateCancelled(impl_->name, line, error.what());
+    throw TemplateError(impl_->name, line, error.what());
   }
 }
 

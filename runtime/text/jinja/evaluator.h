@@ -21,7 +21,7 @@ namespace rondo::text::jinja {
 // Values for a call.
 struct Given {
   Values positional{};
-  std::vector<std::pair<std::string, Value>> named{};
+  Value::Dict named{};  // by texts
 };
 
 // The state of a running loop, as `loop` shows it.
@@ -42,14 +42,15 @@ struct LoopState {
 
 class Evaluator {
  public:
-  Evaluator(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options);
-  // Throws TemplateError.
-  Rendered run(const Body& body);
+  // `line` is, at any time, that of what is evaluated. REQUIRES: a Budget in force as long as this lives.
+  Evaluator(const RenderOptions& options, int& line) : options_(options), line_(line) {}
+  // Throws Error.
+  Rendered run(const Body& body, const std::vector<std::pair<std::string, Value>>& variables);
 
  private:
   struct Scope {
     Scope* outer = nullptr;
-    std::vector<std::pair<std::string_view, Value>> names{};
+    Value::Dict names{};
   };
   enum class Flow { kOn, kBreak, kContinue };
 
@@ -58,17 +59,15 @@ class Evaluator {
   Flow run_statement(const Statement& statement, Scope& scope);
   Flow run_for(const Statement& statement, Scope& scope);
   void run_generation(const Statement& statement, Scope& scope);
-  // The text that a body renders in a scope of its own.
-  std::string captured(const Body& body, Scope& scope, Flow& flow);
+  // The text that a body renders.
+  Text captured(const Body& body, Scope& inner, Flow& flow);
   void write(std::string_view text);
   void assign(const Target& target, Value value, Scope& scope);
-  // REQUIRES: `name` is part of the template, which outlives the scope.
-  void store(const std::string& name, Value value, Scope& scope);
   Value call_macro(const Macro& macro, Given given);
 
   // ---- Expressions (expressions.cc)
   Value evaluate(const Expression& expression, Scope& scope);
-  Value lookup(const std::string& name, const Scope& scope) const;
+  Value lookup(std::string_view name, const Scope& scope) const;
   Value evaluate_compare(const Expression& expression, Scope& scope);
   Value evaluate_slice(const Expression& expression, Scope& scope);
   Value evaluate_call(const Expression& expression, Scope& scope);
@@ -81,9 +80,9 @@ class Evaluator {
   Value call(const Value& callee, Given given);
 
   // ---- Access (access.cc). As the sandbox: attribute() prefers methods, item() prefers what a container holds.
-  Value attribute(const Value& value, const std::string& name);
+  Value attribute(const Value& value, std::string_view name);
   Value item(const Value& value, const Value& key);
-  std::optional<Value> python_attribute(const Value& value, const std::string& name);
+  std::optional<Value> python_attribute(const Value& value, std::string_view name);
   std::optional<Value> subscript(const Value& value, const Value& key);
   // "a.b.0": what the filters map, sort, join ... look up.
   Value path(const Value& value, const Value& names);
@@ -95,51 +94,47 @@ class Evaluator {
   int64_t length(const Value& value);
 
   // ---- What the language offers (filters.cc, sequence_filters.cc, functions.cc, text_methods.cc)
-  Value filter(const std::string& name, const Value& value, Given given);
-  std::optional<Value> text_filter(const std::string& name, const Value& value, Given& given);
-  std::optional<Value> number_filter(const std::string& name, const Value& value, Given& given);
+  Value filter(std::string_view name, const Value& value, Given given);
+  std::optional<Value> text_filter(std::string_view name, const Value& value, Given& given);
+  std::optional<Value> number_filter(std::string_view name, const Value& value, Given& given);
   // The next three: nothing if it is another filter's name.
-  std::optional<Value> sequence_filter(const std::string& name, const Value& value, Given& given);
-  std::optional<Value> ordering_filter(const std::string& name, const Value& value, Given& given);
-  std::optional<Value> position_filter(const std::string& name, const Value& value, Given& given);
-  Value select(const std::string& name, const Value& value, Given& given);
+  std::optional<Value> sequence_filter(std::string_view name, const Value& value, Given& given);
+  std::optional<Value> ordering_filter(std::string_view name, const Value& value, Given& given);
+  std::optional<Value> position_filter(std::string_view name, const Value& value, Given& given);
+  Value select(std::string_view name, const Value& value, Given& given);
   Value map(const Value& value, Given& given);
-  Value sorted(Values items, const std::function<Value(const Value&)>& key, bool reverse);
+  template <class Change> Value mapped(const Value& value, const Values& held, Change change);
   Value unique(const Value& value, const Value& attribute_name, bool case_sensitive);
-  bool test(const std::string& name, const Value& value, const Given& given);
-  Value call_method(const Value::Method& method, Given given);
-  Value call_text_method(const std::string& text, const std::string& name, Given given);
+  bool test(std::string_view name, const Value& value, const Given& given);
+  Value call_method(const Value& self, std::string_view name, Given given);
+  Value call_text_method(std::string_view text, std::string_view name, Given given);
   // Nothing if it is another method's name.
-  std::optional<Value> search_text(const std::string& text, const std::string& name, Given& given);
-  std::optional<Value> pad_text(const std::string& text, const std::string& name, Given& given);
-  Value call_function(const std::string& name, Given given);
+  std::optional<Value> search_text(std::string_view text, std::string_view name, Given& given);
+  std::optional<Value> pad_text(std::string_view text, std::string_view name, Given& given);
+  Value call_function(std::string_view name, Given given);
 
-  std::string str(const Value& value) const;
-  Value made_text(std::string text) const;
-  // Throws if `bytes` are too many for one value.
-  void check_size(uint64_t bytes) const;
-
-  class Depth;
-
-  const std::vector<std::pair<std::string, Value>>& variables_;
   const RenderOptions& options_;
+  const Value loop_name_ = Value::string("loop"), filtered_name_ = Value::string("");
+  Value::Dict variables_;
   Scope root_;
-  Rendered rendered_;
-  std::string* out_ = &rendered_.text;
+  Text text_;
+  Text* out_ = &text_;
   bool in_generation_ = false;
-  int depth_ = 0;
-  int line_ = 1;                                   // of what is evaluated
-  std::deque<Value::NamespaceFields> namespaces_;  // values point to them
+  List<std::pair<size_t, size_t>> generation_;
+  int& line_;
+  std::deque<Value::Dict, Charged<Value::Dict>> namespaces_;  // values point to them
 };
 
 // The arguments of a call in the order of `names`; unset: not given. Throws Error as Python does for too many, unknown
 // and missing ones; the first `required` are needed.
-using Bound = std::vector<std::optional<Value>>;
+using Bound = List<std::optional<Value>>;
 Bound bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
 // An optional argument that is there, and not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 // The text of a value. Throws Error, with `what` in its message, if it is none.
-const std::string& need_text(const Value& value, const char* what);
+std::string_view need_text(const Value& value, const char* what);
+// str.replace(from, to, most); most < 0: no limit.
+Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most);
 // REQUIRES of the callers: what Python would refuse is an Error.
 int64_t to_integer(const Value& value);
 bool is_global_function(std::string_view name);

@@ -4,7 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/format.h"
-#include "rondo/runtime/text/jinja/depth.h"
+#include "rondo/runtime/io/json.h"
+#include "rondo/runtime/text/jinja/evaluator.h"
 #include "rondo/runtime/text/jinja/python_text.h"
 
 namespace rondo::text::jinja {
@@ -109,25 +110,14 @@ int64_t to_integer(const Value& value) {
   throw Error(absl::StrCat("'", value.type_name(), "' object cannot be interpreted as an integer"));
 }
 
-std::string Evaluator::str(const Value& value) const {
-  std::string text = jinja::str(value, options_.limits.text);
-  Budget::spend_bytes(text.size());
-  return text;
-}
-
-Value Evaluator::made_text(std::string text) const {
-  Budget::spend_bytes(text.size());
-  check_size(text.size());
-  return Value::string(std::move(text));
-}
-
 Value Evaluator::evaluate(const Expression& expression, Scope& scope) {
-  const Depth depth(*this, expression.line);
-  Budget::spend(1);
+  line_ = expression.line;
+  Budget::step();
   const Expressions& parts = expression.parts;
   const auto part = [&](size_t i) { return evaluate(*parts[i], scope); };
   const auto parts_of = [&] {
     Values items;
+    items.reserve(parts.size());
     for (const ExpressionPtr& one : parts) items.push_back(evaluate(*one, scope));
     return items;
   };
@@ -137,7 +127,7 @@ Value Evaluator::evaluate(const Expression& expression, Scope& scope) {
     case Expression::kTuple: return Value::tuple(parts_of());
     case Expression::kList: return Value::list(parts_of());
     case Expression::kDict: {
-      std::vector<std::pair<Value, Value>> items;
+      Value::Items items;
       for (size_t i = 0; i < parts.size(); i += 2) {
         Value key = part(i);
         items.emplace_back(std::move(key), part(i + 1));
@@ -202,22 +192,21 @@ Value Evaluator::evaluate(const Expression& expression, Scope& scope) {
   throw_internal("an expression of no type");
 }
 
-Value Evaluator::lookup(const std::string& name, const Scope& scope) const {
+Value Evaluator::lookup(std::string_view name, const Scope& scope) const {
   for (const Scope* at = &scope; at != nullptr; at = at->outer)
-    for (const auto& [known, value] : at->names)
-      if (known == name) return value;
-  for (const auto& [known, value] : variables_)
-    if (known == name) return value;
+    if (const Value* found = at->names.find(name)) return *found;
+  if (const Value* found = variables_.find(name)) return *found;
   if (is_global_function(name)) return Value::function(name);
   if (name == "self") throw Error("the variable \"self\" is not supported");
-  return Value::undefined(absl::StrCat("'", name, "' is undefined"));
+  return Value::undefined(absl::StrCat("'", brief(name), "' is undefined"));
 }
 
 Value Evaluator::evaluate_concat(const Expression& expression, Scope& scope) {
-  std::string text;
+  Text text;
   for (const ExpressionPtr& part : expression.parts) {
-    text += str(evaluate(*part, scope));
-    check_size(text.size());
+    const Value value = evaluate(*part, scope);
+    if (value.is_string()) text += value.text();
+    else text += str(value);
   }
   return Value::string(std::move(text));
 }
@@ -252,8 +241,7 @@ bool Evaluator::contains(const Value& container, const Value& value) {
       if (value.is_undefined()) throw Error(value.reason());
       if (!value.is_string())
         throw Error(absl::StrCat("'in <string>' requires string as left operand, not ", value.type_name()));
-      Budget::spend_bytes(container.text().size());
-      return container.text().find(value.text()) != std::string::npos;
+      return find_text(container.text(), value.text()) != std::string_view::npos;
     case Kind::kDict:
       if (!is_hashable(value)) throw Error("unhashable type: '" + value.type_name() + "'");
       return container.dict().find(value) != nullptr;
@@ -308,7 +296,9 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
     if (!is_constant(expression)) throw Error(error);
     return Value::undefined(error);
   }
-  const int64_t size = length(value), step = bounds[2].value_or(1);
+  const int64_t size = length(value);
+  // Further than to the other end makes no difference.
+  const int64_t step = std::clamp(bounds[2].value_or(1), -size - 1, size + 1);
   if (step == 0) throw Error("slice step cannot be zero");
   const auto clamp = [&](std::optional<int64_t> bound, int64_t unset) {
     if (!bound) return unset;
@@ -319,21 +309,15 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   };
   const int64_t start = clamp(bounds[0], step > 0 ? 0 : size - 1), stop = clamp(bounds[1], step > 0 ? size : -1);
   const int64_t count = Value::Range{start, stop, step}.size();
-  Budget::spend(static_cast<uint64_t>(1 + 2 * count));
   if (value.is_string()) {
-    const std::string& text = value.text();
+    const std::string_view text = value.text();
     if (count == 0) return Value::string("");
-    if (step == 1) {
-      const size_t begin = byte_of_point(text, start);
-      const std::string_view rest = std::string_view(text).substr(begin);
-      return made_text(std::string(rest.substr(0, byte_of_point(rest, count))));
-    }
-    const std::vector<std::string_view> points = split_points(text);
-    std::string out;
-    for (int64_t i = 0; i < count; ++i) out += points[static_cast<size_t>(start + i * step)];
-    return made_text(std::move(out));
+    if (step != 1) return Value::string(every_point(text, start, step, count));
+    const std::string_view rest = text.substr(byte_of_point(text, start));
+    return Value::string(rest.substr(0, byte_of_point(rest, count)));
   }
   Values items;
+  items.reserve(static_cast<size_t>(count));
   for (int64_t i = 0; i < count; ++i) items.push_back(value.items()[static_cast<size_t>(start + i * step)]);
   return value.is(Kind::kList) ? Value::list(std::move(items)) : Value::tuple(std::move(items));
 }
@@ -345,7 +329,7 @@ Given Evaluator::evaluate_arguments(const Arguments& arguments, Scope& scope) {
   for (const ExpressionPtr& one : arguments.positional) given.positional.push_back(evaluate(*one, scope));
   if (arguments.star != nullptr)
     for (Value& value : to_items(evaluate(*arguments.star, scope))) given.positional.push_back(std::move(value));
-  for (const auto& [name, value] : arguments.named) given.named.emplace_back(name, evaluate(*value, scope));
+  for (const auto& [name, value] : arguments.named) given.named.set(name, evaluate(*value, scope));
   return given;
 }
 
@@ -361,7 +345,7 @@ Value Evaluator::call(const Value& callee, Given given) {
     case Kind::kUndefined: throw Error(callee.reason());
     case Kind::kMacro: return call_macro(callee.macro(), std::move(given));
     case Kind::kFunction: return call_function(callee.function(), std::move(given));
-    case Kind::kMethod: return call_method(callee.method(), std::move(given));
+    case Kind::kMethod: return call_method(callee.method().self, callee.method().name, std::move(given));
     case Kind::kLoop: throw Error("calling the loop object (a recursive loop) is not supported");
     default: throw Error(absl::StrCat("'", callee.type_name(), "' object is not callable"));
   }
@@ -378,12 +362,14 @@ Value Evaluator::arithmetic(Expression::Operator op, const Value& a, const Value
   }
   if (op == Expression::kAdd && a.kind() == b.kind()) {
     if (a.is_string()) {
-      check_size(uint64_t{a.text().size()} + b.text().size());
-      return made_text(a.text() + b.text());
+      Text text;
+      text.reserve(a.text().size() + b.text().size());
+      return Value::string(std::move(text.append(a.text()).append(b.text())));
     }
     if (a.is(Kind::kList) || a.is(Kind::kTuple)) {
-      Values items = a.items();
-      Budget::spend(1 + 2 * (items.size() + b.items().size()));
+      Values items;
+      items.reserve(a.items().size() + b.items().size());
+      items.insert(items.end(), a.items().begin(), a.items().end());
       items.insert(items.end(), b.items().begin(), b.items().end());
       return a.is(Kind::kList) ? Value::list(std::move(items)) : Value::tuple(std::move(items));
     }
@@ -397,30 +383,15 @@ Value Evaluator::arithmetic(Expression::Operator op, const Value& a, const Value
 }
 
 Value Evaluator::repeated(const Value& value, int64_t times) {
-  times = std::max<int64_t>(times, 0);
-  const auto most = static_cast<int64_t>(options_.limits.text);
-  if (value.is_string()) {
-    const std::string& text = value.text();
-    if (!text.empty() && times > most / static_cast<int64_t>(text.size()))
-      throw Error(
-          absl::StrCat("a text of ", text.size(), " bytes, ", times, " times, is longer than the limit of ", most));
-    std::string out;
-    if (!text.empty()) {
-      Budget::spend_bytes(text.size() * static_cast<size_t>(times));
-      out.reserve(text.size() * static_cast<size_t>(times));
-      for (int64_t i = 0; i < times; ++i) out += text;
-    }
-    return Value::string(std::move(out));
-  }
+  if (value.is_string()) return Value::string(repeat_text(value.text(), times));
   if (value.is(Kind::kList) || value.is(Kind::kTuple)) {
     const Values& items = value.items();
-    constexpr int64_t kMost = 1'000'000;
-    if (!items.empty() && times > kMost / static_cast<int64_t>(items.size()))
-      throw Error(absl::StrCat("a sequence of ", items.size(), " items, ", times,
-                               " times, is longer than the limit of ", kMost));
     Values out;
-    for (int64_t i = 0; i < times && !items.empty(); ++i) out.insert(out.end(), items.begin(), items.end());
-    Budget::spend(1 + 2 * out.size());
+    if (times > 0 && !items.empty()) {
+      Budget::expect(static_cast<uint64_t>(times), items.size() * sizeof(Value));
+      out.reserve(items.size() * static_cast<size_t>(times));
+      for (int64_t i = 0; i < times; ++i) out.insert(out.end(), items.begin(), items.end());
+    }
     return value.is(Kind::kList) ? Value::list(std::move(out)) : Value::tuple(std::move(out));
   }
   refuse_operands(Expression::kMul, value, Value::integer(times));
@@ -428,7 +399,9 @@ Value Evaluator::repeated(const Value& value, int64_t times) {
 
 // "..." % values: %s, %r, %d, %i, %f with a precision, and %%.
 Value Evaluator::percent_format(const Value& format, const Value& values) {
-  if (values.is(Kind::kDict) && format.text().find("%(") != std::string::npos)
+  const std::string_view text = format.text();
+  Budget::convert(text.size());
+  if (values.is(Kind::kDict) && text.find("%(") != std::string_view::npos)
     throw Error("\"%(name)\" in a format is not supported");
   const Values items = values.is(Kind::kTuple) ? values.items() : Values{values};
   size_t used = 0;
@@ -436,8 +409,7 @@ Value Evaluator::percent_format(const Value& format, const Value& values) {
     if (used >= items.size()) throw Error("not enough arguments for format string");
     return items[used++];
   };
-  std::string out;
-  const std::string& text = format.text();
+  Text out;
   for (size_t i = 0; i < text.size(); ++i) {
     if (text[i] != '%') {
       out.push_back(text[i]);
@@ -456,24 +428,24 @@ Value Evaluator::percent_format(const Value& format, const Value& values) {
     } else if (kind == 's') {
       out += str(next());
     } else if (kind == 'r') {
-      append_repr(out, next(), options_.limits.text);
+      append_repr(out, next());
     } else if (kind == 'd' || kind == 'i') {
       const Value& value = next();
       if (!value.is_integral()) throw Error("%d with a value that is no integer is not supported");
-      absl::StrAppend(&out, value.integral());
+      out += absl::StrCat(value.integral());
     } else if (kind == 'f') {
       const Value& value = next();
       if (!value.is_number() || !std::isfinite(value.number())) throw Error("%f needs a finite number");
-      append_formatted(&out, "%.*f", precision < 0 ? 6 : precision, value.number());
+      Budget::convert(static_cast<size_t>(std::max(precision, 0)));
+      out += formatted("%.*f", precision < 0 ? 6 : precision, value.number());
     } else {
       throw Error("this conversion in a format is not supported: %" +
                   std::string(kind == 0 ? "" : std::string(1, kind)));
     }
-    check_size(out.size());
   }
   if (used < items.size() && !values.is(Kind::kDict) && !values.is(Kind::kList))
     throw Error("not all arguments converted during string formatting");
-  return made_text(std::move(out));
+  return Value::string(std::move(out));
 }
 
 }  // namespace rondo::text::jinja

@@ -12,16 +12,14 @@
 
 namespace rondo::text::jinja {
 
-std::string replace_text(const std::string& text, const std::string& from, const std::string& to, int64_t most,
-                         uint64_t limit);  // functions.cc
-
 namespace {
 
 // The digits of a number as Python reads them from text: no spaces around them, single underscores between digits only.
 // Nullopt: no such text.
-std::optional<std::string> number_text(const std::string& text) {
+std::optional<Text> number_text(std::string_view text) {
+  Budget::convert(text.size());
   const std::string_view stripped = strip_text(text, Ends::kBoth);
-  std::string out;
+  Text out;
   for (size_t at = 0; at < stripped.size();) {
     const size_t begin = at;
     const uint32_t point = next_point(stripped, at);
@@ -43,7 +41,7 @@ std::optional<std::string> number_text(const std::string& text) {
   return out;
 }
 
-std::optional<int64_t> parse_int(const std::string& text) {
+std::optional<int64_t> parse_int(std::string_view text) {
   const auto digits = number_text(text);
   if (!digits || digits->empty()) return std::nullopt;
   int64_t value = 0;
@@ -54,16 +52,15 @@ std::optional<int64_t> parse_int(const std::string& text) {
   return value;
 }
 
-std::optional<double> parse_float(const std::string& text) {
+std::optional<double> parse_float(std::string_view text) {
   const auto digits = number_text(text);
   if (!digits || digits->empty()) return std::nullopt;
   double value = 0;
   const auto [end, error] = std::from_chars(digits->data(), digits->data() + digits->size(), value);
-  const std::string word = to_lower_text(*digits);
-  if (word.find("nan(") != std::string::npos || end != digits->data() + digits->size()) return std::nullopt;
+  const Text word = to_lower_text(*digits);
+  if (word.find("nan(") != Text::npos || end != digits->data() + digits->size()) return std::nullopt;
   if (error == std::errc::result_out_of_range) {
-    const bool tiny = word.find("e-") != std::string::npos ||
-                      (word.find('e') == std::string::npos && word[word[0] == '-'] == '0');
+    const bool tiny = word.find("e-") != Text::npos || (word.find('e') == Text::npos && word[word[0] == '-'] == '0');
     value = tiny ? 0 : HUGE_VAL;
     return word[0] == '-' ? -value : value;
   }
@@ -98,7 +95,7 @@ Value to_float(const Value& value, const Value& unset) {
   return real ? Value::real(*real) : unset;
 }
 
-Value rounded(const Value& value, int64_t precision, const std::string& method) {
+Value rounded(const Value& value, int64_t precision, std::string_view method) {
   if (value.is_undefined()) throw Error(value.reason());
   if (!value.is_number()) throw Error(absl::StrCat("type ", value.type_name(), " doesn't define __round__ method"));
   if (precision < 0 || precision > 300) throw Error("round() to a precision below 0 or above 300 is not supported");
@@ -106,6 +103,7 @@ Value rounded(const Value& value, int64_t precision, const std::string& method) 
     if (value.is_integral()) return Value::integer(value.integral());
     if (!std::isfinite(value.number())) return value;
     // Exact decimal digits, half to even, as Python.
+    Budget::convert(static_cast<size_t>(precision) + 64);
     const std::string digits = formatted("%.*f", static_cast<int>(precision), value.number());
     double out = 0;
     std::from_chars(digits.data(), digits.data() + digits.size(), out);
@@ -118,8 +116,9 @@ Value rounded(const Value& value, int64_t precision, const std::string& method) 
   return Value::real((method == "ceil" ? std::ceil(scaled) : std::floor(scaled)) / scale);
 }
 
-std::string escaped(const std::string& text) {
-  std::string out;
+Text escaped(std::string_view text) {
+  Budget::convert(text.size());
+  Text out;
   for (const char c : text) switch (c) {
       case '&': out += "&amp;"; break;
       case '<': out += "&lt;"; break;
@@ -131,13 +130,13 @@ std::string escaped(const std::string& text) {
   return out;
 }
 
-JsonStyle json_style(const std::vector<std::optional<Value>>& at) {
+JsonStyle json_style(const Bound& at) {
   JsonStyle style{.ensure_ascii = is_true(at[0], false), .sort_keys = is_true(at[3], false)};
   if (given(at[1])) {
     style.multiline = true;
     style.item_separator = ",";
     if (at[1]->is_string()) style.indent = at[1]->text();
-    else style.indent = std::string(static_cast<size_t>(std::clamp<int64_t>(to_integer(*at[1]), 0, 1000)), ' ');
+    else style.indent = Text(static_cast<size_t>(std::clamp<int64_t>(to_integer(*at[1]), 0, 1000)), ' ');
   }
   if (given(at[2])) {
     const Value& pair = *at[2];
@@ -152,13 +151,13 @@ JsonStyle json_style(const std::vector<std::optional<Value>>& at) {
 
 }  // namespace
 
-std::optional<Value> Evaluator::text_filter(const std::string& name, const Value& value, Given& arguments) {
+std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
-  if (name == "upper") return none(), made_text(to_upper_text(str(value)));
-  if (name == "lower") return none(), made_text(to_lower_text(str(value)));
-  if (name == "title") return none(), made_text(title_words(str(value)));
-  if (name == "capitalize") return none(), made_text(capitalize_text(str(value)));
-  if (name == "string") return none(), value.is_string() ? value : made_text(str(value));
+  if (name == "upper") return none(), Value::string(to_upper_text(str(value)));
+  if (name == "lower") return none(), Value::string(to_lower_text(str(value)));
+  if (name == "title") return none(), Value::string(title_words(str(value)));
+  if (name == "capitalize") return none(), Value::string(capitalize_text(str(value)));
+  if (name == "string") return none(), value.is_string() ? value : Value::string(str(value));
   if (name == "safe") return none(), Value::string(str(value), true);
   if (name == "escape" || name == "e" || name == "forceescape") {
     none();
@@ -167,67 +166,65 @@ std::optional<Value> Evaluator::text_filter(const std::string& name, const Value
   }
   if (name == "trim") {
     const auto at = bind(std::move(arguments), {"chars"});
-    std::optional<std::string> chars;
-    if (given(at[0])) chars = str(*at[0]);
-    return made_text(std::string(strip_text(str(value), Ends::kBoth, chars)));
+    const Text text = str(value);
+    if (!given(at[0])) return Value::string(strip_text(text, Ends::kBoth));
+    return Value::string(strip_text(text, Ends::kBoth, str(*at[0])));
   }
   if (name == "replace") {
     const auto at = bind(std::move(arguments), {"old", "new", "count"}, 2);
-    return made_text(replace_text(str(value), str(*at[0]), str(*at[1]), given(at[2]) ? to_integer(*at[2]) : -1,
-                                  options_.limits.text));
+    return Value::string(replace_text(str(value), str(*at[0]), str(*at[1]), given(at[2]) ? to_integer(*at[2]) : -1));
   }
   if (name == "indent") {
     const auto at = bind(std::move(arguments), {"width", "first", "blank"});
     if (value.is_undefined()) throw Error(value.reason());
     if (!value.is_string() || value.is_markup())
       throw Error(absl::StrCat("indent of ", value.type_name(), " is not supported"));
-    std::string pad = "    ";
-    if (at[0])
-      pad = at[0]->is_string()
-                ? at[0]->text()
-                : std::string(static_cast<size_t>(std::clamp<int64_t>(to_integer(*at[0]), 0, 100'000)), ' ');
+    Text pad = "    ";
+    if (at[0]) pad = at[0]->is_string() ? Text(at[0]->text()) : repeat_text(" ", to_integer(*at[0]));
     const bool first = is_true(at[1], false), blank = is_true(at[2], false);
-    const std::string with_end = value.text() + "\n";
-    std::string out = first ? pad : "";
+    const Text with_end = Text(value.text()) + "\n";
+    Text out = first ? pad : Text();
     bool at_first = true;
     for (const std::string_view line : split_lines(with_end, false)) {
-      if (!std::exchange(at_first, false)) absl::StrAppend(&out, "\n", blank || !line.empty() ? pad : "");
+      if (!std::exchange(at_first, false)) {
+        out += '\n';
+        if (blank || !line.empty()) out += pad;
+      }
       out += line;
-      check_size(out.size());
     }
-    return made_text(std::move(out));
+    return Value::string(std::move(out));
   }
   if (name == "center") {
     const auto at = bind(std::move(arguments), {"width"});
     return call_text_method(str(value), "center", {.positional = {at[0].value_or(Value::integer(80))}});
   }
   if (name == "format") {
-    if (!arguments.named.empty()) throw Error("the filter \"format\" with named arguments is not supported");
+    if (!arguments.named.items.empty()) throw Error("the filter \"format\" with named arguments is not supported");
     return percent_format(Value::string(str(value)), Value::tuple(std::move(arguments.positional)));
   }
   if (name == "truncate") {
     const auto at = bind(std::move(arguments), {"length", "killwords", "end", "leeway"});
-    const std::string text = str(value), end = at[2] ? str(*at[2]) : "...";
+    const Text text = str(value), end = at[2] ? str(*at[2]) : Text("...");
     const int64_t most = at[0] ? to_integer(*at[0]) : 255, leeway = given(at[3]) ? to_integer(*at[3]) : 5;
     const int64_t kept = most - count_points(end);
     if (kept < 0 || leeway < 0)
       throw Error("the length of truncate is shorter than its end, or its leeway is negative");
     if (!value.is_string()) throw Error(absl::StrCat("truncate of ", value.type_name(), " is not supported"));
-    if (count_points(text) <= most + leeway) return value;
-    std::string head = text.substr(0, byte_of_point(text, kept));
-    if (!is_true(at[1], false)) head = std::string(rsplit_text(head, " ", 1)[0]);
-    return made_text(head + end);
+    if (count_points(text) - most <= leeway) return value;
+    std::string_view head = std::string_view(text).substr(0, byte_of_point(text, kept));
+    if (!is_true(at[1], false)) head = rsplit_text(head, " ", 1)[0];
+    return Value::string(std::move(Text(head) += end));
   }
   if (name == "tojson") {
     const auto at = bind(std::move(arguments), {"ensure_ascii", "indent", "separators", "sort_keys"});
-    std::string out;
-    append_json(out, value, json_style(at), options_.limits.text);
-    return made_text(std::move(out));
+    Text out;
+    append_json(out, value, json_style(at));
+    return Value::string(std::move(out));
   }
   return std::nullopt;
 }
 
-std::optional<Value> Evaluator::number_filter(const std::string& name, const Value& value, Given& arguments) {
+std::optional<Value> Evaluator::number_filter(std::string_view name, const Value& value, Given& arguments) {
   if (name == "abs") {
     bind(std::move(arguments), {});
     if (value.is_undefined()) throw Error(value.reason());
@@ -248,27 +245,26 @@ std::optional<Value> Evaluator::number_filter(const std::string& name, const Val
   }
   if (name == "round") {
     const auto at = bind(std::move(arguments), {"precision", "method"});
-    return rounded(value, at[0] ? to_integer(*at[0]) : 0, at[1] ? str(*at[1]) : "common");
+    return rounded(value, at[0] ? to_integer(*at[0]) : 0, at[1] ? str(*at[1]) : Text("common"));
   }
   return std::nullopt;
 }
 
-Value Evaluator::filter(const std::string& name, const Value& value, Given given_arguments) {
+Value Evaluator::filter(std::string_view name, const Value& value, Given given_arguments) {
+  Budget::step();
   try {
     if (auto out = text_filter(name, value, given_arguments)) return *std::move(out);
     if (auto out = number_filter(name, value, given_arguments)) return *std::move(out);
     if (auto out = sequence_filter(name, value, given_arguments)) return *std::move(out);
-  } catch (const TemplateError&) {
-    throw;
   } catch (const Error& error) {
     if (value.is_undefined() && error.what() == value.reason()) throw;
     const std::string_view what = error.what();
     if (what.starts_with("the filter ") || what.starts_with("filter ")) throw;
-    throw Error(absl::StrCat("filter \"", name, "\": ", error.what()));
+    throw Error(absl::StrCat("filter \"", brief(name), "\": ", error.what()));
   }
   for (const char* known : {"filesizeformat", "groupby", "pprint", "random", "striptags", "urlencode", "urlize",
                             "wordcount", "wordwrap", "xmlattr"})
-    if (name == known) throw Error(absl::StrCat("the filter \"", name, "\" is not supported"));
+    if (name == known) throw Error(absl::StrCat("the filter \"", known, "\" is not supported"));
   throw Error("there is no filter " + io::shown(name));
 }
 

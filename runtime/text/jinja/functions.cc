@@ -14,11 +14,12 @@ Bound bind(Given given, std::initializer_list<const char*> names, size_t require
   if (given.positional.size() > names.size())
     throw Error(absl::StrCat("it takes at most ", names.size(), " arguments, and got ", given.positional.size()));
   std::move(given.positional.begin(), given.positional.end(), out.begin());
-  for (auto& [name, value] : given.named) {
+  for (auto& [key, value] : given.named.items) {
+    const std::string_view name = key.text();
     const auto* found = std::find_if(names.begin(), names.end(), [&](const char* one) { return name == one; });
-    if (found == names.end()) throw Error(absl::StrCat("it has no argument '", name, "'"));
+    if (found == names.end()) throw Error(absl::StrCat("it has no argument ", io::shown(name)));
     std::optional<Value>& slot = out[static_cast<size_t>(found - names.begin())];
-    if (slot) throw Error(absl::StrCat("it got two values for the argument '", name, "'"));
+    if (slot) throw Error(absl::StrCat("it got two values for the argument '", *found, "'"));
     slot = std::move(value);
   }
   for (size_t i = 0; i < required; ++i)
@@ -34,10 +35,10 @@ bool is_global_function(std::string_view name) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-Value Evaluator::call_function(const std::string& name, Given given) {
+Value Evaluator::call_function(std::string_view name, Given given) {
   if (name == "raise_exception") {
     const Bound at = bind(std::move(given), {"message"}, 1);
-    throw Error(absl::StrCat("the template refuses this conversation: ", str(*at[0])));
+    throw Error(absl::StrCat("the template refuses this conversation: ", brief(str(*at[0]))));
   }
   if (name == "range") {
     const Bound at = bind(std::move(given), {"start", "stop", "step"}, 1);
@@ -54,8 +55,9 @@ Value Evaluator::call_function(const std::string& name, Given given) {
     return out;
   }
   if (name == "namespace" || name == "dict") {
-    std::vector<std::pair<Value, Value>> items;
-    if (given.positional.size() > 1) throw Error(absl::StrCat(name, "() takes at most one positional argument"));
+    Value::Items items;
+    const auto fail = [&](const char* what) { throw Error(absl::StrCat(std::string(name), "()", what)); };
+    if (given.positional.size() > 1) fail(" takes at most one positional argument");
     for (const Value& value : given.positional) {
       if (value.is(Kind::kDict)) {
         items = value.dict().items;
@@ -63,24 +65,23 @@ Value Evaluator::call_function(const std::string& name, Given given) {
       }
       for (const Value& pair : to_items(value)) {
         const Values two = to_items(pair);
-        if (two.size() != 2) throw Error(absl::StrCat(name, "(): an element has no two parts"));
+        if (two.size() != 2) fail(": an element has no two parts");
         items.emplace_back(two[0], two[1]);
       }
     }
-    for (auto& [key, value] : given.named) items.emplace_back(Value::string(key), std::move(value));
+    for (auto& [key, value] : given.named.items) items.emplace_back(key, std::move(value));
     const Value made = Value::dict(std::move(items));
     if (name == "dict") return made;
-    Value::NamespaceFields& fields = namespaces_.emplace_back();
     for (const auto& [key, value] : made.dict().items) {
       if (!key.is_string()) throw Error("the name of a namespace's field must be str");
       if (key.text().starts_with('_')) throw Error("a namespace has no field that begins with \"_\"");
-      fields.emplace_back(key.text(), value);
     }
-    return Value::name_space(&fields);
+    return Value::name_space(&namespaces_.emplace_back(made.dict()));
   }
   if (name == "strftime_now") {
     const Bound at = bind(std::move(given), {"format"}, 1);
-    const std::string& format = need_text(*at[0], "the format");
+    const std::string format(need_text(*at[0], "the format"));
+    Budget::steps(16 + format.size());
     if (format.size() > 1000) throw Error("a format of a date of more than 1000 bytes is not supported");
     for (size_t i = format.find('%'); i != std::string::npos; i = format.find('%', i + 2))
       if (i + 1 >= format.size() ||
@@ -95,48 +96,48 @@ Value Evaluator::call_function(const std::string& name, Given given) {
     }
     std::string out(format.size() * 32 + 64, '\0');
     out.resize(std::strftime(out.data(), out.size(), format.c_str(), &now));
-    return made_text(std::move(out));
+    return Value::string(out);
   }
-  throw Error(absl::StrCat("the global \"", name, "\" is not supported"));
+  throw Error(absl::StrCat("the global ", io::shown(name), " is not supported"));
 }
 
 // ---- Methods
 
-Value Evaluator::call_method(const Value::Method& method, Given given) {
-  const Value& self = method.self;
-  const std::string& name = method.name;
+Value Evaluator::call_method(const Value& self, std::string_view name, Given given) {
+  Budget::step();
   if (self.is_string()) {
     if (self.is_markup())
-      throw Error(absl::StrCat("the method \"", name, "\" of a value that is marked safe is not supported"));
+      throw Error(absl::StrCat("the method ", io::shown(name), " of a value that is marked safe is not supported"));
     return call_text_method(self.text(), name, std::move(given));
   }
   if (self.is(Kind::kDict)) {
     const Value::Dict& dict = self.dict();
     if (name == "get") {
-      if (!given.named.empty()) throw Error("dict.get() takes no keyword arguments");
+      if (!given.named.items.empty()) throw Error("dict.get() takes no keyword arguments");
       const Bound at = bind(std::move(given), {"key", "default"}, 1);
       if (!is_hashable(*at[0])) throw Error("unhashable type: '" + at[0]->type_name() + "'");
       const Value* found = dict.find(*at[0]);
       return found != nullptr ? *found : at[1].value_or(Value::none());
     }
     if (name == "items" || name == "keys" || name == "values" || name == "copy") bind(std::move(given), {});
-    Budget::spend(1 + 2 * dict.items.size());
-    Values out;
     if (name == "copy") return self;
+    Values out;
+    out.reserve(dict.items.size());
     if (name == "items")
       for (const auto& [key, value] : dict.items) out.push_back(Value::tuple({key, value}));
     else if (name == "keys")
       for (const auto& [key, value] : dict.items) out.push_back(key);
     else if (name == "values")
       for (const auto& [key, value] : dict.items) out.push_back(value);
-    else throw Error(absl::StrCat("the method \"", name, "\" of dict is not supported"));
+    else throw Error(absl::StrCat("the method ", io::shown(name), " of dict is not supported"));
     return Value::view(std::move(out), name == "items" ? "dict_items" : name == "keys" ? "dict_keys" : "dict_values");
   }
   if (self.is(Kind::kList) || self.is(Kind::kTuple)) {
     const Values& items = self.items();
     if (name == "copy") return bind(std::move(given), {}), self;
     const Bound at = bind(std::move(given), {"value", "start", "stop"}, 1);
-    if (at[1]) throw Error(absl::StrCat("the method \"", name, "\" of a sequence with bounds is not supported"));
+    if (at[1]) throw Error(absl::StrCat("the method ", io::shown(name), " of a sequence with bounds is not supported"));
+    Budget::steps(items.size());
     const auto same = [&](const Value& item) { return item.same_object(*at[0]) || equals(item, *at[0]); };
     if (name == "count") return Value::integer(std::count_if(items.begin(), items.end(), same));
     const auto found = std::find_if(items.begin(), items.end(), same);
@@ -157,7 +158,7 @@ Value Evaluator::call_method(const Value::Method& method, Given given) {
     loop.last_changed = std::move(now);
     return Value::boolean(true);
   }
-  throw Error(absl::StrCat("the attribute \"", name, "\" of ", self.type_name(), " is not supported"));
+  throw Error(absl::StrCat("the attribute ", io::shown(name), " of ", self.type_name(), " is not supported"));
 }
 
 }  // namespace rondo::text::jinja

@@ -39,7 +39,7 @@ constexpr std::string_view kSigns[] = {"//", "**", "==", "!=", ">=", "<=", "+", 
 class Lexer {
  public:
   explicit Lexer(std::string_view source) : source_(source) {}
-  std::vector<Token> run();
+  List<Token> run();
 
  private:
   [[noreturn]] void fail(std::string_view what) const { throw TemplateError(line_, std::string(what)); }
@@ -79,7 +79,7 @@ class Lexer {
   size_t at_ = 0;
   int line_ = 1;
   bool line_starting_ = true;
-  std::vector<Token> tokens_;
+  List<Token> tokens_;
   std::string open_;  // closing brackets that are due
 };
 
@@ -349,7 +349,7 @@ void Lexer::expression_token() {
   fail("unexpected character " + io::shown(source_.substr(at_, next - at_)));
 }
 
-std::vector<Token> Lexer::run() {
+List<Token> Lexer::run() {
   while (at_ < source_.size()) root();
   push(Token::kEnd);
   return std::move(tokens_);
@@ -357,7 +357,7 @@ std::vector<Token> Lexer::run() {
 
 }  // namespace
 
-std::vector<Token> tokenize(std::string_view source) {
+List<Token> tokenize(std::string_view source) {
   const std::string normalized = normalize_newlines(source);
   return Lexer(normalized).run();
 }

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "rondo/runtime/text/jinja/value.h"
 
@@ -18,6 +17,6 @@ struct Token {
 };
 
 // Throws TemplateError, which names the line.
-std::vector<Token> tokenize(std::string_view source);
+List<Token> tokenize(std::string_view source);
 
 }  // namespace rondo::text::jinja

@@ -69,7 +69,7 @@ ExpressionPtr Parser::comparison() {
       {"==", Expression::kEq}, {"!=", Expression::kNe}, {"<", Expression::kLt},
       {"<=", Expression::kLe}, {">", Expression::kGt},  {">=", Expression::kGe}};
   Expressions parts = list(sum());
-  std::vector<Expression::Operator> operators;
+  List<Expression::Operator> operators;
   for (;;) {
     const auto* found = std::find_if(std::begin(kOperators), std::end(kOperators),
                                      [&](const auto& one) { return is_sign(one.first); });
@@ -163,7 +163,7 @@ ExpressionPtr Parser::primary() {
       if (name == "false" || name == "False") return constant(Value::boolean(false));
       if (name == "none" || name == "None") return constant(Value::none());
       if (macro_parameters_ != nullptr && (name == "caller" || name == "varargs" || name == "kwargs") &&
-          std::find(macro_parameters_->begin(), macro_parameters_->end(), name) == macro_parameters_->end())
+          macro_parameters_->find(name) == nullptr)
         fail(token.line, absl::StrCat("\"", name, "\" in a macro is not supported"));
       ExpressionPtr out = make(Expression::kName, token.line);
       out->name = name;
@@ -312,6 +312,7 @@ void Parser::arguments(Expression& out) {
   const auto ensure = [&](bool holds) {
     if (!holds) fail(line, "the arguments of a call are in an order that Python does not have");
   };
+  Value::Dict known;
   for (bool first = true; !is_sign(")"); first = false) {
     if (!first) {
       expect_sign(",");
@@ -323,10 +324,10 @@ void Parser::arguments(Expression& out) {
       arguments.star = expression();
       include(out, arguments.star);
     } else if (now().type == Token::kName && after().type == Token::kSign && after().text == "=") {
-      std::string name = take().text;
+      Value name = Value::string(take().text);
       take();
-      for (const auto& [known, value] : arguments.named)
-        if (known == name) fail(line, absl::StrCat("the argument \"", name, "\" is given twice"));
+      if (!known.set(name, Value()))
+        fail(line, absl::StrCat("the argument ", io::shown(name.text()), " is given twice"));
       arguments.named.emplace_back(std::move(name), expression());
       include(out, arguments.named.back().second);
     } else {

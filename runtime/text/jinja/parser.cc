@@ -9,16 +9,16 @@ Body Parser::body(Names ends) {
   const Deeper deeper(*this, statement_depth_, kDeepestStatement);
   Body out;
   for (;;) {
-    const Token token = now();
-    switch (token.type) {
+    const int line = line_ = now().line;
+    switch (now().type) {
       case Token::kEnd:
         if (!ends.empty())
-          fail(token.line, absl::StrCat("the template ends where {% ", std::string(ends.back()), " %} is missing"));
+          fail(line, absl::StrCat("the template ends where {% ", std::string(ends.back()), " %} is missing"));
         return out;
       case Token::kText: {
         auto text = std::make_unique<Statement>();
         text->type = Statement::kText;
-        text->line = token.line;
+        text->line = line;
         text->text = take().text;
         absl::StrAppend(&out_.literals, text->text, std::string(1, '\0'));
         out.push_back(std::move(text));
@@ -28,7 +28,7 @@ Body Parser::body(Names ends) {
         take();
         auto output = std::make_unique<Statement>();
         output->type = Statement::kOutput;
-        output->line = token.line;
+        output->line = line;
         output->expression = tuple(true, false);
         if (now().type != Token::kOutputEnd) fail(now().line, absl::StrCat("expected \"}}\", found ", shown(now())));
         take();
@@ -172,12 +172,15 @@ std::unique_ptr<Statement> Parser::macro_statement(int line) {
   out->macro = std::make_unique<Macro>();
   Macro& macro = *out->macro;
   macro.line = line;
-  macro.name = expect_name("the name of a macro");
+  macro.name = Value::string(expect_name("the name of a macro"));
   expect_sign("(");
-  macro_parameters_ = &macro.parameters;
+  Value::Dict known;
+  macro_parameters_ = &known;
   while (!is_sign(")")) {
     if (!macro.parameters.empty()) expect_sign(",");
-    macro.parameters.push_back(expect_name("the name of a parameter"));
+    macro.parameters.push_back(Value::string(expect_name("the name of a parameter")));
+    if (!known.set(macro.parameters.back(), Value()))
+      fail(line, absl::StrCat("a macro has two parameters ", io::shown(macro.parameters.back().text())));
     if (take_sign("=")) macro.defaults.push_back(expression());
     else if (!macro.defaults.empty()) fail(line, "a parameter without a default stands behind one with a default");
   }
@@ -233,10 +236,10 @@ Target Parser::primary_target(bool with_namespace) {
     return out;
   }
   const int line = now().line;
-  Target out{.name = expect_name("the name of a variable")};
+  Target out{.name = Value::string(expect_name("the name of a variable"))};
   for (const char* word : {"true", "false", "none", "True", "False", "None"})
-    if (out.name == word) fail(line, absl::StrCat("can't assign to ", out.name));
-  if (with_namespace && take_sign(".")) out.field = expect_name("the name of a field");
+    if (out.name.text() == word) fail(line, absl::StrCat("can't assign to ", word));
+  if (with_namespace && take_sign(".")) out.field = Value::string(expect_name("the name of a field"));
   return out;
 }
 
@@ -253,13 +256,24 @@ Target Parser::target(bool with_namespace, bool ends_at_in) {
     first = std::move(out);
   }
   const auto check_loop = [&](const Target& one, const auto& self) -> void {
-    if (ends_at_in && one.name == "loop") fail(line, "can't assign to the loop variable in a for loop's target");
+    if (ends_at_in && !one.is_tuple && one.name.text() == "loop")
+      fail(line, "can't assign to the loop variable in a for loop's target");
     for (const Target& part : one.parts) self(part, self);
   };
   check_loop(first, check_loop);
   return first;
 }
 
-Parsed parse_template(std::string_view source) { return Parser(tokenize(source)).parse(); }
+Parsed parse_template(std::string_view source) {
+  int line = 1;
+  try {
+    Parser parser(tokenize(source), line);
+    return parser.parse();
+  } catch (const TemplateError&) {
+    throw;
+  } catch (const Error& error) {  // of the budget
+    throw TemplateError(line, error.what());
+  }
+}
 
 }  // namespace rondo::text::jinja

@@ -7,7 +7,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/json.h"
@@ -23,7 +22,8 @@ using Names = std::span<const std::string_view>;
 
 class Parser {
  public:
-  explicit Parser(std::vector<Token> tokens) : tokens_(std::move(tokens)) {}
+  // `line` is, at any time, that of the last statement.
+  Parser(List<Token> tokens, int& line) : tokens_(std::move(tokens)), line_(line) {}
   Parsed parse() {
     out_.body = body({});
     return std::move(out_);
@@ -33,10 +33,10 @@ class Parser {
   // ---- Tokens
   const Token& now() const { return tokens_[at_]; }
   const Token& after() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
+  // The last one, kEnd, stays.
   Token take() {
-    Token token = now();
-    if (at_ + 1 < tokens_.size()) ++at_;
-    return token;
+    if (at_ + 1 < tokens_.size()) return std::move(tokens_[at_++]);
+    return now();
   }
   [[noreturn]] void fail(int line, const std::string& what) const { throw TemplateError(line, what); }
   static std::string shown(const Token& token) {
@@ -88,6 +88,7 @@ class Parser {
   class Deeper {
    public:
     Deeper(Parser& parser, int& depth, int most) : depth_(depth) {
+      Budget::step();
       if (++depth_ > most) {
         --depth_;
         parser.fail(parser.now().line, absl::StrCat("the template is nested more than ", most, " deep"));
@@ -141,12 +142,13 @@ class Parser {
   void arguments(Expression& out);
   std::string dotted_name(const char* what);
 
-  std::vector<Token> tokens_;
+  List<Token> tokens_;
   size_t at_ = 0;
+  int& line_;
   int expression_depth_ = 0, statement_depth_ = 0;
-  int scopes_ = 0;                                        // bodies with names of their own around this place
-  int loops_ = 0;                                         // loops that a break here would leave
-  std::vector<std::string>* macro_parameters_ = nullptr;  // of the macro around this place
+  int scopes_ = 0;                                 // bodies with names of their own around this place
+  int loops_ = 0;                                  // loops that a break here would leave
+  const Value::Dict* macro_parameters_ = nullptr;  // of the macro around this place
   Parsed out_;
 };
 

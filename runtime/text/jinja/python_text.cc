@@ -88,8 +88,14 @@ bool is_case_ignorable(uint32_t point) {
   return point == '\'' || point == '.' || point == ':' || point == '^' || point == '`';
 }
 
+void append_point(Text& out, uint32_t point) {
+  std::string bytes;
+  io::append_utf8(bytes, point);
+  out += bytes;
+}
+
 template <size_t N, size_t M>
-void append_changed(std::string& out, uint32_t point, const CaseRun (&runs)[N], const Expansion (&expansions)[M]) {
+void append_changed(Text& out, uint32_t point, const CaseRun (&runs)[N], const Expansion (&expansions)[M]) {
   if (point < 0x80) {
     out.push_back(static_cast<char>(is_ascii_lower(point) ? point - 32 : point));
     return;
@@ -98,7 +104,7 @@ void append_changed(std::string& out, uint32_t point, const CaseRun (&runs)[N], 
                                            [](const Expansion& one, uint32_t value) { return one.point < value; });
   if (expansion != std::end(expansions) && expansion->point == point) {
     for (const uint32_t to : expansion->to)
-      if (to != 0) io::append_utf8(out, to);
+      if (to != 0) append_point(out, to);
     return;
   }
   const auto* after = std::upper_bound(std::begin(runs), std::end(runs), point,
@@ -108,11 +114,11 @@ void append_changed(std::string& out, uint32_t point, const CaseRun (&runs)[N], 
     if (point <= run.last && (point - run.first) % run.stride == 0)
       point = static_cast<uint32_t>(static_cast<int32_t>(point) + run.delta);
   }
-  io::append_utf8(out, point);
+  append_point(out, point);
 }
 
-void append_upper(std::string& out, uint32_t point) { append_changed(out, point, kUpper, kUpperExpansions); }
-void append_title(std::string& out, uint32_t point) { append_changed(out, point, kTitle, kTitleExpansions); }
+void append_upper(Text& out, uint32_t point) { append_changed(out, point, kUpper, kUpperExpansions); }
+void append_title(Text& out, uint32_t point) { append_changed(out, point, kTitle, kTitleExpansions); }
 
 // A capital sigma that ends a word has a lower case of its own (SpecialCasing.txt, Final_Sigma).
 bool is_final_sigma(std::string_view text, size_t at) {
@@ -138,16 +144,16 @@ bool is_final_sigma(std::string_view text, size_t at) {
 }
 
 // The code point of `text` that begins at `at`, which moves behind it.
-void append_lower(std::string& out, std::string_view text, size_t& at) {
+void append_lower(Text& out, std::string_view text, size_t& at) {
   const size_t begin = at;
   const uint32_t point = next_point(text, at);
   if (point == 0x3A3) {
-    io::append_utf8(out, is_final_sigma(text, begin) ? 0x3C2 : 0x3C3);
+    append_point(out, is_final_sigma(text, begin) ? 0x3C2 : 0x3C3);
     return;
   }
   const Lower lower = to_lower(point);
-  io::append_utf8(out, lower.first);
-  if (lower.second != 0) io::append_utf8(out, lower.second);
+  append_point(out, lower.first);
+  if (lower.second != 0) append_point(out, lower.second);
 }
 
 bool is_line_end(uint32_t point) {
@@ -160,41 +166,61 @@ bool is_line_end(uint32_t point) {
 bool is_python_space(uint32_t point) { return is_white_space(point) || (point >= 0x1C && point <= 0x1F); }
 
 int64_t count_points(std::string_view text) {
+  Budget::read(text.size());
   int64_t count = 0;
   for (const char byte : text) count += (static_cast<uint8_t>(byte) & 0xC0) != 0x80 ? 1 : 0;
   return count;
 }
 
 size_t byte_of_point(std::string_view text, int64_t index) {
+  Budget::convert(static_cast<size_t>(index));
   size_t at = 0;
   for (; index > 0; --index) next_point(text, at);
   return at;
 }
 
-std::vector<std::string_view> split_points(std::string_view text) {
-  std::vector<std::string_view> out;
-  for (size_t at = 0; at < text.size();) {
-    const size_t begin = at;
-    next_point(text, at);
-    out.push_back(text.substr(begin, at - begin));
+Text every_point(std::string_view text, int64_t start, int64_t step, int64_t count) {
+  Text out;
+  if (count == 0) return out;
+  Budget::convert(text.size());
+  size_t at = byte_of_point(text, start);
+  for (;;) {
+    size_t end = at;
+    next_point(text, end);
+    out += text.substr(at, end - at);
+    if (--count == 0) return out;
+    for (int64_t i = 0; i < step; ++i) next_point(text, at);
+    for (int64_t i = 0; i > step; --i) at = previous_point(text, at);
   }
+}
+
+Text repeat_text(std::string_view text, int64_t times) {
+  Text out;
+  if (times <= 0 || text.empty()) return out;
+  Budget::expect(static_cast<uint64_t>(times), text.size());
+  out.reserve(text.size() * static_cast<size_t>(times));
+  Budget::steps(static_cast<uint64_t>(times) / 8);
+  for (int64_t i = 0; i < times; ++i) out += text;
   return out;
 }
 
-std::string to_upper_text(std::string_view text) {
-  std::string out;
+Text to_upper_text(std::string_view text) {
+  Budget::convert(text.size());
+  Text out;
   for (size_t at = 0; at < text.size();) append_upper(out, next_point(text, at));
   return out;
 }
 
-std::string to_lower_text(std::string_view text) {
-  std::string out;
+Text to_lower_text(std::string_view text) {
+  Budget::convert(text.size());
+  Text out;
   for (size_t at = 0; at < text.size();) append_lower(out, text, at);
   return out;
 }
 
-std::string to_title_text(std::string_view text) {
-  std::string out;
+Text to_title_text(std::string_view text) {
+  Budget::convert(text.size());
+  Text out;
   bool in_word = false;
   for (size_t at = 0; at < text.size();) {
     size_t next = at;
@@ -206,19 +232,21 @@ std::string to_title_text(std::string_view text) {
   return out;
 }
 
-std::string capitalize_text(std::string_view text) {
-  std::string out;
+Text capitalize_text(std::string_view text) {
+  Budget::convert(text.size());
+  Text out;
   size_t at = 0;
   if (!text.empty()) append_title(out, next_point(text, at));
   while (at < text.size()) append_lower(out, text, at);
   return out;
 }
 
-std::string title_words(std::string_view text) {
+Text title_words(std::string_view text) {
+  Budget::convert(text.size());
   const auto divides = [](uint32_t point) {
     return point == '-' || point == '(' || point == '{' || point == '[' || point == '<' || is_python_space(point);
   };
-  std::string out;
+  Text out;
   size_t at = 0;
   while (at < text.size()) {
     // A run of dividers, or of other characters.
@@ -238,43 +266,84 @@ std::string title_words(std::string_view text) {
   return out;
 }
 
+Finder::Finder(std::string_view wanted, Direction direction) : wanted_(wanted), direction_(direction) {
+  if (wanted.size() == 1) return;
+  shorter_.resize(wanted.size());
+  for (size_t i = 1, fit = 0; i < wanted.size(); ++i) {
+    while (fit > 0 && at(wanted, i) != at(wanted, fit)) fit = shorter_[fit - 1];
+    if (at(wanted, i) == at(wanted, fit)) ++fit;
+    shorter_[i] = static_cast<uint32_t>(fit);
+  }
+}
+
+size_t Finder::find(std::string_view text) const {
+  if (wanted_.size() > text.size()) return std::string_view::npos;
+  const char first = at(wanted_, 0);
+  size_t fit = 0, i = 0, compared = 0;
+  for (; i < text.size() && fit < wanted_.size(); ++compared) {
+    if (fit == 0) {
+      if (direction_ == kForwards) i = std::min(text.find(first, i), text.size());
+      else
+        while (i < text.size() && at(text, i) != first) ++i;
+      if (i < text.size()) ++i, fit = 1;
+    } else if (at(text, i) == at(wanted_, fit)) {
+      ++i, ++fit;
+    } else {
+      fit = shorter_[fit - 1];
+    }
+  }
+  Budget::steps(1 + i / 64 + compared / 8);
+  if (fit < wanted_.size()) return std::string_view::npos;
+  return direction_ == kForwards ? i - fit : text.size() - i;
+}
+
+size_t find_text(std::string_view text, std::string_view wanted, Finder::Direction direction) {
+  if (wanted.size() > text.size()) return std::string_view::npos;  // before there is a finder, which takes memory
+  if (wanted.empty()) return direction == Finder::kForwards ? 0 : text.size();
+  return Finder(wanted, direction).find(text);
+}
+
 std::string_view strip_text(std::string_view text, Ends ends, std::optional<std::string_view> chars) {
-  const auto stripped = [&](size_t begin, size_t end) {
-    if (chars) return chars->find(text.substr(begin, end - begin)) != std::string_view::npos;
-    size_t at = begin;
-    return is_python_space(next_point(text, at));
+  List<uint32_t> points;  // of `chars`, sorted
+  if (chars) {
+    Budget::convert(chars->size());
+    for (size_t at = 0; at < chars->size();) points.push_back(next_point(*chars, at));
+    std::sort(points.begin(), points.end());
+  }
+  const auto stripped = [&](size_t at) {
+    const uint32_t point = next_point(text, at);
+    return chars ? std::binary_search(points.begin(), points.end(), point) : is_python_space(point);
   };
   size_t begin = 0, end = text.size();
   while (ends != Ends::kRight && begin < end) {
-    size_t next = begin;
-    next_point(text, next);
-    if (!stripped(begin, next)) break;
-    begin = next;
+    if (!stripped(begin)) break;
+    next_point(text, begin);
   }
   while (ends != Ends::kLeft && end > begin) {
     const size_t before = previous_point(text, end);
-    if (!stripped(before, end)) break;
+    if (!stripped(before)) break;
     end = before;
   }
+  Budget::convert(text.size() - (end - begin));
   return text.substr(begin, end - begin);
 }
 
-std::vector<std::string_view> split_text(std::string_view text, std::optional<std::string_view> separator,
-                                         int64_t most) {
-  std::vector<std::string_view> out;
+Parts split_text(std::string_view text, std::optional<std::string_view> separator, int64_t most) {
+  Parts out;
   if (separator) {
-    size_t at = 0;
-    while (most != 0) {
-      const size_t found = text.find(*separator, at);
+    if (most < 0) most = INT64_MAX;
+    const Finder finder(*separator);
+    for (; most != 0; --most) {
+      const size_t found = finder.find(text);
       if (found == std::string_view::npos) break;
-      out.push_back(text.substr(at, found - at));
-      at = found + separator->size();
-      if (most > 0) --most;
+      out.push_back(text.substr(0, found));
+      text.remove_prefix(found + separator->size());
     }
-    out.push_back(text.substr(at));
+    out.push_back(text);
     return out;
   }
   text = strip_text(text, Ends::kLeft);
+  Budget::convert(text.size());
   while (!text.empty()) {
     if (most == 0) {
       out.push_back(strip_text(text, Ends::kRight));
@@ -293,20 +362,21 @@ std::vector<std::string_view> split_text(std::string_view text, std::optional<st
   return out;
 }
 
-std::vector<std::string_view> rsplit_text(std::string_view text, std::optional<std::string_view> separator,
-                                          int64_t most) {
-  std::vector<std::string_view> out;
+Parts rsplit_text(std::string_view text, std::optional<std::string_view> separator, int64_t most) {
+  Parts out;
   if (separator) {
-    while (most != 0) {
-      const size_t found = text.rfind(*separator);
+    if (most < 0) most = INT64_MAX;
+    const Finder finder(*separator, Finder::kBackwards);
+    for (; most != 0; --most) {
+      const size_t found = finder.find(text);
       if (found == std::string_view::npos) break;
       out.push_back(text.substr(found + separator->size()));
       text = text.substr(0, found);
-      if (most > 0) --most;
     }
     out.push_back(text);
   } else {
     text = strip_text(text, Ends::kRight);
+    Budget::convert(text.size());
     while (!text.empty()) {
       if (most == 0) {
         out.push_back(strip_text(text, Ends::kLeft));
@@ -328,8 +398,9 @@ std::vector<std::string_view> rsplit_text(std::string_view text, std::optional<s
   return out;
 }
 
-std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends) {
-  std::vector<std::string_view> out;
+Parts split_lines(std::string_view text, bool keep_ends) {
+  Budget::convert(text.size());
+  Parts out;
   size_t begin = 0;
   for (size_t at = 0; at < text.size();) {
     const size_t end = at;
@@ -344,6 +415,7 @@ std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends)
 }
 
 bool is_class(std::string_view text, TextClass wanted) {
+  Budget::convert(text.size());
   if (wanted == TextClass::kAscii)
     return std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; });
   bool any_cased = false, in_word = false;
@@ -402,10 +474,11 @@ bool is_printable(uint32_t point) {
   return !is(point, kOther | kSeparator);
 }
 
-std::string repr_text(std::string_view text) {
+Text repr_text(std::string_view text) {
+  Budget::convert(text.size());
   const bool single = text.find('\'') == std::string_view::npos || text.find('"') != std::string_view::npos;
   const char quote = single ? '\'' : '"';
-  std::string out(1, quote);
+  Text out(1, quote);
   static constexpr char kHex[] = "0123456789abcdef";
   for (size_t at = 0; at < text.size();) {
     const size_t begin = at;

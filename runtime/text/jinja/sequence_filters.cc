@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/text/jinja/evaluator.h"
 #include "rondo/runtime/text/jinja/python_text.h"
@@ -15,8 +14,8 @@ Value folded(const Value& value, bool case_sensitive) {
   return !case_sensitive && value.is_string() ? Value::string(to_lower_text(value.text())) : value;
 }
 
-// An iterator over what `make` returns when it is first asked.
-Value deferred(std::function<Values()> make, const Values& held) {
+// An iterator over the list that `make` returns when it is first asked.
+template <class Make> Value deferred(Make make, const Values& held, const char* python_name = "generator") {
   return Value::iterator(
       [make = std::move(make), made = std::optional<Values>(), at = size_t{0}](Value& out) mutable {
         if (!made) made = make();
@@ -24,97 +23,86 @@ Value deferred(std::function<Values()> make, const Values& held) {
         out = (*made)[at++];
         return true;
       },
-      held);
+      held, python_name);
 }
 
-}  // namespace
-
-Value Evaluator::sorted(Values items, const std::function<Value(const Value&)>& key, bool reverse) {
-  std::vector<std::pair<Value, Value>> keyed;
-  for (Value& item : items) {
-    Value made = key(item);
-    keyed.emplace_back(std::move(made), std::move(item));
-  }
+// By the order of key(item).
+template <class Key> Value sorted(const Values& items, Key key, bool reverse) {
+  Value::Items keyed;
+  keyed.reserve(items.size());
+  for (const Value& item : items) keyed.emplace_back(key(item), item);
   // Python keeps the order of equal items also when it sorts downwards.
   if (reverse) std::reverse(keyed.begin(), keyed.end());
-  std::vector<size_t> order(keyed.size());
+  List<size_t> order(keyed.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return is_less(keyed[a].first, keyed[b].first); });
   if (reverse) std::reverse(order.begin(), order.end());
   Values out;
+  out.reserve(order.size());
   for (const size_t i : order) out.push_back(std::move(keyed[i].second));
   return Value::list(std::move(out));
 }
 
+}  // namespace
+
 Value Evaluator::unique(const Value& value, const Value& names, bool case_sensitive) {
   return deferred(
       [this, value, names, case_sensitive] {
-        Values seen;
-        HashSet<std::string> texts;
+        Value::Dict seen;
         Values out;
         const Value source = iterate(value);
         for (Value drawn; source.iterator().next(drawn);) {
           const Value key = folded(path(drawn, names), case_sensitive);
           if (!is_hashable(key)) throw Error("unhashable type: '" + key.type_name() + "'");
-          bool known = false;
-          if (key.is_string()) {
-            known = !texts.insert(key.text()).second;
-          } else {
-            known = std::any_of(seen.begin(), seen.end(), [&](const Value& one) { return equals(one, key); });
-            if (!known) seen.push_back(key);
-          }
-          if (!known) out.push_back(drawn);
+          if (seen.set(key, Value())) out.push_back(drawn);
         }
         return out;
       },
       {value, names});
 }
 
-Value Evaluator::map(const Value& value, Given& arguments) {
-  Values held = arguments.positional;
-  held.push_back(value);
-  for (const auto& [name, one] : arguments.named) held.push_back(one);
-  if (!is_true(value)) return Value::iterator([](Value&) { return false; }, {});
-  const bool by_attribute = arguments.positional.empty() &&
-                            std::any_of(arguments.named.begin(), arguments.named.end(),
-                                        [](const auto& one) { return one.first == "attribute"; });
-  std::function<Value(const Value&)> change;
-  if (by_attribute) {
-    const auto at = bind(std::move(arguments), {"attribute", "default"});
-    const Value names = *at[0], unset = at[1].value_or(Value::none());
-    if (!unset.is_none() && names.is_string() && names.text().find('.') != std::string::npos)
-      throw Error("map() with a default and a path of several names is not supported");
-    change = [this, names, unset](const Value& item) {
-      Value out = path(item, names);
-      return out.is_undefined() && !unset.is_none() ? unset : out;
-    };
-  } else {
-    if (arguments.positional.empty()) throw Error("map requires a filter argument");
-    const std::string name = str(arguments.positional[0]);
-    Given rest = std::move(arguments);
-    rest.positional.erase(rest.positional.begin());
-    change = [this, name, rest](const Value& item) { return filter(name, item, rest); };
-  }
+template <class Change> Value Evaluator::mapped(const Value& value, const Values& held, Change change) {
   // Iterated over when it is first asked, as Python's generators are.
   return Value::iterator(
-      [this, value, change, source = Value()](Value& out) mutable {
+      [this, value, change = std::move(change), source = Value()](Value& out) mutable {
         if (!source.is(Kind::kIterator)) source = iterate(value);
         Value drawn;
         if (!source.iterator().next(drawn)) return false;
-        Budget::spend(1);
         out = change(drawn);
         return true;
       },
       held);
 }
 
-// select, reject, selectattr, rejectattr
-Value Evaluator::select(const std::string& name, const Value& value, Given& arguments) {
+Value Evaluator::map(const Value& value, Given& arguments) {
   Values held = arguments.positional;
   held.push_back(value);
-  for (const auto& [key, one] : arguments.named) held.push_back(one);
-  if (!is_true(value)) return Value::iterator([](Value&) { return false; }, {});
+  for (const auto& [name, one] : arguments.named.items) held.push_back(one);
+  if (!is_true(value)) return Value::iterator([](Value&) { return false; });
+  if (arguments.positional.empty() && arguments.named.find("attribute") != nullptr) {
+    const auto at = bind(std::move(arguments), {"attribute", "default"});
+    const Value names = *at[0], unset = at[1].value_or(Value::none());
+    if (!unset.is_none() && names.is_string() && names.text().find('.') != std::string::npos)
+      throw Error("map() with a default and a path of several names is not supported");
+    return mapped(value, held, [this, names, unset](const Value& item) {
+      Value out = path(item, names);
+      return out.is_undefined() && !unset.is_none() ? unset : out;
+    });
+  }
+  if (arguments.positional.empty()) throw Error("map requires a filter argument");
+  const Text name = str(arguments.positional[0]);
+  Given rest = std::move(arguments);
+  rest.positional.erase(rest.positional.begin());
+  return mapped(value, held, [this, name, rest](const Value& item) { return filter(name, item, rest); });
+}
+
+// select, reject, selectattr, rejectattr
+Value Evaluator::select(std::string_view name, const Value& value, Given& arguments) {
+  Values held = arguments.positional;
+  held.push_back(value);
+  for (const auto& [key, one] : arguments.named.items) held.push_back(one);
+  if (!is_true(value)) return Value::iterator([](Value&) { return false; });
   const bool by_attribute = name.ends_with("attr"), wanted = name.starts_with("select");
   Given rest = std::move(arguments);
   Value names = Value::none();
@@ -123,7 +111,7 @@ Value Evaluator::select(const std::string& name, const Value& value, Given& argu
     names = rest.positional[0];
     rest.positional.erase(rest.positional.begin());
   }
-  std::string test_name;
+  Text test_name;
   if (!rest.positional.empty()) {
     test_name = str(rest.positional[0]);
     rest.positional.erase(rest.positional.begin());
@@ -132,7 +120,6 @@ Value Evaluator::select(const std::string& name, const Value& value, Given& argu
       [this, value, names, test_name, rest, by_attribute, wanted, source = Value()](Value& out) mutable {
         if (!source.is(Kind::kIterator)) source = iterate(value);
         for (Value drawn; source.iterator().next(drawn);) {
-          Budget::spend(1);
           const Value judged = by_attribute ? path(drawn, names) : drawn;
           const bool holds = test_name.empty() ? is_true(judged) : test(test_name, judged, rest);
           if (holds != wanted) continue;
@@ -145,16 +132,16 @@ Value Evaluator::select(const std::string& name, const Value& value, Given& argu
 }
 
 // Filters that compare items.
-std::optional<Value> Evaluator::ordering_filter(const std::string& name, const Value& value, Given& arguments) {
+std::optional<Value> Evaluator::ordering_filter(std::string_view name, const Value& value, Given& arguments) {
   if (name == "dictsort") {
     const auto at = bind(std::move(arguments), {"case_sensitive", "by", "reverse"});
     if (value.is_undefined()) throw Error(value.reason());
     if (!value.is(Kind::kDict)) throw Error(absl::StrCat("'", value.type_name(), "' object has no attribute 'items'"));
-    const std::string by = at[1] ? str(*at[1]) : "key";
+    const Text by = at[1] ? str(*at[1]) : Text("key");
     if (by != "key" && by != "value") throw Error("You can only sort by either \"key\" or \"value\"");
     const bool exact = is_true(at[0], false);
     return sorted(
-        call_method({.self = value, .name = "items"}, {}).items(),
+        call_method(value, "items", {}).items(),
         [&](const Value& pair) { return folded(pair.items()[by == "key" ? 0 : 1], exact); }, is_true(at[2], false));
   }
   if (name == "sort") {
@@ -165,13 +152,13 @@ std::optional<Value> Evaluator::ordering_filter(const std::string& name, const V
     Values paths{names};
     if (names.is_string()) {
       paths.clear();
-      for (const std::string_view one : split_text(names.text(), ",", -1))
-        paths.push_back(Value::string(std::string(one)));
+      for (const std::string_view one : split_text(names.text(), ",", -1)) paths.push_back(Value::string(one));
     }
     return sorted(
         to_items(value),
         [&](const Value& item) {
           Values keys;
+          keys.reserve(paths.size());
           for (const Value& one : paths) keys.push_back(folded(path(item, one), exact));
           return Value::list(std::move(keys));
         },
@@ -197,7 +184,7 @@ std::optional<Value> Evaluator::ordering_filter(const std::string& name, const V
 }
 
 // Filters that choose or divide items by position.
-std::optional<Value> Evaluator::position_filter(const std::string& name, const Value& value, Given& arguments) {
+std::optional<Value> Evaluator::position_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
   if (name == "first") {
     none();
@@ -213,21 +200,13 @@ std::optional<Value> Evaluator::position_filter(const std::string& name, const V
       return Value::list(std::move(items));
     }
     if (name == "reverse" && value.is_string()) {
-      std::string out;
-      std::vector<std::string_view> points = split_points(value.text());
-      for (auto point = points.rbegin(); point != points.rend(); ++point) out += *point;
-      return made_text(std::move(out));
+      const int64_t size = length(value);
+      return Value::string(every_point(value.text(), size - 1, -1, size));
     }
     Values items = to_items(value);
     if (name == "last") return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
     std::reverse(items.begin(), items.end());
-    return Value::iterator(
-        [items, at = size_t{0}](Value& out) mutable {
-          if (at >= items.size()) return false;
-          out = items[at++];
-          return true;
-        },
-        {value}, "list_reverseiterator");
+    return deferred([items = std::move(items)]() mutable { return std::move(items); }, {value}, "list_reverseiterator");
   }
   if (name == "batch" || name == "slice") {
     const auto at = bind(std::move(arguments), {"linecount", "fill_with"}, 1);
@@ -248,7 +227,6 @@ std::optional<Value> Evaluator::position_filter(const std::string& name, const V
             from += wanted;
             if (!fill.is_none() && batch) part.resize(static_cast<size_t>(count), fill);
             if (!fill.is_none() && !batch && i >= size % count) part.push_back(fill);
-            Budget::spend(1 + 2 * part.size());
             out.push_back(Value::list(std::move(part)));
           }
           return out;
@@ -258,7 +236,7 @@ std::optional<Value> Evaluator::position_filter(const std::string& name, const V
   return std::nullopt;
 }
 
-std::optional<Value> Evaluator::sequence_filter(const std::string& name, const Value& value, Given& arguments) {
+std::optional<Value> Evaluator::sequence_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
   if (name == "length" || name == "count") return none(), Value::integer(length(value));
   if (name == "list") return none(), Value::list(to_items(value));
@@ -272,23 +250,21 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
   }
   if (name == "join") {
     const auto at = bind(std::move(arguments), {"d", "attribute"});
-    const std::string separator = at[0] ? str(*at[0]) : "";
-    std::string out;
+    const Text separator = at[0] ? str(*at[0]) : Text();
+    Text out;
     bool first = true;
     const Value source = iterate(value);
     for (Value drawn; source.iterator().next(drawn);) {
       if (!std::exchange(first, false)) out += separator;
       out += str(given(at[1]) ? path(drawn, *at[1]) : drawn);
-      check_size(out.size());
     }
-    return made_text(std::move(out));
+    return Value::string(std::move(out));
   }
   if (name == "items") {
     none();
-    if (value.is_undefined()) return Value::iterator([](Value&) { return false; }, {});
+    if (value.is_undefined()) return Value::iterator([](Value&) { return false; });
     if (!value.is(Kind::kDict)) throw Error("Can only get item pairs from a mapping.");
-    Values items = call_method({.self = value, .name = "items"}, {}).items();
-    return deferred([items] { return items; }, {value});
+    return deferred([pairs = call_method(value, "items", {})] { return pairs.items(); }, {value});
   }
   if (name == "sum") {
     const auto at = bind(std::move(arguments), {"attribute", "start"});
@@ -300,10 +276,10 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
   }
   if (name == "attr") {
     const auto at = bind(std::move(arguments), {"name"}, 1);
-    const std::string key = str(*at[0]);
-    if (value.is_undefined()) return Value::undefined(absl::StrCat("'Undefined' object has no attribute '", key, "'"));
-    if (auto found = python_attribute(value, key)) return *std::move(found);
-    return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", key, "'"));
+    const Text key = str(*at[0]);
+    if (!value.is_undefined())
+      if (auto found = python_attribute(value, key)) return *std::move(found);
+    return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", brief(key), "'"));
   }
   if (auto out = ordering_filter(name, value, arguments)) return out;
   return position_filter(name, value, arguments);
@@ -311,7 +287,8 @@ std::optional<Value> Evaluator::sequence_filter(const std::string& name, const V
 
 // ---- Tests
 
-bool Evaluator::test(const std::string& name, const Value& value, const Given& given_arguments) {
+bool Evaluator::test(std::string_view name, const Value& value, const Given& given_arguments) {
+  Budget::step();
   const auto none = [&] { bind(given_arguments, {}); };
   const auto other = [&] { return *bind(given_arguments, {"other"}, 1)[0]; };
   const auto kind = [&](Kind wanted) { return none(), value.is(wanted); };
@@ -374,7 +351,7 @@ bool Evaluator::test(const std::string& name, const Value& value, const Given& g
     const Value with = other();
     return is_less(with, value) || (!is_less(value, with) && equals(value, with));
   }
-  if (name == "filter" || name == "test") throw Error(absl::StrCat("the test \"", name, "\" is not supported"));
+  if (name == "filter" || name == "test") throw Error(absl::StrCat("the test ", io::shown(name), " is not supported"));
   throw Error("there is no test " + io::shown(name));
 }
 

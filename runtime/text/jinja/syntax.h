@@ -4,7 +4,6 @@
 #include <memory>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "rondo/runtime/text/jinja/value.h"
 
@@ -12,16 +11,16 @@ namespace rondo::text::jinja {
 
 struct Expression;
 using ExpressionPtr = std::unique_ptr<Expression>;
-using Expressions = std::vector<ExpressionPtr>;
+using Expressions = List<ExpressionPtr>;
 
 // name(positional, ..., key=value, *star)
 struct Arguments {
   Expressions positional;
-  std::vector<std::pair<std::string, ExpressionPtr>> named;
-  ExpressionPtr star;  // null: none
+  List<std::pair<Value, ExpressionPtr>> named;  // by texts
+  ExpressionPtr star;                           // null: none
 };
 
-struct Expression {
+struct Expression : ChargedNode {
   enum Type {
     kConstant,   // constant
     kName,       // name
@@ -52,30 +51,30 @@ struct Expression {
   std::string name{};
   Value constant{};
   Expressions parts{};
-  std::vector<Operator> operators{};
+  List<Operator> operators{};
   Arguments arguments{};
 };
 
 // Where a for or a set stores.
 struct Target {
-  std::string name{};           // a variable, or the namespace of `field`
-  std::string field{};          // namespace.field
-  std::vector<Target> parts{};  // a tuple
+  Value name{};          // a text: a variable, or the namespace of `field`
+  Value field{};         // namespace.field; undefined: none
+  List<Target> parts{};  // a tuple
   bool is_tuple = false;
 };
 
 struct Statement;
-using Body = std::vector<std::unique_ptr<Statement>>;
+using Body = List<std::unique_ptr<Statement>>;
 
-struct Macro {
-  std::string name;
-  std::vector<std::string> parameters;
+struct Macro : ChargedNode {
+  Value name;            // a text
+  Values parameters;     // texts, each another one
   Expressions defaults;  // of the last parameters
   Body body;
   int line = 0;
 };
 
-struct Statement {
+struct Statement : ChargedNode {
   enum Type {
     kText,         // text
     kOutput,       // expression
@@ -99,8 +98,8 @@ struct Statement {
   std::string text{};
   ExpressionPtr expression{}, condition{};
   Target target{};
-  std::vector<std::pair<Target, ExpressionPtr>> assignments{};  // kWith
-  std::vector<Branch> branches{};
+  List<std::pair<Target, ExpressionPtr>> assignments{};  // kWith
+  List<Branch> branches{};
   Body body{}, otherwise{};
   std::unique_ptr<Macro> macro{};
 };

@@ -4,31 +4,26 @@
 //   "chat.jinja"); std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
 //
 // A template is code of strangers: it reads the variables that it is given and nothing else, and all that it can use up
-// is bounded (Limits). What this subset lacks is a TemplateError that names the line and the construct, never another
-// text.
-// Thread safety: a Template is immutable; it may render on several threads at once.
+// is bounded (Limits in budget.h): work, memory, the thread's stack. What this subset lacks is a TemplateError that
+// names the line and the construct, never another text. Thread safety: a Template is immutable; it may render on
+// several threads at once.
 #pragma once
 
 #include <cstdint>
 #include <ctime>
 #include <memory>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/text/jinja/budget.h"
 #include "rondo/runtime/text/jinja/value.h"
 #include "rondo/runtime/text/template_error.h"
 
 namespace rondo::text::jinja {
-
-struct Limits {
-  uint64_t steps = 20'000'000;      // evaluations, items, and 32 bytes of text each
-  size_t text = size_t{64} << 20;   // bytes of the output, and of any one value
-  int depth = 400;                  // of expressions, statements and macro calls within each other
-  size_t source = size_t{1} << 20;  // bytes of a template
-};
 
 struct RenderOptions {
   // Collects what {% generation %} blocks render.
@@ -36,6 +31,10 @@ struct RenderOptions {
   // The time that strftime_now() formats; unset: now, in local time.
   std::optional<std::tm> now = std::nullopt;
   Limits limits = {};
+  // Ends the render at its next step, with a TemplateCancelled. Any thread may ask for it.
+  std::stop_token stop = {};
+  // Filled in, also where the render throws.
+  Used* used = nullptr;
 };
 
 struct Rendered {
@@ -51,7 +50,7 @@ class Template {
   Template& operator=(Template&&) noexcept;
   ~Template();
 
-  // Throws TemplateError.
+  // Throws TemplateError, and TemplateCancelled.
   Rendered render(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options = {}) const;
   // It has a {% generation %} block.
   bool has_generation() const;

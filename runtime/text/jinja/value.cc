@@ -4,10 +4,9 @@
 #include <charconv>
 #include <cmath>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
-#include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/text/jinja/python_text.h"
 
 namespace rondo::text::jinja {
 namespace {
@@ -29,9 +28,9 @@ int64_t Value::Range::size() const {
   return start > stop ? (start - stop - 1) / -step + 1 : 0;
 }
 
-Value Value::undefined(std::string reason, bool unsafe) {
+Value Value::undefined(std::string_view reason, bool unsafe) {
   Value out(Kind::kUndefined);
-  out.object_ = std::make_shared<std::string>(std::move(reason));
+  out.object_ = shared<Text>(reason);
   out.unsafe_ = unsafe;
   return out;
 }
@@ -50,9 +49,9 @@ Value Value::real(double d) {
   out.real_ = d;
   return out;
 }
-Value Value::string(std::string text, bool markup) {
+Value Value::string(Text&& text, bool markup) {
   Value out(Kind::kString);
-  out.object_ = std::make_shared<std::string>(std::move(text));
+  out.object_ = shared<Text>(std::move(text));
   out.markup_ = markup;
   return out;
 }
@@ -65,25 +64,19 @@ Value Value::sequence(Kind kind, Values items, const char* name) {
     depth = std::max<int>(depth, item.depth_);
   }
   out.depth_ = nested(depth);
-  out.object_ = std::make_shared<Sequence>(Sequence{std::move(items), name});
+  out.object_ = shared<Sequence>(Sequence{std::move(items), name});
   return out;
 }
 
-Value Value::dict(std::vector<std::pair<Value, Value>> items) {
-  auto made = std::make_shared<Dict>();
+Value Value::dict(Items items) {
+  auto made = shared<Dict>();
   int depth = 0;
   made->items.reserve(items.size());
   for (auto& [key, value] : items) {
     check_storable(value);
     if (!is_hashable(key)) throw Error("unhashable type: '" + key.type_name() + "'");
     depth = std::max<int>({depth, key.depth_, value.depth_});
-    if (const Value* old = made->find(key)) {
-      *const_cast<Value*>(old) = std::move(value);
-      continue;
-    }
-    made->items.emplace_back(std::move(key), std::move(value));
-    const Value& kept = made->items.back().first;
-    if (kept.is_string()) made->names.try_emplace(kept.text(), made->items.size() - 1);
+    made->set(std::move(key), std::move(value));
   }
   Value out(Kind::kDict);
   out.depth_ = nested(depth);
@@ -93,11 +86,11 @@ Value Value::dict(std::vector<std::pair<Value, Value>> items) {
 
 Value Value::range(int64_t start, int64_t stop, int64_t step) {
   Value out(Kind::kRange);
-  out.object_ = std::make_shared<Range>(Range{start, stop, step});
+  out.object_ = shared<Range>(Range{start, stop, step});
   return out;
 }
 
-Value Value::iterator(std::function<bool(Value&)> next, const Values& held, const char* python_name) {
+Value Value::iterator_of(std::shared_ptr<Iterator> iterator, const Values& held) {
   Value out(Kind::kIterator);
   int64_t before = 0;
   int depth = 0;
@@ -109,11 +102,11 @@ Value Value::iterator(std::function<bool(Value&)> next, const Values& held, cons
     throw Error(absl::StrCat("more than ", kMaxIterators, " filters draw from one another; put |list between them"));
   out.integer_ = before + 1;
   out.depth_ = nested(depth);
-  out.object_ = std::make_shared<Iterator>(Iterator{std::move(next), python_name});
+  out.object_ = std::move(iterator);
   return out;
 }
 
-Value Value::name_space(NamespaceFields* fields) {
+Value Value::name_space(Dict* fields) {
   Value out(Kind::kNamespace);
   out.object_ = std::shared_ptr<void>(std::shared_ptr<void>(), fields);
   return out;
@@ -130,13 +123,13 @@ Value Value::macro(const Macro* node) {
 }
 Value Value::function(std::string_view name) {
   Value out(Kind::kFunction);
-  out.object_ = std::make_shared<std::string>(name);
+  out.object_ = shared<Text>(name);
   return out;
 }
-Value Value::method(Value self, std::string name) {
+Value Value::method(Value self, std::string_view name) {
   Value out(Kind::kMethod);
   out.depth_ = nested(self.depth_);
-  out.object_ = std::make_shared<Method>(Method{std::move(self), std::move(name)});
+  out.object_ = shared<Method>(Method{std::move(self), Text(name)});
   return out;
 }
 
@@ -152,9 +145,9 @@ Value Value::from_json(io::JsonReader& json, int depth) {
   switch (json.peek()) {
     case '"': return string(json.string());
     case '{': {
-      std::vector<std::pair<Value, Value>> items;
+      Items items;
       json.object([&](std::string& key) {
-        Value name = string(std::move(key));
+        Value name = string(key);
         items.emplace_back(std::move(name), from_json(json, depth + 1));
       });
       return dict(std::move(items));
@@ -216,22 +209,100 @@ std::string Value::type_name() const {
   return "";
 }
 
-std::string Value::reason() const { return object_ == nullptr ? "the value is undefined" : text(); }
+std::string Value::reason() const { return object_ == nullptr ? "the value is undefined" : std::string(text()); }
+
+// ---- Keys
+
+namespace {
+
+bool same_text(std::string_view a, std::string_view b) {
+  if (a.size() != b.size()) return false;
+  Budget::read(a.size());
+  return a == b;
+}
+
+bool same_key(const Value& key, std::string_view name) { return key.is_string() && same_text(key.text(), name); }
+bool same_key(const Value& key, const Value& other) { return equals(key, other); }
+
+template <class T> size_t hashed(const T& value) { return absl::Hash<T>()(value); }
+
+size_t hash_of(std::string_view name) {
+  Budget::read(name.size());
+  return hashed(name);
+}
+// Equal for keys that are equal, whatever their types.
+size_t hash_of(const Value& key) {
+  Budget::step();
+  switch (key.kind()) {
+    case Kind::kBool:
+    case Kind::kInt: return hashed(key.integral());
+    case Kind::kFloat: {
+      const double number = key.number();
+      if (number == std::floor(number) && std::abs(number) < 0x1p63) return hashed(static_cast<int64_t>(number));
+      return hashed(number);
+    }
+    case Kind::kString: return hash_of(key.text());
+    case Kind::kTuple: {
+      size_t hash = key.items().size();
+      for (const Value& item : key.items()) hash = hashed(std::pair(hash, hash_of(item)));
+      return hash;
+    }
+    case Kind::kRange: return hashed(key.range().size());
+    default: return static_cast<size_t>(key.kind());
+  }
+}
+
+constexpr size_t kFew = 8, kNowhere = SIZE_MAX;
+
+}  // namespace
+
+template <class Key> size_t Value::Dict::place_of(const Key& key) const {
+  Budget::step();
+  if (slots_.empty()) {
+    for (size_t place = 0; place < items.size(); ++place)
+      if (same_key(items[place].first, key)) return place;
+    return kNowhere;
+  }
+  const auto hash = static_cast<uint32_t>(hash_of(key));
+  for (size_t at = hash;; ++at) {
+    const Slot& slot = slots_[at & (slots_.size() - 1)];
+    if (slot.place == 0) return kNowhere;
+    Budget::steps(1);
+    if (slot.hash == hash && same_key(items[slot.place - 1].first, key)) return slot.place - 1;
+  }
+}
+
+void Value::Dict::put(uint32_t hash, size_t place) {
+  size_t at = hash & (slots_.size() - 1);
+  while (slots_[at].place != 0) at = (at + 1) & (slots_.size() - 1);
+  slots_[at] = {.hash = hash, .place = static_cast<uint32_t>(place + 1)};
+}
 
 const Value* Value::Dict::find(std::string_view name) const {
-  const auto found = names.find(name);
-  return found == names.end() ? nullptr : &items[found->second].second;
+  const size_t place = place_of(name);
+  return place == kNowhere ? nullptr : &items[place].second;
 }
 
 const Value* Value::Dict::find(const Value& key) const {
-  if (key.is_string()) return find(key.text());
-  if (names.size() == items.size()) return nullptr;
-  for (const auto& [name, value] : items)
-    if (equals(name, key)) return &value;
-  return nullptr;
+  const size_t place = place_of(key);
+  return place == kNowhere ? nullptr : &items[place].second;
 }
 
-void Budget::fail() { throw Error("it takes too many steps: the limit that keeps templates from running forever"); }
+bool Value::Dict::set(Value key, Value value) {
+  if (const size_t place = place_of(key); place != kNowhere) {
+    items[place].second = std::move(value);
+    return false;
+  }
+  items.emplace_back(std::move(key), std::move(value));
+  if (items.size() <= kFew) return true;
+  if (2 * items.size() <= slots_.size()) {
+    put(static_cast<uint32_t>(hash_of(items.back().first)), items.size() - 1);
+    return true;
+  }
+  slots_ = List<Slot>(std::max<size_t>(4 * kFew, 2 * slots_.size()));
+  for (size_t place = 0; place < items.size(); ++place) put(static_cast<uint32_t>(hash_of(items[place].first)), place);
+  return true;
+}
 
 // ---- Truth, equality, order
 
@@ -271,7 +342,7 @@ bool is_sequence(const Value& value) { return value.is(Kind::kList) || value.is(
 }  // namespace
 
 bool equals(const Value& a, const Value& b) {
-  Budget::spend(1);
+  Budget::step();
   if (a.is_number() && b.is_number()) {
     bool ordered = true;
     const int order = compare_numbers(a, b, ordered);
@@ -281,10 +352,12 @@ bool equals(const Value& a, const Value& b) {
   switch (a.kind()) {
     case Kind::kUndefined:
     case Kind::kNone: return true;
-    case Kind::kString: return a.text() == b.text();
+    case Kind::kString: return same_text(a.text(), b.text());
     case Kind::kList:
     case Kind::kTuple:
-      return std::equal(a.items().begin(), a.items().end(), b.items().begin(), b.items().end(),
+      if (a.items().size() != b.items().size()) return false;
+      Budget::steps(a.items().size());
+      return std::equal(a.items().begin(), a.items().end(), b.items().begin(),
                         [](const Value& x, const Value& y) { return x.same_object(y) || equals(x, y); });
     case Kind::kDict: {
       const Value::Dict &x = a.dict(), &y = b.dict();
@@ -303,12 +376,15 @@ bool equals(const Value& a, const Value& b) {
 }
 
 bool is_less(const Value& a, const Value& b) {
-  Budget::spend(1);
+  Budget::step();
   if (a.is_number() && b.is_number()) {
     bool ordered = true;
     return compare_numbers(a, b, ordered) < 0 && ordered;
   }
-  if (a.is_string() && b.is_string()) return a.text() < b.text();  // UTF-8 keeps the order of code points
+  if (a.is_string() && b.is_string()) {
+    Budget::read(std::min(a.text().size(), b.text().size()));
+    return a.text() < b.text();  // UTF-8 keeps the order of code points
+  }
   if (is_sequence(a) && a.kind() == b.kind()) {
     const Values &x = a.items(), &y = b.items();
     for (size_t i = 0; i < std::min(x.size(), y.size()); ++i)
@@ -321,196 +397,9 @@ bool is_less(const Value& a, const Value& b) {
 }
 
 bool is_hashable(const Value& value) {
-  Budget::spend(1);
+  Budget::step();
   if (value.is(Kind::kTuple)) return std::all_of(value.items().begin(), value.items().end(), is_hashable);
   return value.kind() < Kind::kString || value.is_string() || value.is(Kind::kRange);
-}
-
-// ---- Text
-
-namespace {
-
-void check_size(const std::string& out, size_t most) {
-  if (out.size() > most) throw Error(absl::StrCat("the text of a value is longer than ", most, " bytes"));
-}
-
-void append_items(std::string& out, const Values& items, size_t most) {
-  bool first = true;
-  for (const Value& item : items) {
-    if (!std::exchange(first, false)) out += ", ";
-    append_repr(out, item, most);
-  }
-}
-
-}  // namespace
-
-std::string str(const Value& value, size_t most) {
-  if (value.is_string()) return value.text();
-  if (value.is_undefined()) {
-    if (value.is_unsafe()) throw Error(value.reason());
-    return "";
-  }
-  std::string out;
-  append_repr(out, value, most);
-  return out;
-}
-
-void append_repr(std::string& out, const Value& value, size_t most) {
-  Budget::spend(1);
-  check_size(out, most);
-  switch (value.kind()) {
-    case Kind::kUndefined: out += "Undefined"; return;
-    case Kind::kNone: out += "None"; return;
-    case Kind::kBool: out += value.integral() != 0 ? "True" : "False"; return;
-    case Kind::kInt: absl::StrAppend(&out, value.integral()); return;
-    case Kind::kFloat: out += repr_float(value.number()); return;
-    case Kind::kString:
-      if (value.is_markup()) throw Error("printing a value that is marked safe inside another one is not supported");
-      out += repr_text(value.text());
-      return;
-    case Kind::kList:
-      out += '[';
-      append_items(out, value.items(), most);
-      out += ']';
-      return;
-    case Kind::kTuple:
-      out += '(';
-      append_items(out, value.items(), most);
-      if (value.items().size() == 1) out += ',';
-      out += ')';
-      return;
-    case Kind::kView:
-      absl::StrAppend(&out, value.view_name(), "([");
-      append_items(out, value.items(), most);
-      out += "])";
-      return;
-    case Kind::kDict: {
-      out += '{';
-      bool first = true;
-      for (const auto& [key, item] : value.dict().items) {
-        if (!std::exchange(first, false)) out += ", ";
-        append_repr(out, key, most);
-        out += ": ";
-        append_repr(out, item, most);
-      }
-      out += '}';
-      return;
-    }
-    case Kind::kRange: {
-      const Value::Range& range = value.range();
-      absl::StrAppend(&out, "range(", range.start, ", ", range.stop);
-      if (range.step != 1) absl::StrAppend(&out, ", ", range.step);
-      out += ')';
-      return;
-    }
-    default:
-      throw Error(absl::StrCat("printing a value of the type ", value.type_name(),
-                               " is not supported: Python's text of it is an address",
-                               value.is(Kind::kIterator) ? "; put |list behind it" : ""));
-  }
-}
-
-// ---- JSON
-
-namespace {
-
-void append_json_text(std::string& out, std::string_view text, bool ensure_ascii) {
-  static constexpr char kHex[] = "0123456789abcdef";
-  const auto unit = [&](uint32_t value) {
-    out += "\\u";
-    for (int shift = 12; shift >= 0; shift -= 4) out.push_back(kHex[value >> shift & 0xF]);
-  };
-  out += '"';
-  for (size_t at = 0; at < text.size();) {
-    const io::CodePoint point = io::decode_utf8(text, at);
-    const std::string_view bytes = text.substr(at, static_cast<size_t>(point.length));
-    at += bytes.size();
-    switch (point.value) {
-      case '"': out += "\\\""; break;
-      case '\\': out += "\\\\"; break;
-      case '\n': out += "\\n"; break;
-      case '\r': out += "\\r"; break;
-      case '\t': out += "\\t"; break;
-      case '\f': out += "\\f"; break;
-      case '\b': out += "\\b"; break;
-      default:
-        if (point.value < 0x20 || (ensure_ascii && point.value >= 0x7F && point.value < 0x10000)) {
-          unit(point.value);
-        } else if (ensure_ascii && point.value >= 0x10000) {
-          unit(0xD800 + ((point.value - 0x10000) >> 10));
-          unit(0xDC00 + ((point.value - 0x10000) & 0x3FF));
-        } else {
-          out += bytes;
-        }
-    }
-  }
-  out += '"';
-}
-
-std::string json_number(const Value& value) {
-  if (value.is(Kind::kBool)) return value.integral() != 0 ? "true" : "false";
-  if (value.is(Kind::kInt)) return absl::StrCat(value.integral());
-  if (std::isnan(value.number())) return "NaN";
-  if (std::isinf(value.number())) return value.number() < 0 ? "-Infinity" : "Infinity";
-  return repr_float(value.number());
-}
-
-std::string json_key(const Value& key) {
-  if (key.is_string()) return key.text();
-  if (key.is_none()) return "null";
-  if (key.is_number()) return json_number(key);
-  throw Error("keys must be str, int, float, bool or None, not " + key.type_name());
-}
-
-}  // namespace
-
-void append_json(std::string& out, const Value& value, const JsonStyle& style, size_t most, int level) {
-  Budget::spend(1);
-  check_size(out, most);
-  const auto line = [&](int deep) {
-    if (!style.multiline) return;
-    out += '\n';
-    for (int i = 0; i < deep; ++i) out += style.indent, check_size(out, most);
-  };
-  // Both brackets, and a separator before each item but the first.
-  const auto bracketed = [&](char open, char close, size_t count, auto item) {
-    out += open;
-    for (size_t i = 0; i < count; ++i) {
-      if (i > 0) out += style.item_separator;
-      line(level + 1);
-      item(i);
-    }
-    if (count > 0) line(level);
-    out += close;
-  };
-  switch (value.kind()) {
-    case Kind::kNone: out += "null"; return;
-    case Kind::kBool:
-    case Kind::kInt:
-    case Kind::kFloat: out += json_number(value); return;
-    case Kind::kString: append_json_text(out, value.text(), style.ensure_ascii); return;
-    case Kind::kList:
-    case Kind::kTuple:
-      bracketed('[', ']', value.items().size(),
-                [&](size_t i) { append_json(out, value.items()[i], style, most, level + 1); });
-      return;
-    case Kind::kDict: {
-      const auto& items = value.dict().items;
-      std::vector<size_t> order(items.size());
-      for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-      if (style.sort_keys)
-        std::stable_sort(order.begin(), order.end(),
-                         [&](size_t a, size_t b) { return is_less(items[a].first, items[b].first); });
-      bracketed('{', '}', items.size(), [&](size_t i) {
-        const auto& [key, item] = items[order[i]];
-        append_json_text(out, json_key(key), style.ensure_ascii);
-        out += style.key_separator;
-        append_json(out, item, style, most, level + 1);
-      });
-      return;
-    }
-    default: throw Error(absl::StrCat("Object of type ", value.type_name(), " is not JSON serializable"));
-  }
 }
 
 }  // namespace rondo::text::jinja

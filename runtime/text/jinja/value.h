@@ -2,28 +2,26 @@
 //
 // Containers are immutable and so never hold themselves. Objects that a template can change (namespaces) belong to the
 // evaluator: values only point to them, so nothing leaks in a cycle. Nesting is bounded by kMaxNesting, which bounds
-// the recursion of printing, comparing and freeing.
+// the recursion of printing, comparing and freeing. All memory and all work is charged to the budget in force.
 // Thread safety: values of data (all kinds up to kRange) may be read from several threads.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/text/jinja/budget.h"
 
 namespace rondo::text::jinja {
 
 struct Macro;
 struct LoopState;
 class Value;
-using Values = std::vector<Value>;
+using Values = List<Value>;
 
 enum class Kind : uint8_t {
   kUndefined,
@@ -59,35 +57,36 @@ class Value {
     int64_t start = 0, stop = 0, step = 1;
     int64_t size() const;
   };
-  struct Iterator {
-    std::function<bool(Value&)> next;  // false: no more
-    const char* python_name = "generator";
-  };
-  using NamespaceFields = std::vector<std::pair<std::string, Value>>;
+  class Iterator;
+  using Items = List<std::pair<Value, Value>>;
   struct Method;
 
   Value() = default;  // undefined, without a reason
   // `reason` is the error of using it.
-  static Value undefined(std::string reason, bool unsafe = false);
+  static Value undefined(std::string_view reason, bool unsafe = false);
   static Value none() { return Value(Kind::kNone); }
   static Value boolean(bool b);
   static Value integer(int64_t i);
   static Value real(double d);
   // REQUIRES: valid UTF-8.
-  static Value string(std::string text, bool markup = false);
+  static Value string(Text&& text, bool markup = false);
+  static Value string(std::string_view text, bool markup = false) { return string(Text(text), markup); }
+  static Value string(const char* text, bool markup = false) { return string(Text(text), markup); }
   static Value list(Values items) { return sequence(Kind::kList, std::move(items), ""); }
   static Value tuple(Values items) { return sequence(Kind::kTuple, std::move(items), ""); }
   static Value view(Values items, const char* name) { return sequence(Kind::kView, std::move(items), name); }
   // Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
-  static Value dict(std::vector<std::pair<Value, Value>> items);
+  static Value dict(Items items);
   static Value range(int64_t start, int64_t stop, int64_t step);
-  // `held`: the values that `next` keeps, which count as nested in the iterator.
-  static Value iterator(std::function<bool(Value&)> next, const Values& held, const char* python_name = "generator");
-  static Value name_space(NamespaceFields* fields);
+  // Draws by `draw`, a bool(Value&) that is false at the end. `held`: the values that it keeps, which count as nested
+  // in the iterator.
+  template <class Draw>
+  static Value iterator(Draw draw, const Values& held = {}, const char* python_name = "generator");
+  static Value name_space(Dict* fields);
   static Value loop(std::shared_ptr<LoopState> state);
   static Value macro(const Macro* node);
   static Value function(std::string_view name);
-  static Value method(Value self, std::string name);
+  static Value method(Value self, std::string_view name);
   // A JSON text. Throws FileError, which names `path`: malformed, too deep, or an integer beyond 64 bits.
   static Value from_json(const std::string& path, std::string_view json);
   static Value from_json(io::JsonReader& json, int depth = 0);
@@ -106,18 +105,18 @@ class Value {
   // REQUIRES: of that kind; integral() also of a bool, number() of any number.
   int64_t integral() const { return integer_; }
   double number() const { return kind_ == Kind::kFloat ? real_ : static_cast<double>(integer_); }
-  const std::string& text() const { return *static_cast<const std::string*>(object_.get()); }
+  std::string_view text() const { return *static_cast<const Text*>(object_.get()); }
   const Values& items() const { return static_cast<const Sequence*>(object_.get())->items; }
   const char* view_name() const { return static_cast<const Sequence*>(object_.get())->view; }
   const Dict& dict() const { return *static_cast<const Dict*>(object_.get()); }
   const Range& range() const { return *static_cast<const Range*>(object_.get()); }
   Iterator& iterator() const { return *static_cast<Iterator*>(object_.get()); }
-  NamespaceFields& fields() const { return *static_cast<NamespaceFields*>(object_.get()); }
+  Dict& fields() const { return *static_cast<Dict*>(object_.get()); }
   LoopState& loop() const { return *static_cast<LoopState*>(object_.get()); }
   const Macro& macro() const { return *static_cast<const Macro*>(object_.get()); }
   const Method& method() const { return *static_cast<const Method*>(object_.get()); }
   // kFunction's name.
-  const std::string& function() const { return text(); }
+  std::string_view function() const { return text(); }
   // Whether two values are the same object, for `is sameas`.
   bool same_object(const Value& other) const;
 
@@ -129,6 +128,7 @@ class Value {
  private:
   explicit Value(Kind kind) : kind_(kind) {}
   static Value sequence(Kind kind, Values items, const char* name);
+  static Value iterator_of(std::shared_ptr<Iterator> iterator, const Values& held);
 
   Kind kind_ = Kind::kUndefined;
   bool markup_ = false, unsafe_ = false;
@@ -140,41 +140,53 @@ class Value {
   std::shared_ptr<void> object_;
 };
 
+// What Python computes item by item.
+class Value::Iterator {
+ public:
+  explicit Iterator(const char* name) : python_name(name) {}
+  virtual ~Iterator() = default;
+  // False: no more.
+  bool next(Value& out) {
+    Budget::step();
+    return draw(out);
+  }
+  const char* const python_name;
+
+ private:
+  virtual bool draw(Value& out) = 0;
+};
+
+template <class Draw> Value Value::iterator(Draw draw, const Values& held, const char* python_name) {
+  struct Drawing final : Iterator {
+    Drawing(Draw&& from, const char* name) : Iterator(name), drawn_by(std::move(from)) {}
+    bool draw(Value& out) override { return drawn_by(out); }
+    Draw drawn_by;
+  };
+  return iterator_of(shared<Drawing>(std::move(draw), python_name), held);
+}
+
+// Values by keys, in the order in which the keys came. Also the variables of a scope and the fields of a namespace.
 struct Value::Dict {
-  std::vector<std::pair<Value, Value>> items;
-  HashMap<std::string_view, size_t> names;  // of keys that are strings
-  // Null if it has no such key.
+  Items items;
+  // Null if it has no such key. REQUIRES: a hashable key.
   const Value* find(std::string_view name) const;
   const Value* find(const Value& key) const;
+  // Replaces the value of a key that is there. True: the key is new.
+  bool set(Value key, Value value);
+
+ private:
+  struct Slot {
+    uint32_t hash = 0, place = 0;  // the item's place + 1; 0: free
+  };
+  template <class Key> size_t place_of(const Key& key) const;
+  void put(uint32_t hash, size_t place);
+
+  List<Slot> slots_;  // a power of two, at most half full; none for a few items, which are compared one by one
 };
 
 struct Value::Method {
   Value self;
-  std::string name;
-};
-
-// The steps that a rendering has left: every evaluation, item and 32 bytes of text is a step. Values shared by other
-// values can make small objects whose comparison never ends, so the functions below count too.
-class Budget {
- public:
-  // In force on this thread until it is destroyed.
-  explicit Budget(uint64_t steps) : left_(steps), outer_(current_) { current_ = this; }
-  ~Budget() { current_ = outer_; }
-  Budget(const Budget&) = delete;
-  Budget& operator=(const Budget&) = delete;
-  // Throws Error if nothing is left. Without a budget: does nothing.
-  static void spend(uint64_t steps) {
-    if (current_ == nullptr) return;
-    if (steps > current_->left_) fail();
-    current_->left_ -= steps;
-  }
-  static void spend_bytes(size_t bytes) { spend(1 + bytes / 32); }
-
- private:
-  [[noreturn]] static void fail();
-  uint64_t left_;
-  Budget* const outer_;
-  static inline thread_local Budget* current_ = nullptr;
+  Text name;
 };
 
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
@@ -188,15 +200,17 @@ bool equals(const Value& a, const Value& b);
 bool is_less(const Value& a, const Value& b);
 // Whether it can be a key of a dict.
 bool is_hashable(const Value& value);
-// str() and repr(). Throw for values whose text is an address, and for results beyond `most` bytes.
-std::string str(const Value& value, size_t most);
-void append_repr(std::string& out, const Value& value, size_t most);
+// str() and repr(). Throw for values whose text is an address.
+Text str(const Value& value);
+void append_repr(Text& out, const Value& value);
 
 struct JsonStyle {
   bool ensure_ascii = false, sort_keys = false, multiline = false;
-  std::string indent{}, item_separator = ", ", key_separator = ": ";
+  Text indent{}, item_separator = ", ", key_separator = ": ";
 };
-// json.dumps(). Throws Error for values that JSON cannot express, and for results beyond `most` bytes.
-void append_json(std::string& out, const Value& value, const JsonStyle& style, size_t most, int level = 0);
+// json.dumps(). Throws Error for values that JSON cannot express.
+void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
+// A text of a template, fit for a message: cut to a readable length.
+std::string brief(std::string_view text);
 
 }  // namespace rondo::text::jinja

@@ -1,0 +1,152 @@
+// Budget: what a template may use up. The one place where it pays, before it gets.
+//
+//   Budget budget(limits);            // in force on this thread until it is destroyed
+//   Text text; text += more;          // charged by its allocator: bytes, and the work of filling them
+//   Budget::step();                   // a node, an item, a call: also looks at the stack and at the stop token
+//
+// Memory: all that grows with what a template does is a Text, a List or made by shared(), so no filter can go around
+// it. Bytes are given back when they are freed. Work: step() begins every function that recurses or runs once for an
+// item, and the functions on text (python_text.h) charge the bytes that they look at. What is dearer than its charge is
+// a bug.
+//
+// Without a budget in force nothing is charged: values of callers are free.
+// Thread safety: a budget belongs to the thread that made it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stop_token>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rondo::text::jinja {
+
+struct Limits {
+  // Work. A step is at most about 100 ns: a node of the template, an item, 8 bytes of text taken apart, 64 bytes
+  // copied.
+  uint64_t steps = 20'000'000;
+  // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
+  size_t bytes = size_t{128} << 20;
+  // Of the calling thread's stack, below the call. A thread that has less left is respected: Note [Stack].
+  size_t stack = size_t{256} << 10;
+  // Bytes of a template. Published ones have at most 40,000.
+  size_t source = size_t{256} << 10;
+};
+
+// What was used up. `bytes` and `stack`: the most at any one time.
+struct Used {
+  uint64_t steps = 0;
+  size_t bytes = 0, stack = 0;
+};
+
+// Note [Stack]: templates recurse natively, so step() compares the address of its frame with the lowest one allowed:
+// `Limits::stack` below the call, and kReserve above the end of the thread's stack where the system tells that end.
+// What recurses without a step, the freeing of nested values, and leaves such as the C library's formatting need less
+// than kReserve (TemplateStack measures it).
+class Budget {
+ public:
+  static constexpr size_t kReserve = size_t{48} << 10;
+
+  // `held`: bytes that count from the start. `used`: filled in at the end, also after an error.
+  explicit Budget(const Limits& limits, size_t held = 0, std::stop_token stop = {}, Used* used = nullptr);
+  ~Budget();
+  Budget(const Budget&) = delete;
+  Budget& operator=(const Budget&) = delete;
+
+  // One step. All of these throw Error if the budget does not have it, or if the stop token asks for an end.
+  static void step() {
+    if (current_ == nullptr) return;
+    const uintptr_t at = here();
+    if (at < current_->lowest_) [[unlikely]]
+      fail_stack();
+    current_->deepest_ = std::min(current_->deepest_, at);
+    current_->spend(1);
+  }
+  static void steps(uint64_t count) {
+    if (current_ != nullptr) current_->spend(count);
+  }
+  // Text that is compared or scanned by the library's fast functions, and text that is taken apart into characters.
+  static void read(size_t bytes) {
+    if (bytes >= 64) steps(bytes / 64);
+  }
+  static void convert(size_t bytes) { steps(bytes / 8); }
+  // For sizes that a template states: throws if `count` times `bytes` are more than what is left.
+  static void expect(uint64_t count, size_t bytes) {
+    if (current_ != nullptr && bytes != 0 && count > current_->bytes_left() / bytes) fail_bytes();
+  }
+
+  size_t held() const { return held_; }
+  bool cancelled() const { return cancelled_; }
+
+ private:
+  template <class> friend struct Charged;
+
+  static uintptr_t here() { return reinterpret_cast<uintptr_t>(__builtin_frame_address(0)); }
+  size_t bytes_left() const { return limits_.bytes - std::min(limits_.bytes, held_); }
+  void spend(uint64_t count) {
+    if (count > left_ || stop_.stop_requested()) [[unlikely]]
+      fail_work();
+    left_ -= count;
+  }
+  // A block of memory: its bytes, and those that the heap adds.
+  static constexpr size_t kBlock = 16;
+  static void take(size_t bytes, uint64_t count);
+  static void give(size_t bytes) noexcept {
+    if (current_ != nullptr) current_->held_ -= std::min(current_->held_, bytes + kBlock);
+  }
+  [[noreturn]] void fail_work();
+  [[noreturn]] static void fail_bytes();
+  [[noreturn]] static void fail_stack();
+
+  const Limits limits_;
+  const std::stop_token stop_;
+  Used* const used_;
+  Budget* const outer_;
+  const uintptr_t top_;
+  uintptr_t lowest_, deepest_;
+  uint64_t left_;
+  size_t held_, most_held_;
+  bool cancelled_ = false;
+  static inline thread_local Budget* current_ = nullptr;
+};
+
+// The allocator of all that a render makes.
+template <class T> struct Charged {
+  using value_type = T;
+  Charged() = default;
+  template <class U> Charged(const Charged<U>&) noexcept {}
+  T* allocate(size_t count) {
+    const size_t bytes = count * sizeof(T);  // containers never ask for more than fits
+    Budget::take(bytes, 1 + bytes / (sizeof(T) == 1 ? 64 : 32));
+    try {
+      return std::allocator<T>().allocate(count);
+    } catch (...) {
+      Budget::give(bytes);
+      throw;
+    }
+  }
+  void deallocate(T* data, size_t count) noexcept {
+    Budget::give(count * sizeof(T));
+    std::allocator<T>().deallocate(data, count);
+  }
+  template <class U> friend bool operator==(const Charged&, const Charged<U>&) noexcept { return true; }
+};
+
+using Text = std::basic_string<char, std::char_traits<char>, Charged<char>>;
+template <class T> using List = std::vector<T, Charged<T>>;
+template <class T, class... Args> std::shared_ptr<T> shared(Args&&... args) {
+  return std::allocate_shared<T>(Charged<T>(), std::forward<Args>(args)...);
+}
+
+// Nodes of a template's tree derive from it, so that `new` charges them.
+struct ChargedNode {
+  static void* operator new(size_t bytes) { return Charged<std::byte>().allocate(bytes); }
+  static void operator delete(void* node, size_t bytes) noexcept {
+    Charged<std::byte>().deallocate(static_cast<std::byte*>(node), bytes);
+  }
+};
+
+}  // namespace rondo::text::jinja
