@@ -88,7 +88,7 @@ template <class Take> void for_bands(ImageDecoder& decoder, ImageBudget& budget,
   const int64_t height = decoder.info.height, width = decoder.info.width;
   const int64_t most = decoder.rows_together ? height
                                              : std::clamp(static_cast<int64_t>(kBand / row_bytes), int64_t{1}, height);
-  const Tensor band = host_tensor({most, static_cast<int64_t>(row_bytes)}, kU8, budget);
+  Tensor band = host_tensor({most, static_cast<int64_t>(row_bytes)}, kU8, budget);
   uint8_t* const rows = band.mutable_data<uint8_t>();
   for (int64_t y = 0; y < height; y += most) {
     const int64_t count = std::min(most, height - y);

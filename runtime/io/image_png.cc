@@ -83,8 +83,7 @@ class PngDecoder final : public ImageDecoder {
   static void read_bytes(png_structp png, png_bytep out, size_t count) {
     PngDecoder* const self = of(png_get_io_ptr(png));
     constexpr png_uint_32 kPixels = 0x49444154;  // IDAT
-    const bool all_rows = self->rows_read_ > 0 && self->rows_read_ == self->info.height;
-    const bool dropped = all_rows && png_get_io_chunk_type(png) == kPixels;
+    const bool dropped = self->all_unpacked_ && png_get_io_chunk_type(png) == kPixels;
     bool whole = false;
     self->guarded([&] { whole = self->copy(out, count, dropped ? 512 : 4); });
     if (!whole) png_error(png, "it ends too early");
@@ -102,6 +101,13 @@ class PngDecoder final : public ImageDecoder {
       count -= part;
     }
     return true;
+  }
+
+  // After a row is unpacked, and before libpng reads on to the end of the stream, however long that is.
+  static void on_row(png_structp png, png_row_infop, png_bytep) {
+    PngDecoder* const self = of(png_get_mem_ptr(png));
+    self->all_unpacked_ = png_get_current_row_number(png) + 1 == png_get_image_height(png, self->png_info_) &&
+                          png_get_current_pass_number(png) + 1 == self->passes_;
   }
 
   // libpng warns of a chunk that it leaves out: a chunk of another length, at another place or twice. Pixels without
@@ -148,6 +154,7 @@ class PngDecoder final : public ImageDecoder {
       png_set_packing(png_);  // a byte for each number of fewer bits
       if (std::endian::native == std::endian::little) png_set_swap(png_);
     }
+    png_set_read_user_transform_fn(png_, on_row);
     passes_ = png_set_interlace_handling(png_);
     png_read_update_info(png_, png_info_);
     return true;
@@ -161,11 +168,15 @@ class PngDecoder final : public ImageDecoder {
   // A frame of its own: what changes while a jump may come is not in setjmp()'s frame.
   [[gnu::noinline]] void unpack_passes(uint8_t* rows, int64_t count, size_t row_bytes) {
     for (int pass = 0; pass < passes_; ++pass)
-      for (int64_t y = 0; y < count; ++y) png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
+      for (int64_t y = 0; y < count; ++y) {
+        // The last pass of an interlaced image has its odd rows, so an even one at the end has nothing to unpack.
+        if (pass == 6 && y + 1 == count && y % 2 == 0) all_unpacked_ = true;
+        png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
+      }
   }
   bool read_end() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_read_end(png_, nullptr);
+    png_read_end(png_, png_info_);  // without the info it leaves chunks out in silence
     return true;
   }
 
@@ -175,6 +186,7 @@ class PngDecoder final : public ImageDecoder {
   size_t stored_row_bytes_ = 0;
   int passes_ = 1;
   int64_t rows_read_ = 0;
+  bool all_unpacked_ = false;
 };
 
 // Writing: all that a jump may cross is plain data.
