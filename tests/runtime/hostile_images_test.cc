@@ -141,7 +141,7 @@ void decode_all(int count) {
   }
   EXPECT_EQ(ends.images + ends.refused, count);
   EXPECT_GT(ends.images, count / 8);
-  EXPECT_GT(ends.over_budget, count / 8);
+  EXPECT_GT(ends.over_budget, count / 16);
   testing::Test::RecordProperty("most_ms", std::to_string(most_ms));
   testing::Test::RecordProperty("all_ms", std::to_string(all_ms));
 }
