@@ -525,6 +525,8 @@ std::string Regions::summary() const try {
     text += formatted("region %s: %s in %.0f ms, reused by %d layer%s (%d kernels, %d library calls)", r.name, how,
                       r.compile_ms, r.layers, r.layers == 1 ? "" : "s", r.kernels, r.library_calls);
     if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
+    if (r.forgotten > 0)
+      text += formatted(", of which %d were dropped (more than CompileOptions::max_entries)", r.forgotten);
     if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }

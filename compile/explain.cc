@@ -49,6 +49,10 @@ Explanation explain(const Regions& regions) try {
       e.hints.push_back(
           absl::StrCat(e.report.graph_breaks,
                        " graph breaks cut the region into pieces that cannot fuse; the last: ", e.report.last_break));
+    if (e.report.forgotten > 0)
+      e.hints.push_back(absl::StrCat(
+          e.report.forgotten, " recordings were dropped, as there are more than CompileOptions::max_entries; one that ",
+          "comes again is recorded and planned anew. Raise it, or let fewer sizes occur (pad to multiples, say)"));
     if (!e.entries.empty())
       for (std::string& hint : perf_hints(e.entries.back())) e.hints.push_back(std::move(hint));
   }

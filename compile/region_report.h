@@ -12,9 +12,11 @@ class [[gnu::visibility("hidden")]] Region;
 
 // One region's work so far.
 struct RegionReport {
-  std::string name;      // class of the block
-  int layers = 0;        // modules that share it
-  int entries = 0;       // different recordings met: shapes, control flow, integers (floats do not count)
+  std::string name;  // class of the block
+  int layers = 0;    // modules that share it
+  int entries = 0;   // different recordings met: shapes, control flow, integers (floats do not count)
+  int64_t forgotten =
+      0;  // recordings that were dropped for new ones, as there are more than CompileOptions::max_entries
   int compilations = 0;  // times that code had to be generated: for a recording, or for a backward (other_backwards)
   // The compilations, and the recordings and backwards whose code came from disk or an artifact: what
   // CompileOptions::recompile_limit bounds. What shares code of this process counts in neither.

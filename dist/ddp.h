@@ -54,6 +54,9 @@
 // on every rank, which names the rank and the option. So it comes one step late, and no finish() compares the last
 // step.
 //
+// A group that is connected without options takes tensors of host memory; a model on a GPU needs {.device = device}.
+// Groups of parameters without options have the defaults of the optimizer's options, on every rank (optimizer.h).
+//
 // After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
 // behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
 // every time from then on (Note [Where an error surfaces] in process_group.h).

@@ -4,6 +4,7 @@
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -32,6 +33,8 @@ constexpr Milliseconds kNever{int64_t{1000} * 3600 * 24 * 365};
 // the token.
 constexpr Milliseconds kDoorPause{100};
 constexpr size_t kMaxUnprovedClients = 1024;
+// How long such a connection keeps its place when others wait at the door.
+constexpr Milliseconds kStrangersTime{1000};
 // Bytes that a connection may hold without being counted: small requests, one after the other.
 constexpr size_t kFreeBuffer = 4096;
 constexpr uint64_t kWake = 0, kDoor = 1, kFirstClient = 2;
@@ -117,16 +120,12 @@ class StoreServer::Loop {
   // ---- Connections
   void accept_all() {
     for (;;) {
-      if (strangers_.size() >= kMaxUnprovedClients) {
-        Connection& oldest = *connections_.at(*strangers_.begin());
-        if (Clock::now() < oldest.came + Milliseconds(1000)) return shut_door();
-        end(oldest);
-        bury();
-      }
+      if (strangers_.size() >= max_strangers_ && !drop_oldest_stranger()) return shut_door();
       Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) {
-        if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) shut_door();
-        return;
+        if (errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS) return;
+        if (!drop_oldest_stranger()) return shut_door();
+        continue;
       }
       if (connections_.size() >= limits_.max_connections) {
         const std::string sorry = refusal(
@@ -149,6 +148,23 @@ class StoreServer::Loop {
       watch(EPOLL_CTL_ADD, c.socket.get(), EPOLLIN, id);
       update(c);
     }
+  }
+
+  // False if there is none, or none that had its time.
+  bool drop_oldest_stranger() {
+    if (strangers_.empty()) return false;
+    Connection& oldest = *connections_.at(*strangers_.begin());
+    if (Clock::now() < oldest.came + kStrangersTime) return false;
+    end(oldest);
+    bury();
+    return true;
+  }
+
+  // Half of the descriptors that this process may have are for those who know the token, and for the process itself.
+  static size_t most_strangers() {
+    rlimit limit{};
+    if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxUnprovedClients;
+    return std::clamp<size_t>(limit.rlim_cur / 2, 1, kMaxUnprovedClients);
   }
 
   void shut_door() {
@@ -485,6 +501,7 @@ class StoreServer::Loop {
 
   const std::string token_, secret_ = random_bytes(kHashBytes);
   const StoreLimits limits_;
+  const size_t max_strangers_ = most_strangers();
   Fd listener_, wake_, epoll_;
   const int port_;
   StoreTable table_;

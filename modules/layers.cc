@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/format.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -43,6 +45,21 @@ bool is_probability(double p) {
 }
 
 }  // namespace
+
+void check_room(const ModuleBase& first, size_t bytes, int64_t n) {
+  double each = static_cast<double>(bytes);
+  for (const NamedTensor& p : first.named_parameters()) {
+    constexpr double kHandle = 256;  // what a tensor without memory takes
+    const bool counts = p.tensor.device() == kCPU && !SkipInit::without_memory();
+    each += kHandle +
+            (counts ? static_cast<double>(p.tensor.numel()) * static_cast<double>(size_of(p.tensor.dtype())) : 0);
+  }
+  const double all = each * static_cast<double>(n), most = static_cast<double>(memory::usable());
+  if (all > most)
+    throw OutOfMemoryError(
+        formatted("ModuleList: %d modules take %.3g MB each, %.3g MB together; this process may use %.3g MB", n,
+                  each * 1e-6, all * 1e-6, most * 1e-6));
+}
 
 Tensor constant_parameter(const Dims& sizes, double value) {
   return SkipInit::without_memory() ? without_memory(sizes) : Tensor::full(sizes, value);

@@ -133,6 +133,10 @@ struct MLP : Module<MLP> {
 
 [[noreturn]] void throw_no_layer(const char* list, int64_t i, int64_t size);
 
+// Throws OutOfMemoryError if `n` modules like `first`, of `bytes` each besides its parameters, are more than the memory
+// that this process may use: at once, not after hours of making them.
+void check_room(const ModuleBase& first, size_t bytes, int64_t n);
+
 // Modules of one type, named "0", "1", ...; the parent's forward loops over them.
 //   nn::ModuleList<Block> h = child("h", 12, C, heads);   // twelve Block(C, heads)
 //   for (Block& block : h) x = block(x);
@@ -144,7 +148,10 @@ template <class M> class ModuleList : public ModuleBase {
   }
   template <class... Args> explicit ModuleList(int64_t n, const Args&... args) : ModuleList() {
     if (n < 0) throw Error("ModuleList: the number of modules must not be negative, got " + std::to_string(n));
-    for (int64_t i = 0; i < n; ++i) emplace_back(args...);
+    for (int64_t i = 0; i < n; ++i) {
+      emplace_back(args...);
+      if (i == 0) check_room(*items_.front(), sizeof(M), n);
+    }
   }
   template <class... Args> M& emplace_back(Args&&... args) {
     return within_memory("ModuleList", [&]() -> M& {

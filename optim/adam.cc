@@ -12,11 +12,12 @@ AdamOptions as_adam(const AdamWOptions& o) {
   return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state, o.masters};
 }
 
-const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
+// The formula is one; its name in messages and profiles is the optimizer's.
+template <bool kDecoupled> const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
   static const UpdatePlan plain = plan_of<AdamFormula<false>>(
-      "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
+      kDecoupled ? "adamw" : "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});
   static const UpdatePlan with_max = plan_of<AdamFormula<true>>(
-      "adam_amsgrad",
+      kDecoupled ? "adamw_amsgrad" : "adam_amsgrad",
       {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}, {.name = "max_exp_avg_sq", .nonnegative = true}});
   return o.amsgrad ? with_max : plain;
 }
@@ -40,12 +41,14 @@ void check_adam(const char* name, const AdamOptions& o) {
 
 void Adam::check(const AdamOptions& o) { check_adam(kName, o); }
 FormulaCode<AdamOptions> Adam::code() {
-  return {&adam_plan, [](const AdamOptions& o) { return adam_rule(o, /*decoupled=*/false); }};
+  return {&adam_plan<false>, [](const AdamOptions& o) { return adam_rule(o, /*decoupled=*/false); }};
 }
 
 void AdamW::check(const AdamWOptions& o) { check_adam(kName, as_adam(o)); }
 FormulaCode<AdamWOptions> AdamW::code() {
-  return {[](const AdamWOptions& o, const Tensor& param) -> const UpdatePlan& { return adam_plan(as_adam(o), param); },
+  return {[](const AdamWOptions& o, const Tensor& param) -> const UpdatePlan& {
+            return adam_plan<true>(as_adam(o), param);
+          },
           [](const AdamWOptions& o) { return adam_rule(as_adam(o), /*decoupled=*/true); }};
 }
 

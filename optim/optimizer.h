@@ -64,6 +64,7 @@ namespace rondo::optim {
 
 class LaunchQueue;
 
+// A group without options has the defaults of its optimizer's options (AdamWOptions{}), not those of another group.
 template <class Options> struct ParamGroup {
   std::vector<Tensor> params;
   Options options = {};

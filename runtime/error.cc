@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/called_as.h"
 #include "rondo/runtime/location.h"
 
 namespace rondo {
@@ -68,8 +69,22 @@ std::string describe_location(std::source_location where) {
   return CallSite(where).text();
 }
 
+namespace {
+thread_local const CalledAs* innermost_name = nullptr;
+}
+
+CalledAs::CalledAs(std::string_view called, std::string_view op) : called_(called), op_(op), outer_(innermost_name) {
+  innermost_name = this;
+}
+CalledAs::~CalledAs() { innermost_name = outer_; }
+std::string_view CalledAs::name_of(std::string_view op) {
+  for (const CalledAs* scope = innermost_name; scope != nullptr; scope = scope->outer_)
+    if (scope->op_ == op) op = scope->called_;
+  return op;
+}
+
 void throw_op_error(std::string_view op, std::string_view what, std::source_location where) {
-  throw Error(absl::StrCat(std::string(op), ": ", std::string(what), describe_location(where)));
+  throw Error(absl::StrCat(std::string(CalledAs::name_of(op)), ": ", std::string(what), describe_location(where)));
 }
 
 void throw_undefined(const char* op, std::source_location where) {

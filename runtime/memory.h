@@ -105,6 +105,8 @@ void trim();
 // `bytes` is negative. Not counted: memory that is not tensors' (code, mapped files, a tokenizer's tables).
 void set_limit(int64_t bytes);
 int64_t limit();
+// The host memory that this process may use: the machine's, its control group's or limit(), whichever is least.
+int64_t usable();
 // The same for the memory of one device. Throws Error if there is no such device.
 void set_limit(int64_t bytes, Device device);
 int64_t limit(Device device);

@@ -12,6 +12,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -28,21 +29,24 @@ namespace {
 
 // ---- The setting
 
-// What RONDO_NUM_THREADS says; null: nothing.
-const char* given_threads() {
-  const char* const text = std::getenv("RONDO_NUM_THREADS");
-  return text == nullptr || *text == 0 ? nullptr : text;
+// What the two variables say; nullopt: nothing.
+std::optional<int> given_threads() {
+  const auto number = [](const char* text, char end_of_number) -> std::optional<int> {
+    int n = 0;
+    const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
+    const bool ends = *end == 0 || *end == end_of_number;
+    return error == std::errc() && ends && n >= 1 && n <= kMaxThreads ? std::optional(n) : std::nullopt;
+  };
+  if (const char* const own = std::getenv("RONDO_NUM_THREADS"); own != nullptr && *own != 0) {
+    const std::optional<int> n = number(own, 0);
+    if (!n) throw Error(absl::StrCat("RONDO_NUM_THREADS=", own, " is not a number from 1 to ", kMaxThreads));
+    return n;
+  }
+  const char* const shared = std::getenv("OMP_NUM_THREADS");
+  return shared == nullptr ? std::nullopt : number(shared, ',');
 }
 
-int default_threads() {
-  const char* const text = given_threads();
-  if (text == nullptr) return std::min(usable_cores(), kMaxThreads);
-  int n = 0;
-  const auto [end, error] = std::from_chars(text, text + std::strlen(text), n);
-  if (error != std::errc() || *end != 0 || n < 1 || n > kMaxThreads)
-    throw Error(absl::StrCat("RONDO_NUM_THREADS=", text, " is not a number from 1 to ", kMaxThreads));
-  return n;
-}
+int default_threads() { return given_threads().value_or(std::min(usable_cores(), kMaxThreads)); }
 
 std::atomic<int> threads{0};  // 0: not yet known
 thread_local bool inside = false;
@@ -254,7 +258,7 @@ int num_threads() {
 
 std::string why_fewer_threads() {
   std::string why;
-  if (given_threads() == nullptr) usable_cores(&why);
+  if (!given_threads()) usable_cores(&why);
   return why;
 }
 

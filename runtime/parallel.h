@@ -53,9 +53,10 @@ namespace rondo {
 inline constexpr int kMaxThreads = 1024;
 
 // The number of threads that one parallel_for uses, its caller included. One setting for the process: it holds for
-// every thread and for every op. Defaults to RONDO_NUM_THREADS, or to the cores that this process may use: those of its
-// affinity mask, or fewer if its container has a CPU quota. Results do not depend on it. Throws Error if
-// RONDO_NUM_THREADS is not a number from 1 to kMaxThreads.
+// every thread and for every op. Defaults to RONDO_NUM_THREADS, else to OMP_NUM_THREADS, else to the cores that this
+// process may use: those of its affinity mask, or fewer if its container has a CPU quota. Results do not depend on it.
+// Throws Error if RONDO_NUM_THREADS is not a number from 1 to kMaxThreads. OMP_NUM_THREADS is for other libraries, too:
+// of a list ("4,2") the first number counts, and what is no such number is ignored.
 int num_threads();
 // One sentence if that default follows a quota; else empty. The library prints nothing: programs may, as train_gpt and
 // rondorun do.

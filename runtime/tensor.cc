@@ -194,8 +194,8 @@ Tensor Tensor::arange(Scalar begin, Scalar end, Scalar step, ArangeOptions given
     const uint64_t span = by > 0 ? static_cast<uint64_t>(last) - static_cast<uint64_t>(first)
                                  : static_cast<uint64_t>(first) - static_cast<uint64_t>(last);
     const uint64_t size = by > 0 ? static_cast<uint64_t>(by) : -static_cast<uint64_t>(by);
-    const bool none = by > 0 ? first >= last : first <= last;
-    const auto n = static_cast<int64_t>(none ? 0 : (span - 1) / size + 1);
+    if (first != last && (first < last) != (by > 0)) ops::throw_wrong_step(begin.real(), end.real(), by, where);
+    const auto n = static_cast<int64_t>(first == last ? 0 : (span - 1) / size + 1);
     return counted(kName, n, begin, step, options, where);
   }
   const int64_t n = ops::arange_size(begin.real(), end.real(), step.real(), where);
@@ -475,6 +475,11 @@ Tensor Tensor::view(const Dims& to, std::source_location where) const { return o
 Tensor Tensor::reshape(const Dims& to, std::source_location where) const { return ops::reshape({*this, where}, to); }
 Tensor Tensor::transpose(int64_t a, int64_t b, std::source_location where) const {
   return ops::transpose({*this, where}, a, b);
+}
+Tensor Tensor::t(std::source_location where) const {
+  if (defined() && rank() != 2)
+    throw_op_error("Tensor::t", "needs two dimensions, not " + rondo::to_string(sizes()) + "; see transpose()", where);
+  return transpose(0, 1, where);
 }
 Tensor Tensor::permute(const Dims& order, std::source_location where) const {
   return ops::permute({*this, where}, order);

@@ -18,6 +18,7 @@
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
 
@@ -126,7 +127,7 @@ std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span
   const auto found = entries_.find(key);
   if (found == entries_.end()) return nullptr;
   const auto used = [&](Slot& slot) {
-    slot.entry->last_use = ++uses_;
+    note_use(*slot.entry);
     return slot.latest;
   };
   for (Slot& slot : found->second)
@@ -170,7 +171,7 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   }
   news.compiled = true;
   auto binding = std::make_shared<const Binding>(entry);
-  add(key, {entry, piece, binding}, std::move(ranges));
+  add(key, {entry, piece, binding}, std::move(ranges), news);
   return binding;
 }
 
@@ -208,7 +209,7 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   return entry;
 }
 
-void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges) {
+void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news) {
   const Entry& entry = *slot.entry;
   int kernels = 0, library_calls = 0, compiled = 0, fresh = 0;
   for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
@@ -230,25 +231,57 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
     report.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
     report.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
   });
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   latest_ = slot.entry;
   if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
-  if (n_entries_ >= std::max(options_.max_entries, 1)) forget_oldest_entry();
-  slot.entry->last_use = ++uses_;
+  const bool is_full = n_entries_ >= std::max(options_.max_entries, 1);
+  if (is_full) forget_least_used_entry();
+  note_use(*slot.entry);
   entries_[key].push_back(std::move(slot));
   ++n_entries_;
   constexpr size_t kSeveral = 4;
   varies_.store(entries_.size() >= kSeveral, std::memory_order_relaxed);
+  const bool is_first_to_go = is_full && n_forgotten_ == 1;
+  lock.unlock();
+  if (!is_full) return;
+  ledger_->update([&](RegionReport& report) { ++report.forgotten; });
+  if (is_first_to_go)
+    news.warning = formatted(
+        "region %s: more than %d different recordings (CompileOptions::max_entries); one of the least used is dropped "
+        "for "
+        "each new one, and recorded and planned anew if it comes again",
+        ledger_->name(), options_.max_entries);
 }
 
-void Region::forget_oldest_entry() {
+// Note [Kept recordings]
+// A region whose recordings exceed max_entries keeps those that are used most. Sizes often come in turns, each once in
+// an epoch: then the least recently used one is the very next that is needed, and a region that drops it replays
+// nothing. Here the latest of the least used goes, so that the others are there when their turn comes again. Every
+// max_entries recordings that are dropped, all counts are halved, and a count is at most kMostUses: what was used long
+// ago goes after a few times as many.
+namespace {
+constexpr int kMostUses = 8;
+}
+
+void Region::note_use(const Entry& entry) {
+  entry.last_use = ++uses_;
+  entry.uses = std::min(entry.uses + 1, kMostUses);
+}
+
+void Region::forget_least_used_entry() {
+  const bool halves = ++n_forgotten_ % std::max(options_.max_entries, 1) == 0;
   std::vector<Slot>* of = nullptr;
-  const Entry* oldest = nullptr;
+  const Entry* least = nullptr;
   for (auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots)
-      if (oldest == nullptr || slot.entry->last_use < oldest->last_use) of = &slots, oldest = slot.entry.get();
-  oldest->forgotten = true;
-  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == oldest; });
+    for (const Slot& slot : slots) {
+      const Entry& entry = *slot.entry;
+      if (halves) entry.uses = entry.uses / 2;
+      if (least == nullptr || entry.uses < least->uses ||
+          (entry.uses == least->uses && entry.last_use > least->last_use))
+        of = &slots, least = &entry;
+    }
+  least->forgotten = true;
+  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == least; });
   entries_.erase_if([](const auto& slots) { return slots.second.empty(); });
   --n_entries_;
 }
@@ -279,7 +312,7 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
         if (slot.entry == latest->entry()) slot.latest = binding;
   }
   if (checks_floats()) check_forward_floats(*binding);
-  entry.last_use = ++uses_;
+  note_use(entry);
   if (!has_effects(entry.forward_graph)) return binding;
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   return run_bound(trace, entry.forward_graph, std::move(binding));

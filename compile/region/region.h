@@ -84,7 +84,7 @@ class [[gnu::visibility("hidden")]] Region {
   // `ranges` gets those of its marked dimensions.
   std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
                                            std::vector<int64_t>& ranges);
-  void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges);
+  void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news);
   // As binding_for, for a recording that nothing was found for.
   std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats, News& news);
@@ -102,7 +102,8 @@ class [[gnu::visibility("hidden")]] Region {
                           std::span<const Tensor> finished, const std::string& reason);
   // Handles without a value say why.
   void name_missing(Trace & trace, const Graph& graph, const std::string& reason);
-  void forget_oldest_entry();
+  void note_use(const Entry& entry);
+  void forget_least_used_entry();  // REQUIRES: mutex_ is held
 
   CompileOptions options_;
   std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
@@ -113,6 +114,7 @@ class [[gnu::visibility("hidden")]] Region {
   // By key without floats. Entries of one key differ in the floats that they are for.
   HashMap<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
+  int64_t n_forgotten_ = 0;
   std::vector<std::string> breaks_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece

@@ -1,7 +1,9 @@
 #include "rondo/examples/segmentation/pictures.h"
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
+#include <map>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -73,6 +75,11 @@ std::unique_ptr<FolderPictures> FolderPictures::images_in(const std::string& fol
   for (const fs::path& image : entries_of(folder))
     if (is_image(image)) files.push_back({image.stem().string(), image.string(), ""});
   if (files.empty()) throw FileError(folder, "there are no images");
+  std::map<std::string, const Files*> first;  // of each name
+  for (const Files& file : files)
+    if (const auto [other, is_new] = first.emplace(file.name, &file); !is_new)
+      throw FileError(file.image, absl::StrCat("has the name of ", other->second->image,
+                                               ", and what is predicted for them is kept by name: rename one of them"));
   return std::unique_ptr<FolderPictures>(new FolderPictures(std::move(files), options, false));
 }
 
@@ -116,11 +123,14 @@ Picture FolderPictures::get(int64_t index) const { return read(files_.at(static_
 
 Picture FolderPictures::read(const Files& files) const {
   check_header(files);
-  Picture picture{files.name,
-                  io::read_image(files.image, {.mode = io::ImageMode::kRgb, .max_pixels = options_.max_pixels}),
-                  Tensor()};
+  // --max_pixels is the limit that users set: 8 bytes are more than a pixel of any form takes while it is read.
+  const int64_t bytes = std::max(io::ReadImageOptions().max_bytes, 8 * std::min(options_.max_pixels, int64_t{1} << 40));
+  Picture picture{
+      files.name,
+      io::read_image(files.image, {.mode = io::ImageMode::kRgb, .max_pixels = options_.max_pixels, .max_bytes = bytes}),
+      Tensor()};
   if (files.mask.empty()) return picture;
-  picture.mask = io::read_mask(files.mask, options_.max_pixels);
+  picture.mask = io::read_mask(files.mask, options_.max_pixels, bytes);
   int32_t* classes = picture.mask.mutable_data<int32_t>();
   for (int64_t i = 0; i < picture.mask.numel(); ++i) {
     if (cityscapes_ && classes[i] >= 0 && classes[i] < std::ssize(kCityscapesClasses))

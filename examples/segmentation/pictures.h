@@ -45,7 +45,7 @@ class FolderPictures : public Pictures {
   // Throws FileError if there are no pictures, if an image has no mask, or if a mask has another size than its image.
   static std::unique_ptr<FolderPictures> open(const std::string& folder, const std::string& split,
                                               const FolderOptions& options);
-  // The images of one folder, without masks.
+  // The images of one folder, without masks. Throws FileError if two have one name, as a.png and a.jpg do.
   static std::unique_ptr<FolderPictures> images_in(const std::string& folder, const FolderOptions& options);
 
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }

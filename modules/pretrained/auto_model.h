@@ -2,13 +2,14 @@
 // model.safetensors.index.json) becomes a model of modules/, and a model becomes such a folder.
 //
 //   auto model = nn::AutoModelForCausalLM::from_pretrained("gpt2", {.dtype = kF32});
-//   optim::AdamW optimizer(model->parameters(), {.lr = 1e-4});
+//   optim::AdamW optimizer(model.parameters(), {.lr = 1e-4});
 //   model.loss(idx, targets).backward();
 //   model.save_pretrained("tuned");                      // what transformers reads
 //
-// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit; segformer. `model->`
-// is the tree (module.h), `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in
-// transformers: model->train() turns dropout on.
+// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit; segformer. What a
+// training loop calls is written `model.`: loss(), parameters(), train(). `*model` is the module (module.h) for
+// functions that take one, `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in
+// transformers: model.train() turns dropout on.
 //
 // Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
 // not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
@@ -88,7 +89,21 @@ struct SaveOptions {
 class PretrainedModel {
  public:
   ModuleBase& operator*() const;
+  // The module, for what is not written `model.`; it has no loss().
   ModuleBase* operator->() const { return &**this; }
+  // As in module.h.
+  std::vector<Tensor> parameters() const { return (**this).parameters(); }
+  std::vector<NamedTensor> named_parameters() const { return (**this).named_parameters(); }
+  int64_t num_parameters() const { return (**this).num_parameters(); }
+  StateDict state_dict() const { return (**this).state_dict(); }
+  StateDictReport load_state_dict(const StateDict& state, bool strict = true, bool assign = false) {
+    return (**this).load_state_dict(state, strict, assign);
+  }
+  void train(bool on = true) { (**this).train(on); }
+  void eval() { (**this).eval(); }
+  void to(DType dtype) { (**this).to(dtype); }
+  void to(Device device) { (**this).to(device); }
+  void zero_grad(bool set_to_none = true) { (**this).zero_grad(set_to_none); }
   // The concrete model, or null if it is another one.
   template <class M> M* as() const { return dynamic_cast<M*>(&**this); }
   // "gpt2", as in config.json.

@@ -338,5 +338,9 @@ void memory::set_limit(int64_t bytes) {
   allocator::limit.store(bytes, std::memory_order_relaxed);
 }
 int64_t memory::limit() { return allocator::limit.load(std::memory_order_relaxed); }
+int64_t memory::usable() {
+  const int64_t all = allocator::usable_memory(), most = limit();
+  return most == 0 ? all : std::min(all, most);
+}
 
 }  // namespace rondo

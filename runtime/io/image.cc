@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -13,22 +13,24 @@
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/image_codec.h"
-#include "rondo/runtime/io/open_file.h"
+#include "rondo/runtime/storage.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {
 
-// A photograph of max_pixels is far smaller; a longer file is no image that anybody made.
-constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
+constexpr size_t kBand = 1 << 18;  // bytes of the rows that are converted at once
 
-std::unique_ptr<ImageDecoder> open_image(std::string_view bytes, const std::string& name) {
-  if (bytes.starts_with("\x89PNG\r\n\x1a\n")) return open_png(bytes, name);
-  if (bytes.starts_with("\xff\xd8\xff")) return open_jpeg(bytes, name);
-  throw FileError(name, bytes.empty() ? "the file is empty, not a PNG or JPEG image" : "not a PNG or JPEG image");
+std::unique_ptr<ImageDecoder> open_image(ImageBytes& bytes, ImageBudget& budget) {
+  const std::string_view front = bytes.front();
+  if (front.starts_with("\x89PNG\r\n\x1a\n")) return open_png(bytes, budget);
+  if (front.starts_with("\xff\xd8\xff")) return open_jpeg(bytes, budget);
+  throw FileError(budget.name(),
+                  front.empty() ? "the file is empty, not a PNG or JPEG image" : "not a PNG or JPEG image");
 }
 
 void check_size(const ImageInfo& info, const std::string& name, int64_t max_pixels) {
+  max_pixels = std::min(max_pixels, int64_t{1} << 48);  // so that sizes in bytes do not overflow
   if (info.height <= max_pixels / std::max<int64_t>(info.width, 1)) return;
   throw FileError(name, absl::StrCat("the image has ", info.width, " x ", info.height,
                                      " pixels, more than max_pixels = ", max_pixels));
@@ -73,7 +75,27 @@ void cmyk_to_rgb(const uint8_t* in, uint8_t* out, int64_t pixels, bool inverted)
     for (int c = 0; c < 3; ++c) out[c] = inverted ? scaled(in[c], in[3]) : scaled(255 - in[c], 255 - in[3]);
 }
 
-Tensor host_tensor(const Dims& sizes, DType dtype) { return Tensor::empty(sizes, {dtype, kCPU}); }
+// Counted as long as the budget lives.
+Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
+  size_t bytes = size_of(dtype);
+  for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);
+  budget.take(bytes);
+  return Tensor::empty(sizes, {dtype, kCPU});
+}
+
+// take(rows, first pixel, number of pixels) for all pixels, from the first to the last, in bands of whole rows.
+template <class Take> void for_bands(ImageDecoder& decoder, ImageBudget& budget, size_t row_bytes, const Take& take) {
+  const int64_t height = decoder.info.height, width = decoder.info.width;
+  const int64_t most = decoder.rows_together ? height
+                                             : std::clamp(static_cast<int64_t>(kBand / row_bytes), int64_t{1}, height);
+  Tensor band = host_tensor({most, static_cast<int64_t>(row_bytes)}, kU8, budget);
+  uint8_t* const rows = band.mutable_data<uint8_t>();
+  for (int64_t y = 0; y < height; y += most) {
+    const int64_t count = std::min(most, height - y);
+    decoder.read_rows(rows, count, row_bytes);
+    take(rows, y * width, count * width);
+  }
+}
 
 // ---- Writing
 
@@ -108,79 +130,156 @@ std::pair<Pixels, Tensor> dense_pixels(const Tensor& image, std::source_location
 
 }  // namespace
 
+ImageBudget::ImageBudget(std::string name, int64_t max_bytes)
+    : name_(std::move(name)),
+      max_bytes_(std::clamp<int64_t>(max_bytes, 0, std::numeric_limits<int64_t>::max() / 4)),
+      max_work_(2 * max_bytes_) {}
+
+void ImageBudget::take(size_t bytes) {
+  if (bytes > static_cast<size_t>(max_bytes_ - bytes_))
+    throw FileError(name_, absl::StrCat("decoding the image takes more memory than max_bytes = ", max_bytes_));
+  bytes_ += static_cast<int64_t>(bytes);
+  most_bytes_ = std::max(most_bytes_, bytes_);
+}
+
+void ImageBudget::work(uint64_t units) {
+  if (units > static_cast<uint64_t>(max_work_ - work_))
+    throw FileError(name_, absl::StrCat("decoding the image takes more work than max_bytes = ", max_bytes_,
+                                        " allows (ReadImageOptions in image.h)"));
+  work_ += static_cast<int64_t>(units);
+}
+
+// The size of a block lies before it: the libraries do not tell it when they free one.
+void* ImageBudget::allocate(size_t bytes) {
+  take(bytes);
+  std::byte* block = nullptr;
+  try {
+    block = static_cast<std::byte*>(allocator::allocate(bytes + kAlignment));
+  } catch (...) {
+    bytes_ -= static_cast<int64_t>(bytes);
+    throw;
+  }
+  std::memcpy(block, &bytes, sizeof(bytes));
+  return block + kAlignment;
+}
+
+void ImageBudget::deallocate(void* data) noexcept {
+  if (data == nullptr) return;
+  std::byte* const block = static_cast<std::byte*>(data) - kAlignment;
+  size_t bytes = 0;
+  std::memcpy(&bytes, block, sizeof(bytes));
+  allocator::deallocate(block, bytes + kAlignment);
+  bytes_ -= static_cast<int64_t>(bytes);
+}
+
+std::string_view ImageBytes::front() {
+  if (!front_.empty() || at_ == size_) return front_;
+  const size_t count = static_cast<size_t>(std::min<uint64_t>(kPiece, size_ - at_));
+  if (file_ != nullptr) {
+    file_->read(at_, piece_.data(), count);
+    front_ = {piece_.data(), count};
+  } else {
+    front_ = memory_.substr(static_cast<size_t>(at_), count);
+  }
+  at_ += count;
+  return front_;
+}
+
+void ImageBytes::drop(size_t count) { front_.remove_prefix(count); }
+
+void ImageDecoder::fail(const char* format, const char* text) const {
+  if (thrown_) std::rethrow_exception(thrown_);
+  throw FileError(budget_.name(), absl::StrCat("not a whole ", format, " file: ", text));
+}
+
 ImageInfo image_info(const std::string& path) try {
-  const std::string bytes = read_text(path, kMaxFileBytes);
-  return open_image(bytes, path)->info;
+  const OpenFile file(path);
+  ImageBytes bytes(file);
+  ImageBudget budget(path, ReadImageOptions().max_bytes);
+  return open_image(bytes, budget)->info;
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("image_info");
 }
 
 Tensor read_image(const std::string& path, const ReadImageOptions& options) try {
-  return decode_image(read_text(path, kMaxFileBytes), path, options);
+  const OpenFile file(path);
+  ImageBytes bytes(file);
+  ImageBudget budget(path, options.max_bytes);
+  return decode_image(bytes, options, budget);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("read_image");
 }
 
 Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options) try {
-  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
-  const ImageInfo& info = decoder->info;
-  check_size(info, name, options.max_pixels);
-  if (info.bits == 16 && !options.round_16_bits)
-    throw FileError(name, "the image has 16 bits a channel; set round_16_bits to read it with 8");
-
-  const bool cmyk = decoder->cmyk != ImageDecoder::Cmyk::kNo;
-  const int stored = cmyk ? 4 : info.channels;
-  Tensor pixels = host_tensor({info.height, info.width, stored}, kU8);
-  decoder->read(PixelForm::kChannels8, pixels.mutable_data<uint8_t>(), static_cast<size_t>(info.width * stored));
-
-  int channels = stored;
-  const auto change = [&](int to, const auto& write) {
-    Tensor changed = host_tensor({info.height, info.width, to}, kU8);
-    write(pixels.data<uint8_t>(), changed.mutable_data<uint8_t>(), info.height * info.width);
-    pixels = changed;
-    channels = to;
-  };
-  if (cmyk)
-    change(3, [&](const uint8_t* in, uint8_t* out, int64_t count) {
-      cmyk_to_rgb(in, out, count, decoder->cmyk == ImageDecoder::Cmyk::kInverted);
-    });
-  if (const int wanted = channels_of(options.mode, channels); wanted != channels)
-    change(wanted, [&](const uint8_t* in, uint8_t* out, int64_t count) { convert(in, channels, out, wanted, count); });
-  return pixels.permute({2, 0, 1});
+  ImageBytes source(bytes);
+  ImageBudget budget(name, options.max_bytes);
+  return decode_image(source, options, budget);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("decode_image");
 }
 
-Tensor read_mask(const std::string& path, int64_t max_pixels) try {
-  return decode_mask(read_text(path, kMaxFileBytes), path, max_pixels);
+Tensor decode_image(ImageBytes& bytes, const ReadImageOptions& options, ImageBudget& budget) {
+  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, budget);
+  const ImageInfo& info = decoder->info;
+  check_size(info, budget.name(), options.max_pixels);
+  if (info.bits == 16 && !options.round_16_bits)
+    throw FileError(budget.name(), "the image has 16 bits a channel; set round_16_bits to read it with 8");
+
+  decoder->start(PixelForm::kChannels8);
+  const bool cmyk = decoder->cmyk != ImageDecoder::Cmyk::kNo;
+  const int stored = cmyk ? 4 : info.channels, wanted = channels_of(options.mode, info.channels);
+  const auto row_bytes = static_cast<size_t>(info.width * stored);
+  Tensor image = host_tensor({info.height, info.width, wanted}, kU8, budget);
+  uint8_t* const out = image.mutable_data<uint8_t>();
+  if (stored == wanted && !cmyk) {
+    decoder->read_rows(out, info.height, row_bytes);
+  } else {
+    for_bands(*decoder, budget, row_bytes, [&](uint8_t* rows, int64_t first, int64_t count) {
+      // In place: a pixel's three bytes do not reach the next pixel's four.
+      if (cmyk) cmyk_to_rgb(rows, rows, count, decoder->cmyk == ImageDecoder::Cmyk::kInverted);
+      convert(rows, info.channels, out + first * wanted, wanted, count);
+    });
+  }
+  return image.permute({2, 0, 1});
+}
+
+Tensor read_mask(const std::string& path, int64_t max_pixels, int64_t max_bytes) try {
+  const OpenFile file(path);
+  ImageBytes bytes(file);
+  ImageBudget budget(path, max_bytes);
+  return decode_mask(bytes, max_pixels, budget);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("read_mask");
 }
 
-Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels) try {
-  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, name);
-  const ImageInfo& info = decoder->info;
-  check_size(info, name, max_pixels);
-  if (info.format == ImageFormat::kJpeg)
-    throw FileError(name, "a mask cannot be a JPEG file: it does not keep the numbers of classes; use PNG");
-  if (!info.palette && info.channels != 1)
-    throw FileError(name,
-                    absl::StrCat("a mask stores one number a pixel: a PNG of gray or with a palette; this one has ",
-                                 info.channels, " channels"));
-  Tensor mask = host_tensor({info.height, info.width}, kI32);
-  const auto widen = [&]<class Number>(Number*, PixelForm form) {
-    std::vector<Number> stored(static_cast<size_t>(info.height * info.width));
-    decoder->read(form, reinterpret_cast<uint8_t*>(stored.data()), static_cast<size_t>(info.width) * sizeof(Number));
-    std::copy(stored.begin(), stored.end(), mask.mutable_data<int32_t>());
-  };
-  if (info.bits == 16) {
-    widen(static_cast<uint16_t*>(nullptr), PixelForm::kNumbers16);
-  } else {
-    widen(static_cast<uint8_t*>(nullptr), PixelForm::kNumbers8);
-  }
-  return mask;
+Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels, int64_t max_bytes) try {
+  ImageBytes source(bytes);
+  ImageBudget budget(name, max_bytes);
+  return decode_mask(source, max_pixels, budget);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("decode_mask");
+}
+
+Tensor decode_mask(ImageBytes& bytes, int64_t max_pixels, ImageBudget& budget) {
+  const std::unique_ptr<ImageDecoder> decoder = open_image(bytes, budget);
+  const ImageInfo& info = decoder->info;
+  check_size(info, budget.name(), max_pixels);
+  if (info.format == ImageFormat::kJpeg)
+    throw FileError(budget.name(), "a mask cannot be a JPEG file: it does not keep the numbers of classes; use PNG");
+  if (!info.palette && info.channels != 1)
+    throw FileError(budget.name(),
+                    absl::StrCat("a mask stores one number a pixel: a PNG of gray or with a palette; this one has ",
+                                 info.channels, " channels"));
+  const bool wide = info.bits == 16;
+  decoder->start(wide ? PixelForm::kNumbers16 : PixelForm::kNumbers8);
+  Tensor mask = host_tensor({info.height, info.width}, kI32, budget);
+  int32_t* const out = mask.mutable_data<int32_t>();
+  const size_t row_bytes = static_cast<size_t>(info.width) * (wide ? sizeof(uint16_t) : sizeof(uint8_t));
+  for_bands(*decoder, budget, row_bytes, [&](const uint8_t* rows, int64_t first, int64_t count) {
+    if (wide) std::copy_n(reinterpret_cast<const uint16_t*>(rows), count, out + first);
+    else std::copy_n(rows, count, out + first);
+  });
+  return mask;
 }
 
 std::string encode_image(const Tensor& image, ImageFormat format, const WriteImageOptions& options,

@@ -6,9 +6,9 @@
 //   io::write_mask("prediction.png", classes, palette);
 //
 // Every failure is a FileError with the file's name: a file that is damaged, cut off, of another format, or larger than
-// `max_pixels`. A damaged file is never half an image. Colour profiles, gamma and the orientation in EXIF data are not
-// applied. Tensors are in host memory; the default device does not matter. Thread safety: all functions may run at the
-// same time.
+// `max_pixels` and `max_bytes` allow. A damaged file is never half an image, and a PNG whose checksums do not hold is
+// damaged. Colour profiles, gamma and the orientation in EXIF data are not applied. Tensors are in host memory; the
+// default device does not matter. Thread safety: all functions may run at the same time.
 #pragma once
 
 #include <array>
@@ -47,6 +47,9 @@ struct ReadImageOptions {
   // Channels of 16 bits become the nearest value of 8 bits. Otherwise such a file is an error.
   bool round_16_bits = false;
   int64_t max_pixels = int64_t{1} << 27;  // width times height
+  // The most memory that decoding may take, the image included. It bounds the work, too: an image of unusual form, such
+  // as 2^27 rows of one pixel or a JPEG of 500 scans, may need more than its size. It is the same for every run.
+  int64_t max_bytes = int64_t{1} << 28;
 };
 
 struct WriteImageOptions {
@@ -56,7 +59,7 @@ struct WriteImageOptions {
 
 using Color = std::array<uint8_t, 3>;  // red, green, blue
 
-// What the header says. No pixel is read.
+// What the header says. The file is read up to its first pixel.
 ImageInfo image_info(const std::string& path);
 
 // (C, H, W) u8. The memory is that of (H, W, C), i.e. the tensor is laid out channels-last.
@@ -65,9 +68,11 @@ Tensor read_image(const std::string& path, const ReadImageOptions& options = {})
 Tensor decode_image(std::string_view bytes, const std::string& name, const ReadImageOptions& options = {});
 
 // (H, W) i32, contiguous: what a PNG with a palette or of gray stores for each pixel, unchanged, in 1 to 16 bits.
-// Colours, alpha and JPEG, which does not keep numbers, are errors.
-Tensor read_mask(const std::string& path, int64_t max_pixels = ReadImageOptions().max_pixels);
-Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels = ReadImageOptions().max_pixels);
+// Colours, alpha and JPEG, which does not keep numbers, are errors. The limits are those of ReadImageOptions.
+Tensor read_mask(const std::string& path, int64_t max_pixels = ReadImageOptions().max_pixels,
+                 int64_t max_bytes = ReadImageOptions().max_bytes);
+Tensor decode_mask(std::string_view bytes, const std::string& name, int64_t max_pixels = ReadImageOptions().max_pixels,
+                   int64_t max_bytes = ReadImageOptions().max_bytes);
 
 // `image` is u8, (C, H, W) with 1 to 4 channels or (H, W), in any layout and on any device; JPEG takes 1 or 3 channels.
 // The suffix chooses the format: .png, .jpg or .jpeg. The file appears whole or not at all (atomic_file.h).

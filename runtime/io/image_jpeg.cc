@@ -8,6 +8,7 @@
 
 #include <csetjmp>
 #include <cstdlib>
+#include <cstring>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
@@ -35,15 +36,6 @@ void on_jpeg_message(j_common_ptr codec, int level) {
   if (level < 0 && code != JWRN_EXTRANEOUS_DATA && code != JWRN_JFIF_MAJOR) on_jpeg_error(codec);
 }
 
-// A progressive file of a few kilobytes can ask for thousands of passes over a large image.
-constexpr int kMaxScans = 500;
-void on_jpeg_progress(j_common_ptr codec) {
-  if (reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number > kMaxScans) {
-    codec->err->msg_code = JERR_BAD_PROGRESSION;
-    on_jpeg_error(codec);
-  }
-}
-
 void install(JpegErrors& errors) {
   jpeg_std_error(&errors.manager);
   errors.manager.error_exit = on_jpeg_error;
@@ -52,12 +44,12 @@ void install(JpegErrors& errors) {
 
 class JpegDecoder final : public ImageDecoder {
  public:
-  JpegDecoder(std::string_view bytes, const std::string& name) : name_(name) {
+  JpegDecoder(ImageBytes& bytes, ImageBudget& budget) : ImageDecoder(bytes, budget) {
     install(errors_);
     codec_.err = &errors_.manager;
-    if (!read_header(reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size())) {
-      jpeg_destroy_decompress(&codec_);
-      fail();
+    if (!read_header()) {
+      close();  // no destructor runs after a constructor that throws
+      fail("JPEG", errors_.text);
     }
     info.format = ImageFormat::kJpeg;
     info.height = codec_.image_height;
@@ -66,22 +58,131 @@ class JpegDecoder final : public ImageDecoder {
     info.channels = codec_.out_color_space == JCS_GRAYSCALE ? 1 : 3;
     if (codec_.out_color_space == JCS_CMYK) cmyk = codec_.saw_Adobe_marker != 0 ? Cmyk::kInverted : Cmyk::kInk;
   }
-  ~JpegDecoder() override { jpeg_destroy_decompress(&codec_); }
+  ~JpegDecoder() override { close(); }
 
-  void read(PixelForm form, uint8_t* pixels, size_t row_bytes) override {
+  void start(PixelForm form) override {
     invariant(form == PixelForm::kChannels8, "a JPEG file is no mask");
-    if (!read_rows(pixels, row_bytes)) fail();
+    uint64_t blocks = 0;
+    for (int c = 0; c < codec_.num_components; ++c)
+      blocks += uint64_t{codec_.comp_info[c].width_in_blocks} * codec_.comp_info[c].height_in_blocks;
+    budget_.work(blocks * (codec_.arith_code != 0 ? 256 : 64));
+    if (!read_scans()) fail("JPEG", errors_.text);
+  }
+
+  void read_rows(uint8_t* rows, int64_t count, size_t row_bytes) override {
+    if (!read_some(rows, count, row_bytes)) fail("JPEG", errors_.text);
   }
 
  private:
-  [[noreturn]] void fail() const { throw FileError(name_, absl::StrCat("not a whole JPEG file: ", errors_.text)); }
+  // The coefficients of one component, where a file has several scans: as libjpeg's own "virtual array" of blocks, but
+  // with the memory of the budget.
+  struct Coefficients {
+    JDIMENSION blocks = 0, rows = 0;  // blocks of a row
+    void* memory = nullptr;
+    JBLOCKARRAY row = nullptr;  // the blocks of each row
+  };
+  static JpegDecoder* of(j_common_ptr codec) { return static_cast<JpegDecoder*>(codec->client_data); }
+  [[noreturn]] static void stop(j_common_ptr codec, int code) {
+    codec->err->msg_code = code;
+    on_jpeg_error(codec);
+  }
 
-  bool read_header(const unsigned char* bytes, size_t count) {
+  // ---- What libjpeg calls
+
+  static void ignore(j_decompress_ptr) {}
+  static boolean next_piece(j_decompress_ptr codec) {
+    JpegDecoder* const self = of(reinterpret_cast<j_common_ptr>(codec));
+    if (!self->guarded([self] { self->take_piece(); }) || self->source_.bytes_in_buffer == 0)
+      stop(reinterpret_cast<j_common_ptr>(codec), JERR_INPUT_EOF);
+    return TRUE;
+  }
+  static void skip(j_decompress_ptr codec, long count) {  // NOLINT: libjpeg's type
+    jpeg_source_mgr* const source = codec->src;
+    if (count <= 0) return;
+    auto left = static_cast<size_t>(count);
+    for (; left > source->bytes_in_buffer; next_piece(codec)) left -= source->bytes_in_buffer;
+    source->next_input_byte += left;
+    source->bytes_in_buffer -= left;
+  }
+  // Before each row of blocks of each scan.
+  static void before_row(j_common_ptr codec) {
+    JpegDecoder* const self = of(codec);
+    if (!self->guarded([self] { self->count_row(); })) stop(codec, JERR_BAD_PROGRESSION);
+  }
+  static jvirt_barray_ptr request_blocks(j_common_ptr codec, int, boolean, JDIMENSION blocks, JDIMENSION rows,
+                                         JDIMENSION) {
+    JpegDecoder* const self = of(codec);
+    if (self->n_coefficients_ == MAX_COMPONENTS) stop(codec, JERR_COMPONENT_COUNT);
+    Coefficients& made = self->coefficients_[self->n_coefficients_++];
+    made.blocks = blocks;
+    made.rows = rows;
+    return reinterpret_cast<jvirt_barray_ptr>(&made);  // a type that only the memory manager looks into
+  }
+  static void make_blocks(j_common_ptr codec) {
+    JpegDecoder* const self = of(codec);
+    self->realize_others_(codec);
+    if (!self->guarded([self] { self->allocate_coefficients(); })) stop(codec, JERR_OUT_OF_MEMORY);
+  }
+  static JBLOCKARRAY blocks_at(j_common_ptr codec, jvirt_barray_ptr array, JDIMENSION row, JDIMENSION count, boolean) {
+    const Coefficients& c = *reinterpret_cast<const Coefficients*>(array);
+    if (c.row == nullptr || row > c.rows || count > c.rows - row) stop(codec, JERR_BAD_VIRTUAL_ACCESS);
+    return c.row + row;
+  }
+
+  // ---- Their work, which may throw
+
+  void take_piece() {
+    bytes_.drop(piece_bytes_);
+    const std::string_view piece = bytes_.front();
+    piece_bytes_ = piece.size();
+    source_.next_input_byte = reinterpret_cast<const JOCTET*>(piece.data());
+    source_.bytes_in_buffer = piece.size();
+    budget_.work(32 + 4 * piece.size());
+  }
+  void count_row() {
+    if (!in_scans_ || jpeg_has_multiple_scans(&codec_) == 0) return;
+    if (codec_.input_scan_number != scan_) budget_.work(4096);
+    scan_ = codec_.input_scan_number;
+    // A scan of one component has its blocks one by one, a scan of several has groups of them.
+    const auto rows = codec_.comps_in_scan == 1 ? codec_.cur_comp_info[0]->v_samp_factor : 1;
+    const uint64_t blocks = uint64_t{codec_.MCUs_per_row} * static_cast<uint64_t>(codec_.blocks_in_MCU * rows);
+    budget_.work(64 + blocks * (codec_.arith_code != 0 ? 256 : 16));
+  }
+  void allocate_coefficients() {
+    for (int i = 0; i < n_coefficients_; ++i) {
+      Coefficients& c = coefficients_[i];
+      if (c.memory != nullptr) continue;
+      const size_t row_bytes = size_t{c.blocks} * sizeof(JBLOCK), bytes = size_t{c.rows} * row_bytes;
+      c.memory = budget_.allocate(bytes + size_t{c.rows} * sizeof(JBLOCKROW));
+      std::memset(c.memory, 0, bytes);
+      auto* const first = static_cast<std::byte*>(c.memory);
+      c.row = reinterpret_cast<JBLOCKARRAY>(first + bytes);
+      for (size_t y = 0; y < c.rows; ++y) c.row[y] = reinterpret_cast<JBLOCKROW>(first + y * row_bytes);
+    }
+  }
+  void close() {
+    jpeg_destroy_decompress(&codec_);
+    for (Coefficients& c : coefficients_) budget_.deallocate(c.memory);
+  }
+
+  // ---- Steps, which a jump may leave
+
+  bool read_header() {
     if (setjmp(errors_.jump) != 0) return false;
     jpeg_create_decompress(&codec_);
-    progress_.progress_monitor = on_jpeg_progress;
+    codec_.client_data = this;
+    progress_.progress_monitor = before_row;
     codec_.progress = &progress_;
-    jpeg_mem_src(&codec_, bytes, count);
+    realize_others_ = codec_.mem->realize_virt_arrays;
+    codec_.mem->request_virt_barray = request_blocks;
+    codec_.mem->realize_virt_arrays = make_blocks;
+    codec_.mem->access_virt_barray = blocks_at;
+    source_.init_source = ignore;
+    source_.fill_input_buffer = next_piece;
+    source_.skip_input_data = skip;
+    source_.resync_to_restart = jpeg_resync_to_restart;
+    source_.term_source = ignore;
+    codec_.src = &source_;
     jpeg_read_header(&codec_, TRUE);
     const bool ink = codec_.jpeg_color_space == JCS_CMYK || codec_.jpeg_color_space == JCS_YCCK;
     codec_.out_color_space = ink ? JCS_CMYK : codec_.jpeg_color_space == JCS_GRAYSCALE ? JCS_GRAYSCALE : JCS_RGB;
@@ -89,21 +190,38 @@ class JpegDecoder final : public ImageDecoder {
     return true;
   }
 
-  bool read_rows(uint8_t* pixels, size_t row_bytes) {
+  bool read_scans() {
     if (setjmp(errors_.jump) != 0) return false;
+    in_scans_ = true;
     jpeg_start_decompress(&codec_);
-    while (codec_.output_scanline < codec_.output_height) {
-      JSAMPROW row = pixels + codec_.output_scanline * row_bytes;
-      jpeg_read_scanlines(&codec_, &row, 1);
-    }
-    jpeg_finish_decompress(&codec_);
+    in_scans_ = false;
     return true;
   }
 
-  const std::string name_;
+  bool read_some(uint8_t* rows, int64_t count, size_t row_bytes) {
+    if (setjmp(errors_.jump) != 0) return false;
+    unpack(rows, count, row_bytes);
+    if (codec_.output_scanline == codec_.output_height) jpeg_finish_decompress(&codec_);
+    return true;
+  }
+  // A frame of its own: what changes while a jump may come is not in setjmp()'s frame.
+  [[gnu::noinline]] void unpack(uint8_t* rows, int64_t count, size_t row_bytes) {
+    for (int64_t y = 0; y < count; ++y) {
+      JSAMPROW row = rows + static_cast<size_t>(y) * row_bytes;
+      jpeg_read_scanlines(&codec_, &row, 1);
+    }
+  }
+
   JpegErrors errors_;
   jpeg_progress_mgr progress_ = {};
+  jpeg_source_mgr source_ = {};
   jpeg_decompress_struct codec_ = {};
+  void (*realize_others_)(j_common_ptr) = nullptr;
+  Coefficients coefficients_[MAX_COMPONENTS];
+  int n_coefficients_ = 0;
+  size_t piece_bytes_ = 0;
+  bool in_scans_ = false;
+  int scan_ = 0;
 };
 
 // Writing: all that a jump may cross is plain data.
@@ -138,8 +256,8 @@ bool write_jpeg(JpegEncoder& encoder, const Pixels& pixels, int quality) {
 
 }  // namespace
 
-std::unique_ptr<ImageDecoder> open_jpeg(std::string_view bytes, const std::string& name) {
-  return std::make_unique<JpegDecoder>(bytes, name);
+std::unique_ptr<ImageDecoder> open_jpeg(ImageBytes& bytes, ImageBudget& budget) {
+  return std::make_unique<JpegDecoder>(bytes, budget);
 }
 
 std::string encode_jpeg(const Pixels& pixels, int quality) {

@@ -34,38 +34,90 @@ constexpr png_byte kIgnored[] =
 
 class PngDecoder final : public ImageDecoder {
  public:
-  PngDecoder(std::string_view bytes, const std::string& name) : name_(name), left_(bytes) {
-    png_ = png_create_read_struct(PNG_LIBPNG_VER_STRING, &message_, on_png_error, on_png_warning);
+  PngDecoder(ImageBytes& bytes, ImageBudget& budget) : ImageDecoder(bytes, budget) {
+    png_ = png_create_read_struct_2(PNG_LIBPNG_VER_STRING, &message_, on_png_error, on_warning, this, take_memory,
+                                    give_memory_back);
     if (png_ != nullptr) png_info_ = png_create_info_struct(png_);
-    if (png_info_ == nullptr) {
-      png_destroy_read_struct(&png_, nullptr, nullptr);
-      throw std::bad_alloc();
-    }
+    if (png_info_ == nullptr) fail_to_open();
     png_set_read_fn(png_, this, read_bytes);
-    if (!read_header()) {
-      png_destroy_read_struct(&png_, &png_info_, nullptr);
-      fail();
-    }
+    if (!read_header()) fail_to_open();
     describe();
   }
   ~PngDecoder() override { png_destroy_read_struct(&png_, &png_info_, nullptr); }
 
-  void read(PixelForm form, uint8_t* pixels, size_t row_bytes) override {
-    if (!transform(form)) fail();
+  void start(PixelForm form) override {
+    if (!transform(form)) fail("PNG", message_.text);
+    const auto rows = static_cast<uint64_t>(info.height), passes = static_cast<uint64_t>(passes_);
+    const uint64_t row_bytes = std::max(stored_row_bytes_, png_get_rowbytes(png_, png_info_)) + 1;
+    budget_.work(rows * passes * 64);
+    budget_.work(rows * row_bytes * (passes > 1 ? 4 : 1));
+  }
+
+  void read_rows(uint8_t* rows, int64_t count, size_t row_bytes) override {
     invariant(png_get_rowbytes(png_, png_info_) == row_bytes, "libpng unpacks rows of the expected size");
-    std::vector<png_bytep> rows(static_cast<size_t>(info.height));
-    for (size_t y = 0; y < rows.size(); ++y) rows[y] = pixels + y * row_bytes;
-    if (!read_rows(rows.data())) fail();
+    invariant(!rows_together || count == info.height, "an interlaced image is read at once");
+    if (!unpack(rows, count, row_bytes)) fail("PNG", message_.text);
+    rows_read_ += count;
+    if (rows_read_ == info.height && !read_end()) fail("PNG", message_.text);
   }
 
  private:
-  [[noreturn]] void fail() const { throw FileError(name_, absl::StrCat("not a whole PNG file: ", message_.text)); }
+  static PngDecoder* of(void* self) { return static_cast<PngDecoder*>(self); }
+
+  // No destructor runs after a constructor that throws.
+  [[noreturn]] void fail_to_open() {
+    png_destroy_read_struct(&png_, &png_info_, nullptr);
+    fail("PNG", message_.text);
+  }
+
+  static png_voidp take_memory(png_structp png, png_alloc_size_t bytes) {
+    PngDecoder* const self = of(png_get_mem_ptr(png));
+    void* block = nullptr;
+    self->guarded([&] { block = self->budget_.allocate(bytes); });
+    return block;  // null is an error to libpng
+  }
+  static void give_memory_back(png_structp png, png_voidp block) {
+    of(png_get_mem_ptr(png))->budget_.deallocate(block);
+  }
 
   static void read_bytes(png_structp png, png_bytep out, size_t count) {
-    auto* self = static_cast<PngDecoder*>(png_get_io_ptr(png));
-    if (count > self->left_.size()) png_error(png, "it ends too early");
-    std::memcpy(out, self->left_.data(), count);
-    self->left_.remove_prefix(count);
+    PngDecoder* const self = of(png_get_io_ptr(png));
+    constexpr png_uint_32 kPixels = 0x49444154;  // IDAT
+    const bool dropped = self->all_unpacked_ && png_get_io_chunk_type(png) == kPixels;
+    bool whole = false;
+    self->guarded([&] { whole = self->copy(out, count, dropped ? 512 : 4); });
+    if (!whole) png_error(png, "it ends too early");
+  }
+  // False: the file has fewer bytes. Throws FileError.
+  bool copy(png_bytep out, size_t count, uint64_t units_of_a_byte) {
+    budget_.work(32 + count * units_of_a_byte);
+    while (count > 0) {
+      const std::string_view front = bytes_.front();
+      if (front.empty()) return false;
+      const size_t part = std::min(count, front.size());
+      std::memcpy(out, front.data(), part);
+      bytes_.drop(part);
+      out += part;
+      count -= part;
+    }
+    return true;
+  }
+
+  // After a row is unpacked, and before libpng reads on to the end of the stream, however long that is.
+  static void on_row(png_structp png, png_row_infop, png_bytep) {
+    PngDecoder* const self = of(png_get_mem_ptr(png));
+    self->all_unpacked_ = png_get_current_row_number(png) + 1 == png_get_image_height(png, self->png_info_) &&
+                          png_get_current_pass_number(png) + 1 == self->passes_;
+  }
+
+  // libpng warns of a chunk that it leaves out: a chunk of another length, at another place or twice. Pixels without
+  // what a chunk says of them are another image.
+  static void on_warning(png_structp png, png_const_charp text) {
+    const int color = png_get_color_type(png, of(png_get_mem_ptr(png))->png_info_);
+    const bool palette = color == PNG_COLOR_TYPE_PALETTE, alpha = (color & PNG_COLOR_MASK_ALPHA) != 0;
+    const bool lost_alpha = !alpha && std::strncmp(text, "tRNS: ", 6) == 0;
+    const bool lost_colors = palette && std::strncmp(text, "PLTE: ", 6) == 0;
+    if (lost_alpha || lost_colors) on_png_error(png, text);
   }
 
   bool read_header() {
@@ -73,6 +125,9 @@ class PngDecoder final : public ImageDecoder {
     // image.cc limits the number of pixels, with a better message.
     png_set_user_limits(png_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
     png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, kIgnored, static_cast<int>(sizeof(kIgnored) / 5));
+    // A checksum that does not hold is an error in every chunk: a flipped bit may be in the name, so that tRNS would be
+    // left out as a chunk that nobody knows.
+    png_set_crc_action(png_, PNG_CRC_ERROR_QUIT, PNG_CRC_ERROR_QUIT);
     png_read_info(png_, png_info_);
     return true;
   }
@@ -86,6 +141,8 @@ class PngDecoder final : public ImageDecoder {
     info.bits = png_get_bit_depth(png_, png_info_);
     info.palette = color == PNG_COLOR_TYPE_PALETTE;
     info.channels = ((color & PNG_COLOR_MASK_COLOR) != 0 ? 3 : 1) + (alpha ? 1 : 0);
+    stored_row_bytes_ = png_get_rowbytes(png_, png_info_);
+    rows_together = png_get_interlace_type(png_, png_info_) != PNG_INTERLACE_NONE;
   }
 
   bool transform(PixelForm form) {
@@ -97,23 +154,39 @@ class PngDecoder final : public ImageDecoder {
       png_set_packing(png_);  // a byte for each number of fewer bits
       if (std::endian::native == std::endian::little) png_set_swap(png_);
     }
-    png_set_interlace_handling(png_);
+    png_set_read_user_transform_fn(png_, on_row);
+    passes_ = png_set_interlace_handling(png_);
     png_read_update_info(png_, png_info_);
     return true;
   }
 
-  bool read_rows(png_bytepp rows) {
+  bool unpack(uint8_t* rows, int64_t count, size_t row_bytes) {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    png_read_image(png_, rows);
-    png_read_end(png_, nullptr);
+    unpack_passes(rows, count, row_bytes);
+    return true;
+  }
+  // A frame of its own: what changes while a jump may come is not in setjmp()'s frame.
+  [[gnu::noinline]] void unpack_passes(uint8_t* rows, int64_t count, size_t row_bytes) {
+    for (int pass = 0; pass < passes_; ++pass)
+      for (int64_t y = 0; y < count; ++y) {
+        // The last pass of an interlaced image has its odd rows, so an even one at the end has nothing to unpack.
+        if (pass == 6 && y + 1 == count && y % 2 == 0) all_unpacked_ = true;
+        png_read_row(png_, rows + static_cast<size_t>(y) * row_bytes, nullptr);
+      }
+  }
+  bool read_end() {
+    if (setjmp(png_jmpbuf(png_)) != 0) return false;
+    png_read_end(png_, png_info_);  // without the info it leaves chunks out in silence
     return true;
   }
 
-  const std::string name_;
-  std::string_view left_;
   Message message_;
   png_structp png_ = nullptr;
   png_infop png_info_ = nullptr;
+  size_t stored_row_bytes_ = 0;
+  int passes_ = 1;
+  int64_t rows_read_ = 0;
+  bool all_unpacked_ = false;
 };
 
 // Writing: all that a jump may cross is plain data.
@@ -158,8 +231,8 @@ bool write_png(PngEncoder& encoder, const Pixels& pixels, int compression, const
 
 }  // namespace
 
-std::unique_ptr<ImageDecoder> open_png(std::string_view bytes, const std::string& name) {
-  return std::make_unique<PngDecoder>(bytes, name);
+std::unique_ptr<ImageDecoder> open_png(ImageBytes& bytes, ImageBudget& budget) {
+  return std::make_unique<PngDecoder>(bytes, budget);
 }
 
 std::string encode_png(const Pixels& pixels, int compression, std::span<const Color> palette) {

@@ -284,7 +284,7 @@ constexpr OpDef kGroupNorm = {
         [](InferContext& c) {
           require_channels(c, 0);
           const int64_t groups = c.integer(0), channels = c.sizes(0)[1];
-          if (groups < 1 || channels % groups != 0)
+          if (groups < 1 || channels < 1 || channels % groups != 0)
             c.fail(absl::StrCat("the number of groups must divide the number of channels, got ", groups, " groups of ",
                                 channels, " channels"));
           channel_norm_infer(c, channels, {c.sizes(0)[0], groups});

@@ -13,6 +13,7 @@
 #include "rondo/runtime/channels_last.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/called_as.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -379,6 +380,7 @@ Tensor conv2d(TensorArg x, TensorArg weight, TensorArg bias, Conv2dOptions optio
 
 Tensor conv1d(TensorArg x, TensorArg weight, TensorArg bias, Conv1dOptions options) {
   check_operands("conv1d", x, weight, 1);
+  const CalledAs name("conv1d", kConv2d.name);
   Convolution conv{.stride = {1, options.stride[0]}, .dilation = {1, options.dilation[0]}, .groups = options.groups};
   pad(conv, options.padding, {1, weight.tensor.size(2)}, "conv1d", x, weight);
   const Tensor image = with_height(x.tensor), kernel = with_height(weight.tensor);
@@ -429,6 +431,7 @@ Tensor conv_transpose2d(TensorArg x, TensorArg weight, TensorArg bias, ConvTrans
   // As a convolution of the result, whose output the input is.
   if (const std::string problem = conv.problem({in[0], channels, size[0], size[1]}, w); !problem.empty())
     fail(kOp, x, weight, problem);
+  const CalledAs name(kOp, kConv2dGradInput.name);
   const Tensor y = call(kConv2dGradInput, {x, weight}, conv.attrs(size));
   if (!bias.tensor.defined()) return y;
   if (!(bias.tensor.sizes() == Dims{channels}))

@@ -36,6 +36,10 @@ constexpr OpDef kArange = {
         },
 };
 
+void throw_wrong_step(double first, double end, double step, std::source_location where) {
+  throw_op_error("Tensor::arange", absl::StrCat("a step of ", step, " does not lead from ", first, " to ", end), where);
+}
+
 int64_t arange_size(double first, double end, double step, std::source_location where) {
   constexpr const char* kName = "Tensor::arange";
   const FloatingPointScope floating_point;
@@ -44,6 +48,7 @@ int64_t arange_size(double first, double end, double step, std::source_location 
     throw_op_error(
         kName, absl::StrCat("needs finite bounds and a finite step other than 0, got ", first, ", ", end, ", ", step),
         where);
+  if (end != first && (end > first) != (step > 0)) throw_wrong_step(first, end, step, where);
   if (n >= 0x1p62) throw_op_error(kName, absl::StrCat(n, " elements are more than memory can hold"), where);
   return static_cast<int64_t>(std::max(n, 0.0));
 }

@@ -11,8 +11,11 @@ namespace rondo::ops {
 // nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
 // Integers that are not exact as doubles follow in ints instead, and are never recorded.
 extern const OpDef kArange;
-// The number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step` is not 0.
+// The number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step` leads
+// towards `end`.
 int64_t arange_size(double first, double end, double step, std::source_location where);
+// The step of these leads away from `end`.
+[[noreturn]] void throw_wrong_step(double first, double end, double step, std::source_location where);
 // The attributes of kArange for n elements of `dtype`. Integers count in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 

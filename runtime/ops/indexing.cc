@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/called_as.h"
 #include "rondo/runtime/lowering.h"
 #include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/factory.h"
@@ -54,7 +55,10 @@ Tensor index_operand(const char* op, TensorArg index) {
   if (!is_index(dtype))
     throw_op_error(op,
                    absl::StrCat("indices, such as token ids and targets, must be i64 or i32, got ",
-                                std::string(name_of(dtype)), to_string(index.tensor.sizes())),
+                                std::string(name_of(dtype)), to_string(index.tensor.sizes()),
+                                dtype == kBool ? "; a mask chooses with where(mask, a, b) or masked_fill(x, mask, "
+                                                 "value), or as a factor: x * mask"
+                                               : ""),
                    index.where);
   return index.tensor.to(kI64, index.where);
 }
@@ -265,6 +269,7 @@ Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
                    source.where);
   Dims list = Dims::filled(wanted.rank(), 1);
   list[d] = at.sizes()[0];
+  const CalledAs name("index_add", "scatter_add");
   return scatter_add(x, d, {expand(reshape(at, list), wanted), index.where}, source);
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
@@ -372,6 +377,7 @@ Tensor arg_reduce(const char* name, TensorArg x, std::optional<int64_t> dim, boo
   const Tensor flat = dim ? x.tensor : flatten(x);
   const int d = dim_of(name, flat, dim.value_or(0), x.where);
   const int64_t mask = flat.rank() == 0 ? 0 : int64_t{1} << d;
+  const CalledAs as(name, kArgmax.name);
   const Tensor at = call(kArgmax, {{flat, x.where}}, {.ints = {mask, keepdim && dim, smallest}});
   return dim ? at : reshape(at, keepdim ? Dims::filled(x.tensor.rank(), 1) : Dims{});
 }
@@ -390,6 +396,7 @@ Tensor argsort(TensorArg x, int64_t dim, bool descending) {
 }
 ValuesAndIndices sort(TensorArg x, int64_t dim, bool descending) {
   const int d = dim_of("sort", x.tensor, dim, x.where);
+  const CalledAs name("sort", kArgsort.name);
   const Tensor indices = call(kArgsort, {x}, {.ints = {d, descending}});
   return {gather(x, d, indices), indices};
 }

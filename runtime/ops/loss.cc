@@ -56,7 +56,12 @@ constexpr OpDef kCrossEntropy = {
     .infer =
         [](InferContext& c) {
           c.require_floating(0);
-          if (c.sizes(0).rank() != 2) c.fail("logits must have shape (N, V)");
+          if (c.sizes(0).rank() != 2)
+            c.fail(c.sizes(0).rank() == 4
+                       ? "logits must have shape (N, V); the loss of pixels (B, C, H, W) is pixel_cross_entropy "
+                         "(ops/pixel_loss.h)"
+                       : "logits must have shape (N, V); for (B, T, V) give logits.reshape({-1, V}) and "
+                         "target.reshape({-1})");
           if (c.dtype(1) != kI64 || !(c.sizes(1) == Dims{c.sizes(0)[0]}))
             c.fail("target must be i64 or i32 of shape (N)");
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());

@@ -385,6 +385,9 @@ Tensor bernoulli(TensorArg p, Generator* generator = nullptr);
 // which calls this with the same shape and dtype, in the same order among its collectives. Its gradient is the sum of
 // the gradients of all ranks: another collective, which every rank's backward calls. A region records it like any op
 // (Note [Collectives are effects]).
+// Tensor parallelism by hand: sum the partial results of a layer that is split by its inputs, divide each rank's loss
+// by the number of ranks, and add up the gradients of parameters that every rank holds: then all are those of one
+// process.
 Tensor all_reduce_sum(TensorArg x, const Communicator& communicator);
 
 }  // namespace rondo::ops

@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/compile/stages/planted.h"
@@ -115,6 +116,36 @@ TEST_F(Recompile, TheBackwardThatWasUsedLongestAgoGoesFirst) {
   };
   const std::pair<unsigned, int> calls[] = {{1, 1}, {2, 2}, {1, 2}, {4, 3}, {1, 3}, {2, 4}};  // 4 drives 2 away
   for (const auto& [mask, expected] : calls) EXPECT_EQ(compiled_after(mask), expected) << mask;
+}
+
+// Sizes that come in turns: the recordings that are kept are there when their turn comes again. When other sizes come
+// to stay, they get their place.
+TEST_F(Recompile, MoreRecordingsThanMaxEntriesKeepTheMostUsed) {
+  Block eager(many_outputs), block(many_outputs);
+  block.load_state_dict(eager.state_dict());
+  const compile::Regions regions = compile::compile_module(block,
+                                                           {.exact = true, .max_entries = 8, .recompile_limit = 1000});
+  const auto pass = [&](int64_t first, int64_t last) {
+    for (int64_t rows = first; rows <= last; ++rows) {
+      const Tensor x = Tensor::randn({rows, 6}).requires_grad_();
+      EXPECT_TRUE(same_bits(go(eager, 15, x.detach().requires_grad_()), go(block, 15, x))) << rows;
+    }
+    return regions.report()[0];
+  };
+  EXPECT_EQ(pass(1, 8).forgotten, 0);
+  EXPECT_EQ(regions.summary().find("dropped"), std::string::npos);
+  EXPECT_EQ(pass(9, 12).forgotten, 4);
+  const int once = regions.report()[0].entries;
+  EXPECT_EQ(once, 12);
+  for (int i = 0; i < 9; ++i) pass(1, 12);
+  EXPECT_LE(regions.report()[0].entries, once + 9 * 6);  // seven stay; without that all twelve are made in every pass
+  EXPECT_EQ(regions.report()[0].forgotten, regions.report()[0].entries - 8);
+  EXPECT_NE(regions.summary().find("were dropped (more than CompileOptions::max_entries)"), std::string::npos);
+  EXPECT_NE(to_text(compile::explain(regions)).find("recordings were dropped"), std::string::npos);
+  for (int i = 0; i < 20; ++i) pass(21, 24);
+  const int settled = regions.report()[0].entries;
+  for (int i = 0; i < 5; ++i) pass(21, 24);
+  EXPECT_EQ(regions.report()[0].entries, settled);
 }
 
 TEST_F(Recompile, ABackwardThatFailedIsNotTriedAgain) {

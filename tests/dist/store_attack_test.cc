@@ -3,6 +3,9 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
+#include <chrono>
+#include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,12 +27,15 @@ constexpr Milliseconds kPatient{60'000};
 
 class StoreAttack : public testing::Test {
  protected:
-  void SetUp() override {
+  void SetUp() override { launch(); }
+  // `prepare` runs in the launcher's process.
+  void launch(const std::function<void()>& prepare = [] {}) {
+    std::filesystem::remove(folder_ / "port");
     launched_ = std::make_unique<test::Launched>(
         std::vector<std::string>{"--nproc-per-node", "1", "sh", "-c",
                                  absl::StrCat("echo $RONDO_STORE_TOKEN > ", folder_ / "token",
                                               "; echo ${RONDO_STORE#*:} > ", folder_ / "port", "; exec sleep 1000")},
-        folder_ / "out");
+        folder_ / "out", prepare);
     port_ = test::pid_in(folder_ / "port");
     ASSERT_GT(port_, 0);
     token_ = std::string(absl::StripAsciiWhitespace(test::text_of(folder_ / "token")));
@@ -94,6 +100,28 @@ TEST_F(StoreAttack, MemoryStaysUnderItsLimit) {
   EXPECT_LT(launcher_memory("VmHWM:"), int64_t{256} << 20);
 #endif
   EXPECT_GT(launcher_memory("VmHWM:"), 0);
+}
+
+// Silent connections take half of the launcher's descriptors at most, and the oldest of them makes room after a second.
+// So somebody who knows the token comes in after 16 seconds, in the order of coming; the time to greet alone, five
+// seconds for each set of strangers, would make it 40 and more.
+TEST_F(StoreAttack, SilentStrangersMakeRoom) {
+  constexpr rlim_t kFew = 64;
+  launch([] {
+    rlimit limit{};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = kFew;
+    ::setrlimit(RLIMIT_NOFILE, &limit);
+  });
+  std::vector<Fd> strangers;
+  for (int i = 0; i < 500; ++i) strangers.push_back(connect_to("127.0.0.1", port_, after(kPatient)));
+  const auto began = std::chrono::steady_clock::now();
+  EXPECT_EQ(client().add("alive", 1), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+  const auto descriptors = [&] {
+    return std::distance(std::filesystem::directory_iterator(absl::StrCat("/proc/", launched_->pid(), "/fd")), {});
+  };
+  EXPECT_LE(descriptors(), kFew - 16);  // room for pipes to new ranks
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -289,6 +289,14 @@ TEST_F(Segmentation, AKilledRunGoesOnExactly) {
   EXPECT_EQ(predicted.status, 0) << predicted.out;
   EXPECT_EQ(to_string(io::read_mask(at("a/predictions/one_classes.png")).sizes()), "[100, 128]");
   EXPECT_EQ(io::image_info(at("a/predictions/one_shown.png")).height, 100);
+
+  // One name twice: nothing is written, so nothing is written over.
+  io::write_image(at("photos/one.jpg"), SyntheticPictures(1, 3).get(0).image);
+  const Finished twice = run(
+      absl::StrCat("--init_from=", at("a/model.safetensors"), " --predict=", at("photos"), " --output_dir=", at("b")));
+  EXPECT_NE(twice.status, 0);
+  EXPECT_NE(twice.out.find("one.png: has the name of " + at("photos/one.jpg")), std::string::npos) << twice.out;
+  EXPECT_FALSE(fs::exists(at("b/predictions")));
 }
 
 // Two processes share the batches: both kinds of sums are there, and rank 0 writes.

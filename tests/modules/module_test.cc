@@ -15,9 +15,11 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/attention.h"
 #include "rondo/modules/bert.h"
+#include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/vit.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/memory.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/errors.h"
 
@@ -509,6 +511,24 @@ TEST(Module, AreMadeWhileOtherThreadsDestroyTheirs) {
   for (std::thread& thread : threads) thread.join();
   done = true;
   for (std::thread& thread : others) thread.join();
+}
+
+// At once: with memory for the first of them, not for all.
+TEST(Layers, MoreThanMemoryHoldsIsRefusedAtOnce) {
+  const auto refusal = [](const GPT2Config& config) { return test::error_of<OutOfMemoryError>([&] { GPT2 model(config); }); };
+  const GPT2Config small{.vocab_size = 65, .block_size = 16, .n_layer = 1, .n_head = 1, .n_embd = 32};
+  GPT2Config deep = small, wide = small, words = small, tokens = small;
+  deep.n_layer = 1'000'000'000;
+  wide.n_embd = 1'000'000'000;
+  words.vocab_size = tokens.block_size = 1'000'000'000'000;
+  EXPECT_NE(refusal(deep).find("1000000000 modules take"), std::string::npos) << refusal(deep);
+  for (const GPT2Config& config : {wide, words, tokens}) EXPECT_NE(refusal(config), "");
+  EXPECT_NE(test::error_of<OutOfMemoryError>([] { ModuleList<Dropout> many(int64_t{1} << 60); }), "");
+  // Also where a published model's sizes come before its memory.
+  const SkipInit none(SkipInit::Memory::kNone);
+  EXPECT_NE(refusal(deep), "");
+  ModuleList<Block> some(100, 8, 2);
+  EXPECT_EQ(some.size(), 100);
 }
 
 TEST(Layers, LayerNormWithoutBias) {

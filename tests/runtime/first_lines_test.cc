@@ -90,7 +90,13 @@ TEST(FirstLines, ArangeAsInPyTorch) {
   EXPECT_EQ(Tensor::arange(0, 10).to_vector<int64_t>(), (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
   EXPECT_EQ(Tensor::arange(2, 9, 3).to_vector<int64_t>(), (std::vector<int64_t>{2, 5, 8}));
   EXPECT_EQ(Tensor::arange(5, 0, -2).to_vector<int64_t>(), (std::vector<int64_t>{5, 3, 1}));
-  EXPECT_EQ(Tensor::arange(5, 0).numel(), 0);
+  EXPECT_EQ(Tensor::arange(5, 5, -1).numel(), 0);
+  EXPECT_EQ(Tensor::arange(0.5, 0.5).numel(), 0);
+  // A step of the wrong sign is a mistake, as in PyTorch.
+  EXPECT_NE(error_of([] { Tensor::arange(5, 0); }).find("a step of 1 does not lead from 5 to 0"), std::string::npos);
+  EXPECT_NE(error_of([] { Tensor::arange(0, 5, -1); }).find("a step of -1 does not lead"), std::string::npos);
+  EXPECT_NE(error_of([] { Tensor::arange(-1); }), "");
+  EXPECT_NE(error_of([] { Tensor::arange(0.0, -0.25, 0.5); }).find("a step of 0.5"), std::string::npos);
   EXPECT_EQ(Tensor::arange(-3).numel(), 0);
   EXPECT_EQ(Tensor::arange(INT64_MIN, INT64_MAX, INT64_MAX).to_vector<int64_t>(),
             (std::vector<int64_t>{INT64_MIN, -1, INT64_MAX - 1}));

@@ -176,7 +176,7 @@ TEST_F(Parallel, SettingsThatMakeNoSense) {
 }
 
 // In a process of its own: the variable is read once. `cores`: of the process, where it may use that many.
-int threads_with(const char* variable, int cores = 0) {
+int threads_with(const char* variable, int cores = 0, const char* omp = nullptr) {
   const pid_t child = fork();
   if (child == 0) {
     if (cores > 0) {
@@ -188,6 +188,8 @@ int threads_with(const char* variable, int cores = 0) {
       sched_setaffinity(0, sizeof some, &some);
     }
     ::setenv("RONDO_NUM_THREADS", variable, 1);
+    ::unsetenv("OMP_NUM_THREADS");
+    if (omp != nullptr) ::setenv("OMP_NUM_THREADS", omp, 1);
     ::execl("/proc/self/exe", "test_runtime", "--gtest_filter=ThreadsVariable.Read", nullptr);
     _exit(99);
   }
@@ -211,6 +213,12 @@ TEST(ThreadsVariable, Checked) {
   EXPECT_EQ(threads_with("", 1), 1);
   for (const char* wrong : {"abc", "0", "-2", "2x", "1.5", "100000", "99999999999999"})
     EXPECT_EQ(threads_with(wrong), 100);
+}
+TEST(ThreadsVariable, OpenMPsIsHonouredWhereOursIsNotSet) {
+  EXPECT_EQ(threads_with("", 1, "3"), 3);
+  EXPECT_EQ(threads_with("5", 1, "3"), 5);
+  EXPECT_EQ(threads_with("", 1, "4,2"), 4);
+  for (const char* ignored : {"", "0", "many", "2x", "100000"}) EXPECT_EQ(threads_with("", 1, ignored), 1) << ignored;
 }
 
 // A child has none of its parent's threads.

@@ -1,0 +1,30 @@
+// The name of a call in messages, where an op does another op's work.
+//
+//   Tensor conv1d(...) {
+//     const CalledAs name("conv1d", "conv2d");     // errors about conv2d say conv1d
+//     return squeeze(call(kConv2d, ...), 2);
+//   }
+//
+// It holds for its scope and thread. An outer scope renames what an inner one says.
+#pragma once
+
+#include <string_view>
+
+namespace rondo {
+
+class CalledAs {
+ public:
+  // Both must live as long.
+  CalledAs(std::string_view called, std::string_view op);
+  ~CalledAs();
+  CalledAs(const CalledAs&) = delete;
+  CalledAs& operator=(const CalledAs&) = delete;
+  // What the user called, where `op` fails.
+  static std::string_view name_of(std::string_view op);
+
+ private:
+  const std::string_view called_, op_;
+  const CalledAs* const outer_;
+};
+
+}  // namespace rondo
