@@ -27,6 +27,8 @@ optim::Optimizer::Schedule schedule_of(const FinetuneOptions& o, int64_t steps) 
 Flags flags_of(FinetuneOptions& o) {
   Flags flags("finetune", "Fine-tunes a published language model on text, prompts or chats.");
   flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer.json");
+  flags.add("allow_unknown_fields", &o.allow_unknown_fields,
+            "ignore fields of config.json that are not known here: they may change what the model computes");
   flags.add("train_file", &o.train_file, ".txt, or .jsonl whose lines have text, prompt and completion, or messages");
   flags.add("validation_file", &o.validation_file, "as train_file; empty: a part of it");
   flags.add("validation_split_percentage", &o.validation_split_percentage, "the last part of train_file");

@@ -11,6 +11,7 @@ namespace rondo::examples {
 
 struct FinetuneOptions {
   std::string model_name_or_path, train_file, validation_file, output_dir = "tuned";
+  bool allow_unknown_fields = false;
   int64_t validation_split_percentage = 10;
 
   std::string chat_template;
