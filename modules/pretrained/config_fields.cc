@@ -20,7 +20,8 @@ std::string message_of(const ConfigProblems& problems) {
   list("missing", problems.missing);
   list("invalid", problems.invalid);
   list("not supported", problems.unsupported);
-  list("unknown (allow_unknown_fields, in finetune and classify --allow_unknown_fields, ignores them)", problems.unknown);
+  list("unknown (allow_unknown_fields, in finetune and classify --allow_unknown_fields, ignores them)",
+       problems.unknown);
   return text;
 }
 
@@ -42,7 +43,8 @@ ConfigError::ConfigError(const std::string& path, ConfigProblems problems)
 ConfigFields::ConfigFields(std::string path, std::string_view text)
     : ConfigFields(std::move(path), "", "", text, std::make_shared<ConfigProblems>()) {
   for (const ConfigField& field : fields_)
-    if (field.name == "model_type" && field.json.starts_with('"')) model_type_ = io::JsonReader(path_, field.json).string();
+    if (field.name == "model_type" && field.json.starts_with('"'))
+      model_type_ = io::JsonReader(path_, field.json).string();
 }
 
 ConfigFields::ConfigFields(std::string path, std::string prefix, std::string model_type, std::string_view text,

@@ -25,9 +25,8 @@ class TorchvisionShapes {
   }
 
   ResNetConfig config(const PretrainedOptions& options) const {
-    ResNetConfig config{.n_class = classes(options),
-                        .n_channel = size("conv1.weight", 4, 1),
-                        .width = size("conv1.weight", 4, 0)};
+    ResNetConfig config{
+        .n_class = classes(options), .n_channel = size("conv1.weight", 4, 1), .width = size("conv1.weight", 4, 0)};
     config.bottleneck = has("layer1.0.conv3.weight");
     config.layers.clear();
     for (int stage = 1; stage <= 4; ++stage) {
@@ -51,7 +50,8 @@ class TorchvisionShapes {
     const bool starts_fresh = std::any_of(options.fresh.begin(), options.fresh.end(),
                                           [&](const std::string& prefix) { return head.starts_with(prefix); });
     if (!starts_fresh || !options.num_labels)
-      throw FileError(path_, "has no fc.weight: PretrainedOptions' num_labels and fresh = {\"fc.\"} give it a new head");
+      throw FileError(path_,
+                      "has no fc.weight: PretrainedOptions' num_labels and fresh = {\"fc.\"} give it a new head");
     return *options.num_labels;
   }
 

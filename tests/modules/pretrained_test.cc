@@ -473,8 +473,8 @@ TEST(PretrainedSave, RefusesWhatNoPublishedModelHas) {
   GPT2 model({.vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 1, .n_embd = 4, .bias = false});
   EXPECT_NE(error_of([&] { save_pretrained(model, folder.path()); }).find("bias = false"), std::string::npos);
   // transformers refuses this of a Llama, and takes it of a Qwen 3.
-  LlamaConfig config{.vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 3, .n_kv_head = 3, .n_embd = 8,
-                     .n_hidden = 8};
+  LlamaConfig config{
+      .vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 3, .n_kv_head = 3, .n_embd = 8, .n_hidden = 8};
   config.head_dim = 4;
   Llama llama(config);
   EXPECT_NE(error_of([&] { save_pretrained(llama, folder.path()); }).find("an n_embd that is no multiple of n_head"),
