@@ -62,7 +62,7 @@ struct ClassifyOptions {
   std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
   std::string problem_type, resume_from_checkpoint;
   bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
-  bool check_ranks = false, pin_threads = true;
+  bool check_ranks = false, pin_threads = true, allow_unknown_fields = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
   int64_t gradient_accumulation_steps = 1;
   int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
@@ -74,6 +74,8 @@ struct ClassifyOptions {
 Flags flags_of(ClassifyOptions& o) {
   Flags flags("classify", "Fine-tunes a published encoder to sort texts into classes, and sorts texts.");
   flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer");
+  flags.add("allow_unknown_fields", &o.allow_unknown_fields,
+            "ignore fields of config.json that are not known here: they may change what the model computes");
   flags.add("train_file", &o.train_file, "label<TAB>text lines, or .jsonl with text and label");
   flags.add("validation_file", &o.validation_file, "the same; accuracy after each epoch");
   flags.add("problem_type", &o.problem_type,
@@ -324,7 +326,8 @@ class Classifier : optim::Callback {
   void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
     const bool trains = !label_names.empty() || numbers;
     // Heads of the model's first training; RoBERTa's classifier has no use for its pooler.
-    nn::PretrainedOptions options{.num_labels = numbers,
+    nn::PretrainedOptions options{.allow_unknown_fields = o_.allow_unknown_fields,
+                                  .num_labels = numbers,
                                   .label_names = label_names,
                                   .problem_type = trains ? std::optional(problem_) : std::nullopt,
                                   .seed = seed(),

@@ -76,7 +76,8 @@ class Finetuning {
       : o_(o),
         job_(job),
         tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)),
-        model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path)),
+        model_(nn::AutoModelForCausalLM::from_pretrained(o.model_name_or_path,
+                                                         {.allow_unknown_fields = o.allow_unknown_fields})),
         data_(o, tokenizer_, vocab_size()) {
     for (const std::string& notice : data_.notices) job.say(notice);
     manual_seed(static_cast<uint64_t>(o.seed));

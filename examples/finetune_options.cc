@@ -27,6 +27,8 @@ optim::Optimizer::Schedule schedule_of(const FinetuneOptions& o, int64_t steps) 
 Flags flags_of(FinetuneOptions& o) {
   Flags flags("finetune", "Fine-tunes a published language model on text, prompts or chats.");
   flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer.json");
+  flags.add("allow_unknown_fields", &o.allow_unknown_fields,
+            "ignore fields of config.json that are not known here: they may change what the model computes");
   flags.add("train_file", &o.train_file, ".txt, or .jsonl whose lines have text, prompt and completion, or messages");
   flags.add("validation_file", &o.validation_file, "as train_file; empty: a part of it");
   flags.add("validation_split_percentage", &o.validation_split_percentage, "the last part of train_file");
@@ -34,6 +36,8 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
   flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
             "true: the newest in output_dir, if there is one; else a folder or a file");
+  flags.add("ignore_data_skip", &o.ignore_data_skip,
+            "resume on other data, or with batches that do not fit the checkpoint: from the data's beginning");
 
   flags.add("chat_template", &o.chat_template,
             "for messages: chatml, llama3, zephyr, or a file: .jinja, or text (data/chat_template.h); empty: the "
@@ -118,6 +122,7 @@ optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_
                                 .save_steps = o.save_steps,
                                 .save_total_limit = static_cast<int>(o.save_total_limit),
                                 .overwrite_output_dir = o.overwrite_output_dir,
+                                .ignore_data_skip = o.ignore_data_skip,
                                 .seed = static_cast<uint64_t>(o.seed),
                                 .replicas = replicas};
   if (o.bf16) options.autocast = kBF16;

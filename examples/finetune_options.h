@@ -11,6 +11,7 @@ namespace rondo::examples {
 
 struct FinetuneOptions {
   std::string model_name_or_path, train_file, validation_file, output_dir = "tuned";
+  bool allow_unknown_fields = false;
   int64_t validation_split_percentage = 10;
 
   std::string chat_template;
@@ -30,6 +31,7 @@ struct FinetuneOptions {
   double early_stopping_threshold = 0;
   bool load_best_model_at_end = false, overwrite_output_dir = false;
   std::string resume_from_checkpoint;
+  bool ignore_data_skip = false;
   int64_t seed = 42;
   Device device;
   bool bf16 = false, fp16 = false, compile = true;

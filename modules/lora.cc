@@ -7,12 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/modules/bert.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
 #include "rondo/modules/lora_layer.h"
 #include "rondo/modules/lora_targets.h"
-#include "rondo/modules/vit.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/floating_point_scope.h"
@@ -26,18 +22,19 @@ DType dtype_beside(const Tensor& weight) { return is_low_precision(weight.dtype(
 
 }  // namespace
 
-double AdapterInfo::scaling() const {
+double AdapterInfo::scaling(const LoraSize& size) const {
   const FloatingPointScope floating_point;
-  const auto rank = static_cast<double>(options.rank);
-  return floating_point.here(options.alpha / (options.rslora ? std::sqrt(rank) : rank));
+  const auto rank = static_cast<double>(size.rank);
+  return floating_point.here(size.alpha / (options.rslora ? std::sqrt(rank) : rank));
 }
 
 // ---- The parts
 
-LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_, int64_t rows)
+LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_, LoraSize size_, int64_t rows)
     : LoraDelta(std::move(info_)),
-      lora_A(child("lora_A", base.weight.size(1), info->options.rank, LinearOptions{.bias = false})),
-      lora_B(child("lora_B", info->options.rank, rows > 0 ? rows : base.weight.size(0), LinearOptions{.bias = false})),
+      size(size_),
+      lora_A(child("lora_A", base.weight.size(1), size.rank, LinearOptions{.bias = false})),
+      lora_B(child("lora_B", size.rank, rows > 0 ? rows : base.weight.size(0), LinearOptions{.bias = false})),
       lora_dropout(child("lora_dropout", info->options.dropout)) {
   const NoGrad off;
   lora_B.weight.zero_();
@@ -46,17 +43,18 @@ LoraLinear::LoraLinear(const Linear& base, AdapterInfoPtr info_, int64_t rows)
 }
 Tensor LoraLinear::forward(const Tensor& x) {
   const Tensor in = amp::autocast_dtype() ? x : x.to(lora_A.weight.dtype());
-  return lora_B(lora_A(lora_dropout(in)) * info->scaling());
+  return lora_B(lora_A(lora_dropout(in)) * info->scaling(size));
 }
-Tensor LoraLinear::weight_delta() { return ops::matmul(lora_B.weight, lora_A.weight) * info->scaling(); }
+Tensor LoraLinear::weight_delta() { return ops::matmul(lora_B.weight, lora_A.weight) * info->scaling(size); }
 std::vector<NamedTensor> LoraLinear::in_file() {
   return {{"lora_A.weight", lora_A.weight}, {"lora_B.weight", lora_B.weight}};
 }
 
-LoraLinearParts::LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts_, AdapterInfoPtr info_)
+LoraLinearParts::LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts_, AdapterInfoPtr info_,
+                                 const std::vector<LoraSize>& sizes)
     : LoraDelta(std::move(info_)), n_out(base.weight.size(0)), parts(std::move(parts_)) {
-  for (const PublishedPart& part : parts)
-    matrices.push_back(child(part.leaf(), base, info, part.rows).make<LoraLinear>());
+  for (size_t i = 0; i < parts.size(); ++i)
+    matrices.push_back(child(parts[i].leaf(), base, info, sizes[i], parts[i].rows).make<LoraLinear>());
 }
 Tensor LoraLinearParts::joined(const std::vector<Tensor>& of_parts, int64_t dim) const {
   std::vector<Tensor> all;
@@ -93,11 +91,11 @@ std::vector<NamedTensor> LoraLinearParts::in_file() {
   return tensors;
 }
 
-LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
+LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_, LoraSize size_)
     : LoraDelta(std::move(info_)),
-      lora_embedding_A(child("lora_embedding_A", base.weight.size(0), info->options.rank, base.options)),
-      lora_embedding_B(
-          child("lora_embedding_B", info->options.rank, base.weight.size(1), LinearOptions{.bias = false})) {
+      size(size_),
+      lora_embedding_A(child("lora_embedding_A", base.weight.size(0), size.rank, base.options)),
+      lora_embedding_B(child("lora_embedding_B", size.rank, base.weight.size(1), LinearOptions{.bias = false})) {
   const NoGrad off;
   lora_embedding_A.weight.zero_();
   if (!SkipInit::active())
@@ -106,10 +104,10 @@ LoraEmbedding::LoraEmbedding(const Embedding& base, AdapterInfoPtr info_)
   to(base.weight.device());
 }
 Tensor LoraEmbedding::forward(const Tensor& indices) {
-  return lora_embedding_B(lora_embedding_A(indices) * info->scaling());
+  return lora_embedding_B(lora_embedding_A(indices) * info->scaling(size));
 }
 Tensor LoraEmbedding::weight_delta() {
-  return ops::matmul(lora_embedding_A.weight, lora_embedding_B.weight.t()) * info->scaling();
+  return ops::matmul(lora_embedding_A.weight, lora_embedding_B.weight.t()) * info->scaling(size);
 }
 std::vector<NamedTensor> LoraEmbedding::in_file() {
   const NoGrad off;
@@ -245,59 +243,6 @@ AdapterParts adapter_parts(ModuleBase& model) {
   return parts;
 }
 
-namespace {
-
-// ViT's modules as Transformers 5 names them. Query, key and value are modules of their own there.
-std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string& path) {
-  constexpr std::pair<std::string_view, std::string_view> kOutside[] = {
-      {"patch_embed.proj", "vit.embeddings.patch_embeddings.projection"},
-      {"patch_embed", "vit.embeddings.patch_embeddings"},
-      {"pos_drop", "vit.embeddings.dropout"},
-      {"blocks", "vit.layers"},
-      {"norm", "vit.layernorm"},
-      {"head", "classifier"}};
-  for (const auto& [ours, theirs] : kOutside)
-    if (path == ours) return {{std::string(theirs)}};
-  constexpr std::string_view kBlocks = "blocks.";
-  if (!path.starts_with(kBlocks)) return {{path}};
-  const size_t dot = path.find('.', kBlocks.size());
-  const std::string block = "vit.layers." + path.substr(kBlocks.size(), dot - kBlocks.size());
-  if (dot == path.npos) return {{block}};
-  const std::string inner = path.substr(dot + 1);
-  if (inner == "attn.qkv") {
-    const int64_t C = dynamic_cast<const ViT&>(model).config.n_embd;
-    return {{block + ".attention.q_proj", 0, C},
-            {block + ".attention.k_proj", C, C},
-            {block + ".attention.v_proj", 2 * C, C}};
-  }
-  constexpr std::pair<std::string_view, std::string_view> kInside[] = {{"attn", "attention"},
-                                                                       {"attn.proj", "attention.o_proj"},
-                                                                       {"norm1", "layernorm_before"},
-                                                                       {"norm2", "layernorm_after"}};
-  for (const auto& [ours, theirs] : kInside)
-    if (inner == ours) return {{absl::StrCat(block, ".", std::string(theirs))}};
-  return {{absl::StrCat(block, ".", inner)}};
-}
-
-}  // namespace
-
-std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
-                                           const std::string& path) {
-  if (layout.parts != nullptr) return layout.parts(model, path);
-  for (const std::string& first : layout.without)
-    if (path == first || path.starts_with(first + ".")) return {{path}};
-  return {{layout.prefix + path}};
-}
-
-PublishedLayout published_layout(const ModuleBase& model) {
-  if (dynamic_cast<const GPT2*>(&model) != nullptr)
-    return {"transformer.", {}, /*linear_is_conv1d=*/true, "CAUSAL_LM", "wte"};
-  if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
-  if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
-  if (dynamic_cast<const ViT*>(&model) != nullptr) return {.prefix = "vit.", .without = {}, .parts = &vit_parts};
-  return {};
-}
-
 void require_unmerged(const char* function, const AdapterParts& parts) {
   for (const LoraLayer* layer : parts.layers)
     if (layer->merged != nullptr)
@@ -333,6 +278,16 @@ void check_new_adapter(const char* function, ModuleBase& model, const LoraOption
   const auto fail = [&](const std::string& why) { throw Error(absl::StrCat(function, ": ", why)); };
   if (options.rank <= 0) fail(absl::StrCat("rank must be positive, got ", options.rank));
   if (!std::isfinite(options.alpha)) fail(absl::StrCat("alpha must be finite, got ", options.alpha));
+  for (const auto& [pattern, rank] : options.rank_pattern)
+    if (rank <= 0) fail(absl::StrCat("rank_pattern '", pattern, "': the rank must be positive, got ", rank));
+  for (const auto& [pattern, alpha] : options.alpha_pattern)
+    if (!std::isfinite(alpha)) fail(absl::StrCat("alpha_pattern '", pattern, "': must be finite, got ", alpha));
+  for (const int64_t layer : options.layers_to_transform)
+    if (layer < 0) fail(absl::StrCat("layers_to_transform: there is no layer ", layer));
+  if (options.layers_to_transform.empty() && !options.layers_pattern.empty())
+    fail("layers_pattern says where layers are, so it needs layers_to_transform");
+  if (!options.layers_to_transform.empty() && !names_modules(options))
+    fail("layers_to_transform goes with names in targets, not with all-linear or a target_pattern");
   if (!(options.dropout >= 0 && options.dropout < 1))
     fail(absl::StrCat("dropout must be in [0, 1), got ", options.dropout));
   const std::string& name = options.adapter;
@@ -354,9 +309,9 @@ NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool
     std::unique_ptr<ModuleBase> adapter;
     auto* linear = dynamic_cast<Linear*>(&target.module);
     if (linear != nullptr && !target.parts.empty())
-      adapter = std::make_unique<LoraLinearParts>(*linear, target.parts, info);
-    else if (linear != nullptr) adapter = std::make_unique<LoraLinear>(*linear, info);
-    else adapter = std::make_unique<LoraEmbedding>(dynamic_cast<Embedding&>(target.module), info);
+      adapter = std::make_unique<LoraLinearParts>(*linear, target.parts, info, target.sizes);
+    else if (linear != nullptr) adapter = std::make_unique<LoraLinear>(*linear, info, target.sizes[0]);
+    else adapter = std::make_unique<LoraEmbedding>(dynamic_cast<Embedding&>(target.module), info, target.sizes[0]);
     made.targets.push_back({&target.module, std::move(adapter)});
   }
   for (const NamedModule& saved : match.saved) {

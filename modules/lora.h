@@ -25,6 +25,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rondo/modules/module.h"
@@ -52,6 +53,15 @@ struct LoraOptions {
   std::string adapter = "default";
   // The adapter shall be merged one day: a target that merge_adapter() would refuse then is an error now. Not saved.
   bool mergeable = false;
+  // Another rank, or another alpha, for some targets. A name is a regular expression: it fits a target whose path, as
+  // Transformers names it, is the name or ends in "." and the name. The first name that fits counts, as in PEFT.
+  std::vector<std::pair<std::string, int64_t>> rank_pattern = {};
+  std::vector<std::pair<std::string, double>> alpha_pattern = {};
+  // With names in `targets`: of modules in layers, only those in these layers. A layer's number stands behind the name
+  // of the list that it is in ("model.layers.3.mlp"). Targets that are named by Transformers' whole path are in any
+  // case.
+  std::vector<int64_t> layers_to_transform = {};
+  std::vector<std::string> layers_pattern = {};  // the lists that count, such as "layers"; empty: any
 };
 
 struct LoraReport {
@@ -66,10 +76,10 @@ struct LoraReport {
 
 // Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
 // an optimizer that was made before keeps its list of parameters (Optimizer::add_param_group). A is drawn from
-// default_generator(), in the order of the tree. Throws Error if a name of `targets` or `modules_to_save` matches
-// nothing (the message lists what there is), if one module of modules_to_save is a part of another, if a target is
-// neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an adapter
-// is merged, or if `mergeable` is asked for and a target is not.
+// default_generator(), in the order of the tree. Throws Error if a name of `targets`, `modules_to_save` or a pattern
+// matches nothing (the message lists what there is), if one module of modules_to_save is a part of another, if a target
+// is neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an
+// adapter is merged, or if `mergeable` is asked for and a target is not.
 LoraReport add_lora(ModuleBase& model, const LoraOptions& options);
 
 // The names of the model's adapters, sorted.

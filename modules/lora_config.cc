@@ -4,10 +4,13 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/modules/lora_targets.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
 
@@ -36,8 +39,7 @@ const std::set<std::string>& harmless() {
   return names;
 }
 
-// Whether the next value is null, false or empty: a field that asks for nothing. A number asks: layers_to_transform 0
-// is the first layer.
+// Whether the next value is null, false or empty: a field that asks for nothing. A number asks.
 bool asks_for_nothing(io::JsonReader& json) {
   bool any = false;
   switch (json.peek()) {
@@ -51,24 +53,43 @@ bool asks_for_nothing(io::JsonReader& json) {
   }
 }
 
-std::vector<std::string> strings(io::JsonReader& json) {
+// Letters, digits, "_" and "-" between dots.
+std::string module_name(io::JsonReader& json) {
+  std::string name = json.string();
+  const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
+  });
+  if (!plain || name.empty() || name.find("..") != name.npos || name.front() == '.' || name.back() == '.')
+    json.fail(absl::StrCat(io::shown(name), " is no name of a module,"));
+  return name;
+}
+std::vector<std::string> module_names(io::JsonReader& json) {
   std::vector<std::string> list;
   if (json.peek() == 'n') json.skip();
-  else json.array([&] { list.push_back(json.string()); });
+  else json.array([&] { list.push_back(module_name(json)); });
   return list;
 }
 
-// Names of modules: letters, digits, "_" and "-" between dots.
-std::vector<std::string> module_names(io::JsonReader& json) {
-  std::vector<std::string> list = strings(json);
-  for (const std::string& name : list) {
-    const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
-      return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
-    });
-    if (!plain || name.empty() || name.find("..") != name.npos || name.front() == '.' || name.back() == '.')
-      json.fail(absl::StrCat(io::shown(name), " is no name of a module,"));
-  }
-  return list;
+// One, or a list of them; null: none.
+template <class Element> void one_or_more(io::JsonReader& json, const Element& element) {
+  if (json.peek() == 'n') json.skip();
+  else if (json.peek() == '[') json.array(element);
+  else element();
+}
+
+int64_t rank(io::JsonReader& json, const std::string& field) {
+  const uint64_t value = json.unsigned_integer();
+  if (value == 0 || value > kMaxRank) json.fail(absl::StrCat(field, " must be in [1, ", kMaxRank, "],"));
+  return static_cast<int64_t>(value);
+}
+
+// Regular expressions and their values, in the order of the file: the first that fits counts.
+template <class T, class Value>
+std::vector<std::pair<std::string, T>> pattern_values(io::JsonReader& json, const Value& value) {
+  std::vector<std::pair<std::string, T>> values;
+  if (json.peek() == 'n') json.skip();
+  else json.object([&](std::string& name) { values.emplace_back(name, value()); });
+  return values;
 }
 
 double real(io::JsonReader& json) {
@@ -99,10 +120,21 @@ std::string json_list(const std::vector<std::string>& list) {
                     [](std::string* out, const std::string& text) { io::append_json_string(*out, text); }),
       "\n  ]");
 }
+std::string json_list(const std::vector<int64_t>& list) {
+  return list.empty() ? "null" : absl::StrCat("[", absl::StrJoin(list, ", "), "]");
+}
 std::string json_number(double value) {
   char text[32];
   const auto [end, error] = std::to_chars(text, text + sizeof text, value);
   return std::string(text, end);
+}
+
+std::string json_number(int64_t value) { return absl::StrCat(value); }
+template <class T> std::string json_object(const std::vector<std::pair<std::string, T>>& values) {
+  std::string out = "{";
+  for (const auto& [name, value] : values)
+    absl::StrAppend(&out, out.size() > 1 ? ", " : "", json_string(name), ": ", json_number(value));
+  return out + "}";
 }
 
 }  // namespace
@@ -121,10 +153,20 @@ LoraOptions read_adapter_config(const std::string& path) {
       if (type != "LORA") json.fail("peft_type is " + io::shown(type) + ", not \"LORA\": another kind of adapter,");
       is_lora = true;
     } else if (key == "r") {
-      const uint64_t rank = json.unsigned_integer();
-      if (rank == 0 || rank > kMaxRank) json.fail(absl::StrCat("r must be in [1, ", kMaxRank, "],"));
-      options.rank = static_cast<int64_t>(rank);
+      options.rank = rank(json, key);
       has_rank = true;
+    } else if (key == "rank_pattern") {
+      options.rank_pattern = pattern_values<int64_t>(json, [&] { return rank(json, "rank_pattern"); });
+    } else if (key == "alpha_pattern") {
+      options.alpha_pattern = pattern_values<double>(json, [&] { return real(json); });
+    } else if (key == "layers_to_transform") {
+      one_or_more(json, [&] {
+        const uint64_t layer = json.unsigned_integer();
+        if (layer > INT32_MAX) json.fail("layers_to_transform: no model has so many layers,");
+        options.layers_to_transform.push_back(static_cast<int64_t>(layer));
+      });
+    } else if (key == "layers_pattern") {
+      one_or_more(json, [&] { options.layers_pattern.push_back(module_name(json)); });
     } else if (key == "lora_alpha") {
       options.alpha = real(json);
     } else if (key == "lora_dropout") {
@@ -158,6 +200,9 @@ LoraOptions read_adapter_config(const std::string& path) {
     }
   });
   json.finish();
+  // PEFT has no such configuration either.
+  if (!options.layers_to_transform.empty() && !names_modules(options))
+    unsupported.push_back("layers_to_transform with one string for target_modules");
   if (!is_lora) throw FileError(path, "is no adapter config: peft_type is missing");
   if (!unsupported.empty())
     throw FileError(path, "asks for what Rondo does not do: " + absl::StrJoin(unsupported, ", "));
@@ -171,18 +216,20 @@ std::string adapter_config_text(const LoraOptions& options, const PublishedLayou
   const auto text_or_null = [](const std::string& text) { return text.empty() ? "null" : json_string(text); };
   const auto word = [](bool value) { return value ? "true" : "false"; };
   return absl::StrCat("{\n",                                                                            //
-                      "  \"alpha_pattern\": {},\n",                                                     //
+                      "  \"alpha_pattern\": ", json_object(options.alpha_pattern), ",\n",               //
                       "  \"base_model_name_or_path\": ", text_or_null(base_model_name_or_path), ",\n",  //
                       "  \"bias\": \"none\",\n",                                                        //
                       "  \"fan_in_fan_out\": ", word(layout.linear_is_conv1d), ",\n",                   //
                       "  \"inference_mode\": true,\n",                                                  //
                       "  \"init_lora_weights\": true,\n",                                               //
+                      "  \"layers_pattern\": ", json_list(options.layers_pattern), ",\n",               //
+                      "  \"layers_to_transform\": ", json_list(options.layers_to_transform), ",\n",     //
                       "  \"lora_alpha\": ", json_number(options.alpha), ",\n",                          //
                       "  \"lora_dropout\": ", json_number(options.dropout), ",\n",                      //
                       "  \"modules_to_save\": ", json_list(options.modules_to_save), ",\n",             //
                       "  \"peft_type\": \"LORA\",\n",                                                   //
                       "  \"r\": ", options.rank, ",\n",                                                 //
-                      "  \"rank_pattern\": {},\n",                                                      //
+                      "  \"rank_pattern\": ", json_object(options.rank_pattern), ",\n",                 //
                       "  \"target_modules\": ", json_list(options.targets), ",\n",                      //
                       "  \"task_type\": ", layout.task_type == nullptr ? "null" : json_string(layout.task_type),
                       ",\n",                                             //

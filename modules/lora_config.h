@@ -7,7 +7,7 @@
 
 namespace rondo::nn {
 
-// Rank, alpha, dropout, targets, rslora and modules_to_save; the adapter's name is not in the file. Throws FileError if
+// All of the options but the adapter's name and `mergeable`, which are not in the file. Throws FileError if
 // the file is no LoRA config, or if a field asks for what Rondo does not do: it names all of these.
 LoraOptions read_adapter_config(const std::string& path);
 

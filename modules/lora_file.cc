@@ -140,6 +140,7 @@ LoraMatch match_file(ModuleBase& model, const LoraOptions& options, const StateD
     }
     if (any) match.saved.push_back(saved);
   }
+  set_sizes("load_adapter", model, options, /*lenient=*/true, match.targets);
   return match;
 }
 
@@ -193,8 +194,10 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   LoraOptions written = info->options;
   const FileNames names(model, layout, true);
   const bool other_names = layout.parts != nullptr;
-  if (!written.target_pattern.empty() || written.targets == std::vector<std::string>{"all-linear"} || other_names) {
+  if (!names_modules(written) || other_names) {
     written.targets.clear();
+    written.layers_to_transform.clear();
+    written.layers_pattern.clear();
     for (const auto& [module, delta] : tensors_of(model, name).targets)
       for (const PublishedPart& part : names.parts_in(*module, *delta)) written.targets.push_back(part.path);
   }
@@ -248,10 +251,11 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
   if (exists) {
     const AdapterInfoPtr info = require_adapter("load_adapter", model, options.adapter);
     const LoraOptions& had = info->options;
-    if (had.alpha != given.alpha || had.rslora != given.rslora)
-      throw FileError(config_path, absl::StrCat("scales otherwise than the model's adapter '", options.adapter,
-                                                "': lora_alpha ", given.alpha, " and ", had.alpha, ", use_rslora ",
-                                                given.rslora, " and ", had.rslora, "; load it under another name"));
+    if (had.alpha != given.alpha || had.rslora != given.rslora || had.alpha_pattern != given.alpha_pattern)
+      throw FileError(config_path,
+                      absl::StrCat("scales otherwise than the model's adapter '", options.adapter, "': lora_alpha ",
+                                   given.alpha, " and ", had.alpha, ", use_rslora ", given.rslora, " and ", had.rslora,
+                                   ", or by another alpha_pattern", "; load it under another name"));
     targets = names.tensors(tensors_of(model, options.adapter));
   } else {
     check_new_adapter("load_adapter", model, given);

@@ -18,11 +18,18 @@
 
 namespace rondo::nn {
 
+// What may differ from target to target: rank_pattern, alpha_pattern.
+struct LoraSize {
+  int64_t rank = 0;
+  double alpha = 0;
+  bool operator==(const LoraSize&) const = default;
+};
+
 // Shared by all parts of one adapter.
 struct AdapterInfo {
   LoraOptions options;
   bool trainable = true;
-  double scaling() const;
+  double scaling(const LoraSize& size) const;
 };
 using AdapterInfoPtr = std::shared_ptr<const AdapterInfo>;
 
@@ -47,7 +54,8 @@ struct LoraDelta : AdapterPart {
 // delta(x) = B(A(dropout(x)) * scaling).
 struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   // `rows`: outputs of a part of the base; 0: all.
-  LoraLinear(const Linear& base, AdapterInfoPtr info, int64_t rows = 0);
+  LoraLinear(const Linear& base, AdapterInfoPtr info, LoraSize size, int64_t rows = 0);
+  const LoraSize size;
   Linear lora_A;
   Linear lora_B;
   Dropout lora_dropout;
@@ -68,7 +76,8 @@ struct PublishedPart {
 
 // A LoraLinear for each of some parts of a target. The other rows get nothing.
 struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
-  LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info);
+  LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
+                  const std::vector<LoraSize>& sizes);
   const int64_t n_out;
   const std::vector<PublishedPart> parts;             // by row
   std::vector<std::unique_ptr<LoraLinear>> matrices;  // of each part, named as its leaf
@@ -85,7 +94,8 @@ struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
 
 // delta(index) = B(A[index] * scaling); the base's padding row gets none.
 struct LoraEmbedding final : Module<LoraEmbedding>, LoraDelta {
-  LoraEmbedding(const Embedding& base, AdapterInfoPtr info);
+  LoraEmbedding(const Embedding& base, AdapterInfoPtr info, LoraSize size);
+  const LoraSize size;
   Embedding lora_embedding_A;
   Linear lora_embedding_B;
   Tensor forward(const Tensor& indices);  // i64 (...) -> (..., C)

@@ -1,7 +1,10 @@
 #include "rondo/modules/lora_targets.h"
 
 #include <algorithm>
+#include <charconv>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
@@ -9,7 +12,11 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/modules/bert.h"
+#include "rondo/modules/gpt2.h"
+#include "rondo/modules/llama.h"
 #include "rondo/modules/lora_layer.h"
+#include "rondo/modules/vit.h"
 
 namespace rondo::nn {
 namespace {
@@ -29,9 +36,10 @@ constexpr uint32_t kMostKiB = 1 << 10;  // of memory for a match
 
 class Pattern {
  public:
-  Pattern(const char* function, const std::string& text) : function_(function), text_(text) {
+  Pattern(const char* function, const char* option, const std::string& text)
+      : function_(function), option_(option), text_(text) {
     if (text.size() > kLongestPattern)
-      throw Error(absl::StrCat(function, ": target_pattern has ", text.size(), " bytes; at most ", kLongestPattern));
+      throw Error(absl::StrCat(function, ": ", option, " has ", text.size(), " bytes; at most ", kLongestPattern));
     int error = 0;
     PCRE2_SIZE at = 0;
     code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
@@ -62,10 +70,11 @@ class Pattern {
     return reinterpret_cast<const char*>(text);
   }
   [[noreturn]] void fail(const std::string& why) const {
-    throw Error(absl::StrCat(function_, ": target_pattern '", text_, "' ", why));
+    throw Error(absl::StrCat(function_, ": ", option_, " '", text_, "' ", why));
   }
   const char* function_;
-  const std::string& text_;
+  const char* option_;
+  std::string text_;
   std::unique_ptr<pcre2_code, Free> code_;
   std::unique_ptr<pcre2_match_data, Free> data_;
   std::unique_ptr<pcre2_match_context, Free> limits_;
@@ -89,6 +98,70 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
 }
 
 bool ends_in(const std::string& path, const std::string& name) { return path == name || path.ends_with("." + name); }
+
+// The number of the layer that a module is in: that behind the last list of this name, or with "" of any name.
+std::optional<int64_t> layer_behind(const std::string& path, const std::string& list) {
+  for (size_t end = path.rfind('.'); end != path.npos && end > 0; end = path.rfind('.', end - 1)) {
+    const size_t dot = path.rfind('.', end - 1);
+    if (dot == path.npos) break;
+    int64_t number = 0;
+    const char *begin = path.data() + dot + 1, *last = path.data() + end;
+    const auto [stop, error] = std::from_chars(begin, last, number);
+    if (error != std::errc() || stop != last || number < 0) continue;
+    if (list.empty() || ends_in(path.substr(0, dot), list)) return number;
+  }
+  return std::nullopt;
+}
+
+// As PEFT decides (tuners_utils.py, check_target_module_exists).
+bool is_in_layers(const std::string& path, const LoraOptions& options) {
+  if (options.layers_to_transform.empty()) return true;
+  std::optional<int64_t> layer;
+  if (options.layers_pattern.empty()) layer = layer_behind(path, "");
+  for (const std::string& list : options.layers_pattern)
+    if (!layer) layer = layer_behind(path, list);
+  const std::vector<int64_t>& layers = options.layers_to_transform;
+  return layer && std::find(layers.begin(), layers.end(), *layer) != layers.end();
+}
+
+// rank_pattern or alpha_pattern: values for the paths that names fit.
+template <class T> class SizePatterns {
+ public:
+  SizePatterns(const char* function, const char* option, const std::vector<std::pair<std::string, T>>& values)
+      : function_(function), option_(option) {
+    if (values.size() > kMostNames)
+      throw Error(absl::StrCat(function, ": ", option, " has ", values.size(), " names; at most ", kMostNames));
+    for (const auto& [name, value] : values)
+      // The groups are PEFT's, so that a reference to one in a name means the same.
+      rows_.push_back({name, Pattern(function, option, absl::StrCat("(.*\\.)?(", name, ")")), value});
+  }
+  T value(const std::string& path, T otherwise) const {
+    for (const Row& row : rows_)
+      if (row.pattern.matches(path)) {
+        row.used = true;
+        return row.value;
+      }
+    return otherwise;
+  }
+  void require_used() const {
+    for (const Row& row : rows_)
+      if (!row.used)
+        throw Error(absl::StrCat(function_, ": ", option_, " names '", row.name,
+                                 "', which fits no target, or only those that a name before it fits"));
+  }
+
+ private:
+  static constexpr size_t kMostNames = 1 << 13;
+  struct Row {
+    std::string name;
+    Pattern pattern;
+    T value;
+    mutable bool used = false;
+  };
+  const char* function_;
+  const char* option_;
+  std::vector<Row> rows_;
+};
 
 class Matcher {
  public:
@@ -210,14 +283,22 @@ class Matcher {
   }
   void choose_by_name(const std::string& name) {
     bool any = false;
-    for (size_t i = 0; i < modules_.size(); ++i)
-      any = choose(i, [&](const std::string& path) { return ends_in(path, name); }) || any;
+    for (size_t i = 0; i < modules_.size(); ++i) {
+      // Layers do not count where the name is all of Transformers' path.
+      const bool whole = std::any_of(published_[i].begin(), published_[i].end(),
+                                     [&](const PublishedPart& part) { return part.path == name; });
+      const auto fits = [&](const std::string& path) {
+        return ends_in(path, name) && ((whole && path == name) || is_in_layers(path, options_));
+      };
+      any = choose(i, fits) || any;
+    }
     if (!any && !lenient_)
-      fail(absl::StrCat("no module of ", model_.type_name(), " is named '", name,
+      fail(absl::StrCat("no module of ", model_.type_name(),
+                        options_.layers_to_transform.empty() ? "" : " in layers_to_transform", " is named '", name,
                         "'; those that can get an adapter are ", names_in(modules_, true)));
   }
   void choose_by_pattern() {
-    const Pattern pattern(function_, options_.target_pattern);
+    const Pattern pattern(function_, "target_pattern", options_.target_pattern);
     bool any = false;
     for (size_t i = 0; i < modules_.size(); ++i)
       any = choose(i, [&](const std::string& path) { return pattern.matches(path); }) || any;
@@ -251,11 +332,94 @@ class Matcher {
 
 }  // namespace
 
+bool names_modules(const LoraOptions& options) {
+  return options.target_pattern.empty() && options.targets != std::vector<std::string>{kAllLinear};
+}
+
 LoraMatch match_lora_targets(const char* function, ModuleBase& model, const LoraOptions& options) {
-  return Matcher(function, model, options, /*lenient=*/false).run();
+  LoraMatch match = Matcher(function, model, options, /*lenient=*/false).run();
+  set_sizes(function, model, options, /*lenient=*/false, match.targets);
+  return match;
 }
 LoraMatch match_lora_targets_leniently(const char* function, ModuleBase& model, const LoraOptions& options) {
   return Matcher(function, model, options, /*lenient=*/true).run();
+}
+
+void set_sizes(const char* function, const ModuleBase& model, const LoraOptions& options, bool lenient,
+               std::vector<LoraTarget>& targets) {
+  const SizePatterns ranks(function, "rank_pattern", options.rank_pattern);
+  const SizePatterns alphas(function, "alpha_pattern", options.alpha_pattern);
+  const PublishedLayout layout = published_layout(model);
+  for (LoraTarget& target : targets) {
+    const std::vector<PublishedPart> parts = target.parts.empty() ? published_parts(layout, model, target.name)
+                                                                  : target.parts;
+    target.sizes.clear();
+    for (const PublishedPart& part : parts)
+      target.sizes.push_back({ranks.value(part.path, options.rank), alphas.value(part.path, options.alpha)});
+    if (!target.parts.empty()) continue;
+    const LoraSize first = target.sizes[0];
+    if (std::all_of(target.sizes.begin(), target.sizes.end(), [&](const LoraSize& size) { return size == first; }))
+      target.sizes.resize(1);
+    else target.parts = parts;
+  }
+  if (lenient) return;
+  ranks.require_used();
+  alphas.require_used();
+}
+
+// ---- Names of Transformers
+
+namespace {
+
+// ViT's modules as Transformers 5 names them. Query, key and value are modules of their own there.
+std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string& path) {
+  constexpr std::pair<std::string_view, std::string_view> kOutside[] = {
+      {"patch_embed.proj", "vit.embeddings.patch_embeddings.projection"},
+      {"patch_embed", "vit.embeddings.patch_embeddings"},
+      {"pos_drop", "vit.embeddings.dropout"},
+      {"blocks", "vit.layers"},
+      {"norm", "vit.layernorm"},
+      {"head", "classifier"}};
+  for (const auto& [ours, theirs] : kOutside)
+    if (path == ours) return {{std::string(theirs)}};
+  constexpr std::string_view kBlocks = "blocks.";
+  if (!path.starts_with(kBlocks)) return {{path}};
+  const size_t dot = path.find('.', kBlocks.size());
+  const std::string block = "vit.layers." + path.substr(kBlocks.size(), dot - kBlocks.size());
+  if (dot == path.npos) return {{block}};
+  const std::string inner = path.substr(dot + 1);
+  if (inner == "attn.qkv") {
+    const int64_t C = dynamic_cast<const ViT&>(model).config.n_embd;
+    return {{block + ".attention.q_proj", 0, C},
+            {block + ".attention.k_proj", C, C},
+            {block + ".attention.v_proj", 2 * C, C}};
+  }
+  constexpr std::pair<std::string_view, std::string_view> kInside[] = {{"attn", "attention"},
+                                                                       {"attn.proj", "attention.o_proj"},
+                                                                       {"norm1", "layernorm_before"},
+                                                                       {"norm2", "layernorm_after"}};
+  for (const auto& [ours, theirs] : kInside)
+    if (inner == ours) return {{absl::StrCat(block, ".", std::string(theirs))}};
+  return {{absl::StrCat(block, ".", inner)}};
+}
+
+}  // namespace
+
+std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
+                                           const std::string& path) {
+  if (layout.parts != nullptr) return layout.parts(model, path);
+  for (const std::string& first : layout.without)
+    if (path == first || path.starts_with(first + ".")) return {{path}};
+  return {{layout.prefix + path}};
+}
+
+PublishedLayout published_layout(const ModuleBase& model) {
+  if (dynamic_cast<const GPT2*>(&model) != nullptr)
+    return {"transformer.", {}, /*linear_is_conv1d=*/true, "CAUSAL_LM", "wte"};
+  if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
+  if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
+  if (dynamic_cast<const ViT*>(&model) != nullptr) return {.prefix = "vit.", .without = {}, .parts = &vit_parts};
+  return {};
 }
 
 }  // namespace rondo::nn

@@ -76,8 +76,14 @@ struct ResNet : Module<ResNet> {
 
   // A safetensors file, or a folder with model.safetensors or its shards, with torchvision's names. Sizes, groups and
   // classes are those of the tensors. The model comes back in evaluation mode. `num_labels` and `fresh` {"fc."} give
-  // it another head; other fields of the options as for AutoModel (pretrained/auto_model.h). Throws FileError if the
-  // tensors are not a ResNet's, and StateDictError if some are missing, unexpected or of other shapes.
+  // it another head, or one where the file has none; other fields of the options as for AutoModel
+  // (pretrained/auto_model.h). Throws FileError if the tensors are not a ResNet's, and StateDictError if some are
+  // missing, unexpected or of other shapes.
+  //
+  // What no tensor shows is as in torchvision's resnet functions. So a file of a network that differs in one of these
+  // loads, and computes something else: dilation instead of stride (replace_stride_with_dilation, output_stride 8 or
+  // 16), blur pooling before the strides, the stride on the first convolution of a bottleneck (the paper's, and
+  // Caffe's), another activation than ReLU, another eps than BatchNorm's 1e-5, and how images were normalised.
   static std::unique_ptr<ResNet> from_pretrained(const std::string& path, const PretrainedOptions& options);
   static std::unique_ptr<ResNet> from_pretrained(const std::string& path);
 

@@ -65,6 +65,9 @@ void set_field(std::vector<ConfigField>& fields, const std::string& name, const 
 
 void save(ModuleBase& module, const Published& published, std::vector<ConfigField> config, const std::string& folder,
           const SaveOptions& options) {
+  if (!published.why_unpublished.empty())
+    throw Error(
+        absl::StrCat("save_pretrained: no published model is like this one: it has ", published.why_unpublished));
   const io::TensorMap tensors = published_tensors(module, published);
   io::make_folders(folder);
   io::sweep_temporaries(folder);
@@ -87,9 +90,6 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
 
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options) try {
   const Published published = describe(model);
-  if (!published.why_unpublished.empty())
-    throw Error(
-        absl::StrCat("save_pretrained: no published model is like this one: it has ", published.why_unpublished));
   std::vector<ConfigField> config = {{"model_type", json_text(published.model_type)}};
   config.insert(config.end(), published.config.begin(), published.config.end());
   save(model, published, std::move(config), folder, options);

@@ -12,8 +12,9 @@
 // transformers: model.train() turns dropout on.
 //
 // Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
-// not supported, StateDictError the tensors that are missing, unexpected or of another shape. Both come before the
-// weights are read. FileError: a file is missing, truncated or malformed. Nothing in a folder is run or trusted.
+// not supported, and those that are not known, StateDictError the tensors that are missing, unexpected or of another
+// shape. Both come before the weights are read. FileError: a file is missing, truncated or malformed. Nothing in a
+// folder is run or trusted. harmless_fields.cc has the table of the fields that change nothing.
 //
 // A folder that also holds PEFT's adapter_config.json gives the model with that adapter, named "default", as in
 // transformers: the base is frozen, and so is the adapter unless PretrainedOptions::train_adapter. merge_and_unload()
@@ -58,7 +59,7 @@ struct PretrainedOptions {
   // Tensors are then aligned to their elements only.
   bool map = false;
   // Fields of config.json that this version does not know are ignored. Without it they are an error: they may change
-  // what the model computes.
+  // what the model computes. Fields that are known to change it stay an error.
   bool allow_unknown_fields = false;
   // Replaces every dropout probability of config.json.
   std::optional<double> dropout = std::nullopt;

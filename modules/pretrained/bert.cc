@@ -32,13 +32,10 @@ static std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, co
     config.unsupported("pad_token_id");
   if (c.roberta && c.max_length() < 1) config.invalid("max_position_embeddings", "more than pad_token_id + 1");
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
-  config.must_be("position_embedding_type", {"\"absolute\""});
+  for (const char* width : {"emb_size", "embedding_size"}) config.must_be(width, absl::StrCat(c.n_embd));
   c.n_class = read_labels(config, options);
   c.problem_type = read_problem_type(config, c.n_class, options);
-  // Heads of tasks that are not here.
-  config.harmless({"tie_word_embeddings", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-                   "pooler_size_per_head", "pooler_type", "directionality"});
-  check_config(config, options);
+  config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   switch (task) {
     case Task::kSequenceClassification:

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/modules/pretrained/harmless_fields.h"
 #include "rondo/runtime/io/json.h"
 
 namespace rondo::nn {
@@ -19,7 +20,8 @@ std::string message_of(const ConfigProblems& problems) {
   list("missing", problems.missing);
   list("invalid", problems.invalid);
   list("not supported", problems.unsupported);
-  list("unknown (allow_unknown_fields ignores them)", problems.unknown);
+  list("unknown (allow_unknown_fields, in finetune and classify --allow_unknown_fields, ignores them)",
+       problems.unknown);
   return text;
 }
 
@@ -39,11 +41,18 @@ ConfigError::ConfigError(const std::string& path, ConfigProblems problems)
     : FileError(path, message_of(problems)), problems_(std::move(problems)) {}
 
 ConfigFields::ConfigFields(std::string path, std::string_view text)
-    : ConfigFields(std::move(path), "", text, std::make_shared<ConfigProblems>()) {}
+    : ConfigFields(std::move(path), "", "", text, std::make_shared<ConfigProblems>()) {
+  for (const ConfigField& field : fields_)
+    if (field.name == "model_type" && field.json.starts_with('"'))
+      model_type_ = io::JsonReader(path_, field.json).string();
+}
 
-ConfigFields::ConfigFields(std::string path, std::string prefix, std::string_view text,
+ConfigFields::ConfigFields(std::string path, std::string prefix, std::string model_type, std::string_view text,
                            std::shared_ptr<ConfigProblems> problems)
-    : path_(std::move(path)), prefix_(std::move(prefix)), problems_(std::move(problems)) {
+    : path_(std::move(path)),
+      prefix_(std::move(prefix)),
+      model_type_(std::move(model_type)),
+      problems_(std::move(problems)) {
   parse(text);
 }
 
@@ -246,14 +255,14 @@ std::unique_ptr<ConfigFields> ConfigFields::object(std::string_view name) {
   if (json == nullptr) return nullptr;
   if (json->starts_with('{'))
     return std::unique_ptr<ConfigFields>(
-        new ConfigFields(path_, absl::StrCat(prefix_, std::string(name), "."), *json, problems_));
+        new ConfigFields(path_, absl::StrCat(prefix_, std::string(name), "."), model_type_, *json, problems_));
   invalid(name, "an object");
   return nullptr;
 }
 
-void ConfigFields::must_be(std::string_view name, std::initializer_list<std::string_view> texts) {
+void ConfigFields::must_be(std::string_view name, std::string_view text) {
   const std::string* json = take(name);
-  if (json != nullptr && std::find(texts.begin(), texts.end(), *json) == texts.end()) unsupported(name);
+  if (json != nullptr && *json != text) unsupported(name);
 }
 
 void ConfigFields::harmless(std::initializer_list<std::string_view> names) {
@@ -266,14 +275,23 @@ void ConfigFields::unsupported(std::string_view name) {
 }
 
 void ConfigFields::note_unknown() {
-  for (const ConfigField& field : fields_)
-    if (!understood_.contains(field.name))
-      problems_->unknown.push_back(absl::StrCat(prefix_, field.name, ": ", short_text(field.json)));
+  for (const ConfigField& field : fields_) {
+    if (understood_.contains(field.name)) continue;
+    switch (effect_of(model_type_, prefix_ + field.name, field.json)) {
+      case FieldEffect::kNone: break;
+      case FieldEffect::kOfItsFields:
+        if (const auto inside = object(field.name)) inside->note_unknown();
+        break;
+      case FieldEffect::kChanges: unsupported(field.name); break;
+      case FieldEffect::kUnknown:
+        problems_->unknown.push_back(absl::StrCat(prefix_, field.name, ": ", short_text(field.json)));
+    }
+  }
 }
 
 void ConfigFields::check(bool allow_unknown) {
+  note_unknown();
   if (allow_unknown) problems_->unknown.clear();
-  else note_unknown();
   if (!problems_->empty()) throw ConfigError(path_, *problems_);
 }
 

@@ -1,9 +1,9 @@
 // The fields of a config.json. A getter marks its field as understood and notes what is wrong with it; check() then
-// throws one error that lists everything, the fields that nobody asked for included.
+// throws one error that lists everything, the fields that nobody asked for included, unless they are harmless
+// (harmless_fields.h).
 //
 //   ConfigFields config(path, text);
 //   const int64_t layers = config.size("num_hidden_layers", {}, kMostLayers);
-//   config.must_be("is_decoder", {"false"});
 //   config.check(/*allow_unknown=*/false);
 //
 // Getters return a usable value in any case, but build nothing before check().
@@ -79,27 +79,29 @@ class ConfigFields {
   // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is not there.
   std::unique_ptr<ConfigFields> object(std::string_view name);
 
-  // Fields that are absent, null, or one of these JSON texts are fine; anything else is unsupported.
-  void must_be(std::string_view name, std::initializer_list<std::string_view> texts);
+  // Absent, null or this JSON text is fine; anything else is unsupported. For a value that follows from other fields:
+  // constants belong in the table of harmless_fields.cc.
+  void must_be(std::string_view name, std::string_view text);
   // Understood, and without effect here.
   void harmless(std::initializer_list<std::string_view> names);
   void unsupported(std::string_view name);
   void invalid(std::string_view name, std::string_view wanted);
 
-  // Notes the fields that no call above has named.
+  // Notes the fields that no call above has named, unless they are harmless.
   void note_unknown();
   // Throws ConfigError if something was noted.
   void check(bool allow_unknown);
 
  private:
-  ConfigFields(std::string path, std::string prefix, std::string_view text, std::shared_ptr<ConfigProblems> problems);
+  ConfigFields(std::string path, std::string prefix, std::string model_type, std::string_view text,
+               std::shared_ptr<ConfigProblems> problems);
   void parse(std::string_view text);
   // Its value, which is marked as understood; null if it is absent or null.
   const std::string* take(std::string_view name);
   std::optional<double> number(std::string_view name, std::string_view wanted);
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
 
-  std::string path_, prefix_;
+  std::string path_, prefix_, model_type_;  // the whole file's; "" if it has none
   std::vector<ConfigField> fields_;
   std::set<std::string, std::less<>> understood_;
   std::shared_ptr<ConfigProblems> problems_;

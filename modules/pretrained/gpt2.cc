@@ -20,14 +20,7 @@ static std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, co
   c.embd_dropout = read_dropout(config, "embd_pdrop", 0.1, options);
   c.norm_eps = config.positive("layer_norm_epsilon", 1e-5);
   c.gelu = read_gelu(config, "activation_function", "gelu_new");
-  config.must_be("scale_attn_weights", {"true"});
-  config.must_be("scale_attn_by_inverse_layer_idx", {"false"});
-  config.must_be("tie_word_embeddings", {"true"});
-  // Upcasting changes nothing here: attention always accumulates in the wider type. n_ctx is n_positions. The summary
-  // is of a head that no task here has.
-  config.harmless({"n_positions", "n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout",
-                   "summary_proj_to_labels", "summary_type", "summary_use_proj", "id2label", "label2id"});
-  check_config(config, options);
+  config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<GPT2>(c);
 }

@@ -26,85 +26,8 @@ Published describe(ModuleBase& module, const std::string& model_type) {
                            " is none of the published models: ", absl::StrJoin(classes, ", ")));
 }
 
-void check_config(ConfigFields& config, const PretrainedOptions& options) {
-  // Fields that change the mathematics, at the values that change nothing.
-  config.must_be("is_encoder_decoder", {"false"});
-  config.must_be("is_decoder", {"false"});
-  config.must_be("add_cross_attention", {"false"});
-  config.must_be("cross_attention_hidden_size", {"null"});
-  config.must_be("tie_encoder_decoder", {"false"});
-  config.must_be("pruned_heads", {"{}"});
-  config.must_be("quantization_config", {"null"});
-  config.must_be("compression_config", {"null"});
-  config.must_be("auto_map", {"null", "{}"});  // code of the model's own
-  // Fields that say nothing about the mathematics: tokens, generation, output formats, how it was made.
-  config.harmless({"_attn_implementation",
-                   "_attn_implementation_autoset",
-                   "_commit_hash",
-                   "_name_or_path",
-                   "architectures",
-                   "attn_implementation",
-                   "bad_words_ids",
-                   "begin_suppress_tokens",
-                   "bos_token_id",
-                   "chunk_size_feed_forward",
-                   "cls_token_id",
-                   "decoder_start_token_id",
-                   "diversity_penalty",
-                   "do_sample",
-                   "dtype",
-                   "early_stopping",
-                   "encoder_no_repeat_ngram_size",
-                   "eos_token_id",
-                   "exponential_decay_length_penalty",
-                   "finetuning_task",
-                   "forced_bos_token_id",
-                   "forced_eos_token_id",
-                   "gradient_checkpointing",
-                   "initializer_factor",
-                   "initializer_range",
-                   "keys_to_ignore_at_inference",
-                   "length_penalty",
-                   "mask_token_id",
-                   "max_length",
-                   "min_length",
-                   "model_type",
-                   "name_or_path",
-                   "no_repeat_ngram_size",
-                   "num_beam_groups",
-                   "num_beams",
-                   "num_return_sequences",
-                   "output_attentions",
-                   "output_hidden_states",
-                   "output_past",
-                   "output_scores",
-                   "pad_token_id",
-                   "prefix",
-                   "remove_invalid_values",
-                   "repetition_penalty",
-                   "return_dict",
-                   "return_dict_in_generate",
-                   "sep_token_id",
-                   "suppress_tokens",
-                   "task_specific_params",
-                   "temperature",
-                   "tf_legacy_loss",
-                   "tokenizer_class",
-                   "top_k",
-                   "top_p",
-                   "torch_dtype",
-                   "torchscript",
-                   "transformers_version",
-                   "typical_p",
-                   "unk_token_id",
-                   "use_bfloat16",
-                   "use_cache"});
-  config.check(options.allow_unknown_fields);
-}
-
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
   const std::optional<int64_t> named = config.entries("id2label");
-  config.harmless({"label2id"});
   const int64_t said = config.size("num_labels", 2, kMostLabels);
   const int64_t n = named && *named > 0 ? *named : said;
   const auto given = static_cast<int64_t>(options.label_names.size());

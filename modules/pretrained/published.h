@@ -95,8 +95,6 @@ std::span<const Family* const> families();
 
 // ---- For the families' files
 
-// The fields that every config.json may have, and the check of all: call it after the family's own.
-void check_config(ConfigFields& config, const PretrainedOptions& options);
 // The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
 // The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).

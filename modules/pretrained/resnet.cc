@@ -1,6 +1,8 @@
 // ResNet from torchvision's tensors. There is no config.json: their names and shapes say what the model is.
 #include "rondo/modules/resnet.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/pretrained/weight_files.h"
 
@@ -22,10 +24,9 @@ class TorchvisionShapes {
     return shape[dim];
   }
 
-  ResNetConfig config() const {
-    ResNetConfig config{.n_class = size("fc.weight", 2, 0),
-                        .n_channel = size("conv1.weight", 4, 1),
-                        .width = size("conv1.weight", 4, 0)};
+  ResNetConfig config(const PretrainedOptions& options) const {
+    ResNetConfig config{
+        .n_class = classes(options), .n_channel = size("conv1.weight", 4, 1), .width = size("conv1.weight", 4, 0)};
     config.bottleneck = has("layer1.0.conv3.weight");
     config.layers.clear();
     for (int stage = 1; stage <= 4; ++stage) {
@@ -42,6 +43,18 @@ class TorchvisionShapes {
   }
 
  private:
+  // Those of the file's head; of a file without one, those of the fresh head that the caller asks for.
+  int64_t classes(const PretrainedOptions& options) const {
+    const std::string head = "fc.weight";
+    if (has(head)) return options.num_labels.value_or(size(head, 2, 0));
+    const bool starts_fresh = std::any_of(options.fresh.begin(), options.fresh.end(),
+                                          [&](const std::string& prefix) { return head.starts_with(prefix); });
+    if (!starts_fresh || !options.num_labels)
+      throw FileError(path_,
+                      "has no fc.weight: PretrainedOptions' num_labels and fresh = {\"fc.\"} give it a new head");
+    return *options.num_labels;
+  }
+
   const std::string& path_;
   const WeightFiles& files_;
 };
@@ -53,11 +66,10 @@ std::unique_ptr<ResNet> ResNet::from_pretrained(const std::string& path, const P
     throw Error(
         absl::StrCat("ResNet::from_pretrained: dtype must be floating, got ", std::string(name_of(*options.dtype))));
   const WeightFiles files(path, options.map ? io::Reading::kMap : io::Reading::kCopy);
-  ResNetConfig config = TorchvisionShapes(path, files).config();
+  ResNetConfig config = TorchvisionShapes(path, files).config(options);
   if (config.bottleneck && (config.groups < 1 || config.width_per_group < 1))
     throw FileError(path, absl::StrCat("is no ResNet of torchvision: its first bottleneck has ", config.groups,
                                        " groups of ", config.width_per_group, " channels"));
-  config.n_class = options.num_labels.value_or(config.n_class);
   config.problem_type = options.problem_type;
   std::unique_ptr<ResNet> model;
   {

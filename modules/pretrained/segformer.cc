@@ -34,12 +34,7 @@ static std::unique_ptr<ModuleBase> make_segformer(ConfigFields& config, Task tas
       config.invalid("num_attention_heads", "divisors of hidden_sizes");
       break;
     }
-  // false: the last stage's features stay a list, which the head makes a square map again.
-  config.must_be("reshape_last_stage", {"true"});
-  // layer_norm_eps: transformers reads it nowhere in this model; every LayerNorm has 1e-5. The other fields are about
-  // images and about an older head.
-  config.harmless({"layer_norm_eps", "image_size", "downsampling_rates", "problem_type", "tie_word_embeddings"});
-  check_config(config, options);
+  config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<SegformerForSemanticSegmentation>(c);
 }

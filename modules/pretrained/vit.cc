@@ -27,9 +27,7 @@ static std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, con
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
   if (c.image_size % c.patch_size != 0) config.invalid("patch_size", "a divisor of image_size");
   c.problem_type = read_problem_type(config, c.n_class, options);
-  // These fields belong to the pooler and to masked image modelling. Both are other models.
-  config.harmless({"encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings"});
-  check_config(config, options);
+  config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<ViT>(c);
 }

@@ -39,7 +39,9 @@
 // job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has the same
 // batches, and losses differ by the order of sums only, and by what a process does of its own: masks of dropout, and
 // the statistics of BatchNorm, which are those of a process's batch, or of all processes' where it is synchronised.
-// Otherwise steps have other sizes from there on: Note [Other steps]. The optimizer's states may be in shards
+// Otherwise steps have other sizes from there on: Note [Other steps]. The same holds for another batch size where the
+// data can be cut anew (BatchSource::cut_from; data::ExampleBatches can): a step of 4 rows goes on as 2 batches of 2,
+// or as one batch of 2 in each of two processes, with the same rows. The optimizer's states may be in shards
 // (TrainerReplicasOptions::shards): a checkpoint has those of whole parameters, and resumes with shards or without.
 // save_checkpoint() is then called by all processes, too.
 //
@@ -104,7 +106,7 @@ struct TrainerOptions {
   bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
   // Checkpoints without the frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
   std::optional<bool> save_only_trainable = std::nullopt;
-  bool ignore_data_skip = false;  // resume on other data, from its beginning
+  bool ignore_data_skip = false;  // resume on other data or batches, from the beginning of the data
   uint64_t seed = 42;             // of dropout
   Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };

@@ -39,8 +39,10 @@ std::string adapter_identity(nn::ModuleBase& model) {
   const std::string name = nn::active_adapter(model);
   if (name.empty()) return "none";
   const nn::LoraOptions o = nn::adapter_options(model, name);
+  std::string patterns;
+  for (const auto& [pattern, alpha] : o.alpha_pattern) absl::StrAppend(&patterns, ", alpha ", alpha, " of ", pattern);
   return absl::StrCat("'", name, "' of rank ", o.rank, ", alpha ", o.alpha, ", dropout ", o.dropout,
-                      o.rslora ? ", rslora" : "");
+                      o.rslora ? ", rslora" : "", patterns);
 }
 
 // The entries whose names begin with `prefix`, without it.
@@ -63,6 +65,38 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& o) {
           {"max_grad_norm", absl::StrCat(o.max_grad_norm)},
           {"autocast", o.autocast ? std::string(name_of(*o.autocast)) : "off"}};
 }
+
+// Takes data back to the order that it had, unless keep() was called; and its checksum.
+class OrderOf {
+ public:
+  OrderOf(data::BatchSource& source, std::string& checksum)
+      : source_(source), checksum_(checksum), rows_(source.rows()), at_(source.position()), known_(checksum) {}
+  ~OrderOf() {
+    if (!changed_) return;
+    try {
+      source_.cut_from(rows_.order);
+      source_.seek(at_);
+      checksum_ = known_;
+    } catch (...) {  // it had this order: only a source that breaks its contract throws
+    }
+  }
+  OrderOf(const OrderOf&) = delete;
+  OrderOf& operator=(const OrderOf&) = delete;
+  bool cut_from(int64_t rows) {
+    changed_ = source_.cut_from(rows);
+    if (changed_) checksum_.clear();
+    return changed_;
+  }
+  void keep() { changed_ = false; }
+
+ private:
+  data::BatchSource& source_;
+  std::string& checksum_;
+  const data::BatchSource::Rows rows_;
+  const data::BatchSource::Position at_;
+  const std::string known_;
+  bool changed_ = false;
+};
 
 void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict& state, const std::string& what) {
   nn::load_tensors(targets, state, /*strict=*/true, what, [](Tensor& /*target*/, const Tensor& /*value*/) {});
@@ -174,6 +208,10 @@ std::string Trainer::Run::write_checkpoint() {
   now.state["batch"] = at.batch;
   now.state["batches_per_epoch"] = train_data_.size();
   now.state["batches_per_step"] = batches_per_step();
+  if (const data::BatchSource::Rows rows = source_.rows(); rows.batch > 0) {
+    now.state["rows_per_batch"] = rows.batch;
+    now.state["rows_of_order"] = rows.order;
+  }
   now.state["epoch_steps"] = state_.step + epoch_offset_;
   now.state["data_checksum"] = data_checksum();
   now.state["only_trainable"] = only_trainable();
@@ -237,12 +275,29 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   check_fits(saved_tensors(), checkpoint.model, absl::StrCat(path, ", for ", model_.type_name()));
 
   data::BatchSource::Position at{number("epoch"), number("batch")};
+  OrderOf order(source_, data_checksum_);
   if (options_.ignore_data_skip) {
     at = {};
   } else {
-    if (number("batches_per_epoch") != train_data_.size())
+    // Another batch size: the same rows in the same order, cut otherwise.
+    data::BatchSource::Rows then;
+    const data::BatchSource::Rows rows = source_.rows();
+    if (checkpoint.state.contains("rows_per_batch")) then = {number("rows_per_batch"), number("rows_of_order")};
+    if (then.batch > 0 && rows.batch > 0 && !(then == rows) && order.cut_from(then.order)) {
+      if (at.batch >= number("batches_per_epoch")) {
+        at.batch = train_data_.size();
+      } else {
+        if (at.batch < 0 || at.batch > INT32_MAX || then.batch > INT32_MAX) refuse("there is no batch ", at.batch);
+        const int64_t row = at.batch * then.batch;
+        if (row % rows.batch != 0)
+          refuse("it has trained on ", row, " rows of the epoch, and no batch of ", rows.batch,
+                 " rows begins there. ignore_data_skip goes on at the beginning of this data");
+        at.batch = row / rows.batch;
+      }
+    } else if (number("batches_per_epoch") != train_data_.size()) {
       refuse("it was trained on other data: ", number("batches_per_epoch"), " batches an epoch, now there are ",
              train_data_.size(), ". ignore_data_skip goes on at the beginning of this data");
+    }
     if (checkpoint.get<std::string>("data_checksum") != data_checksum())
       refuse(
           "it was trained on other data: its batches differ. ignore_data_skip goes on at the beginning of "
@@ -288,7 +343,9 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   else optimizer_.load_state_dict(checkpoint.optimizer);
   nn::load_tensors(saved_tensors(), checkpoint.model, /*strict=*/true, model_.type_name());
   scaler_ = new_scaler;
+  order.keep();
   train_data_.seek(at);
+  steps_per_epoch_ = steps_of_epoch(options_, train_data_.size());
   state_ = std::move(state);
   epoch_offset_ = epoch_offset;
   for (const std::string& text : warnings) compile::log::warn_once(text);

@@ -431,7 +431,8 @@ int64_t Trainer::Run::batches_per_step() const { return batches_of_step(options_
 
 // How many steps of this run's size come before this position.
 int64_t Trainer::Run::epoch_steps_at(data::BatchSource::Position at) const {
-  return (at.epoch + 1) * steps_per_epoch_ - steps_of_epoch(options_, train_data_.size() - at.batch);
+  const int64_t of_an_epoch = steps_of_epoch(options_, train_data_.size());
+  return (at.epoch + 1) * of_an_epoch - steps_of_epoch(options_, train_data_.size() - at.batch);
 }
 
 // All processes must begin at the same place with the same data.

@@ -42,6 +42,17 @@ class BatchSource {
   // A hint: the reader goes on to seek() so that it takes every n-th batch only (batch_share.h). A source that prepares
   // batches ahead prepares these.
   virtual void read_every(int64_t /*n*/) {}
+  // Rows of a batch, but for the last one of an epoch; and of the batches whose order this is (cut_from). Zeros: batches
+  // have no common number of rows.
+  struct Rows {
+    int64_t batch = 0, order = 0;
+    friend bool operator==(const Rows&, const Rows&) = default;
+  };
+  virtual Rows rows() const { return {}; }
+  // From now on an epoch has the rows of a source with `rows` rows a batch, in that source's order, cut into batches of
+  // this one's size: a run that resumes with another batch size sees the rows that it would have seen. Goes to the
+  // beginning of the epoch. False, and nothing changes: this source cannot do it.
+  virtual bool cut_from(int64_t /*rows*/) { return false; }
   // A hash of what the batches depend on, data and options: saved with the position, it tells a resumed run that it
   // reads other data. 0: not known.
   virtual uint64_t fingerprint() const { return 0; }

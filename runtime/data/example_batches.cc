@@ -59,7 +59,7 @@ std::vector<int64_t> choose_sizes(std::span<const int64_t> lengths, int64_t coun
 }
 
 ExampleBatches::ExampleBatches(std::shared_ptr<const ExampleSet> examples, ExampleBatchesOptions options) try
-    : examples_(std::move(examples)), options_(std::move(options)) {
+    : examples_(std::move(examples)), options_(std::move(options)), order_rows_(options_.batch_size) {
   const ExampleBatchesOptions& o = options_;
   if (examples_ == nullptr || examples_->size() == 0) throw Error("ExampleBatches: there are no examples");
   for (const auto& [name, value, least] : {std::tuple("batch_size", o.batch_size, 1),
@@ -104,7 +104,32 @@ ExampleBatches::ExampleBatches(std::shared_ptr<const ExampleSet> examples, Examp
 }
 
 int64_t ExampleBatches::rows_of(int64_t columns) const {
-  return options_.max_tokens > 0 ? std::max<int64_t>(1, options_.max_tokens / columns) : options_.batch_size;
+  return options_.max_tokens > 0 ? std::max<int64_t>(1, options_.max_tokens / columns) : order_rows_;
+}
+
+BatchSource::Rows ExampleBatches::rows() const {
+  return options_.max_tokens > 0 ? Rows{} : Rows{options_.batch_size, order_rows_};
+}
+
+bool ExampleBatches::cut_from(int64_t rows) try {
+  if (options_.max_tokens > 0 || rows < 1) return false;
+  if (rows % options_.batch_size != 0 && options_.batch_size % rows != 0) return false;
+  const auto set = [this](int64_t order_rows) {
+    order_rows_ = order_rows;
+    plan_ = {};
+    fingerprint_.reset();
+    batches_ = static_cast<int64_t>(plan().batches.size());
+  };
+  const int64_t before = order_rows_;
+  set(rows);
+  if (batches_ == 0) {  // drop_last
+    set(before);
+    return false;
+  }
+  position_.batch = 0;
+  return true;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("ExampleBatches::cut_from");
 }
 
 size_t ExampleBatches::size_index(int64_t columns) const {
@@ -126,8 +151,29 @@ const ExampleBatches::Plan& ExampleBatches::plan() const {
   if (options_.pack) plan_packed(plan);
   else if (options_.group_by_length) plan_grouped(plan);
   else plan_in_order(plan);
+  if (order_rows_ != options_.batch_size && options_.max_tokens == 0) cut(plan);
   plan_ = std::move(plan);
   return plan_;
+}
+
+// Cuts the batches of order_rows_ into parts, or joins several. Rows of all batches stand one behind the other.
+void ExampleBatches::cut(Plan& plan) const {
+  const int64_t rows = options_.batch_size;
+  std::vector<PlannedBatch> batches;
+  for (const PlannedBatch& whole : plan.batches) {
+    if (order_rows_ > rows) {
+      for (int64_t begin = whole.rows_begin; begin < whole.rows_end; begin += rows)
+        batches.push_back({begin, std::min(begin + rows, whole.rows_end), whole.columns});
+    } else if (batches.empty() || batches.back().rows_end - batches.back().rows_begin == rows) {
+      batches.push_back(whole);
+    } else {
+      batches.back().rows_end = whole.rows_end;
+      batches.back().columns = std::max(batches.back().columns, whole.columns);
+    }
+  }
+  if (options_.drop_last && !batches.empty() && batches.back().rows_end - batches.back().rows_begin < rows)
+    batches.pop_back();
+  plan.batches = std::move(batches);
 }
 
 void ExampleBatches::plan_grouped(Plan& plan) const {
@@ -305,7 +351,7 @@ std::span<const int64_t> ExampleBatches::batch_examples() const { return returne
 uint64_t ExampleBatches::fingerprint() const {
   if (fingerprint_) return *fingerprint_;
   std::vector<uint64_t> values = {examples_->fingerprint(),
-                                  static_cast<uint64_t>(options_.batch_size),
+                                  static_cast<uint64_t>(order_rows_),
                                   static_cast<uint64_t>(options_.max_tokens),
                                   options_.seed,
                                   static_cast<uint64_t>(options_.shuffle),

@@ -17,7 +17,8 @@
 // epoch. Examples of one size are drawn from the whole epoch, so batches are as random as their sizes allow; those that
 // fill no batch of their size go to the next larger one. Packing has one size.
 //
-// The order is a function of (seed, epoch). Every example appears once in an epoch.
+// The order is a function of (seed, epoch, batch_size). Every example appears once in an epoch. With cut_from() batches
+// are parts of those of a larger batch_size, or several of those of a smaller one: the same rows in the same order.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -61,6 +62,10 @@ class ExampleBatches : public BatchSource {
   Position position() const override { return position_; }
   void seek(Position position) override;
   int64_t size() const override { return batches_; }
+  // Of batch_size and what it divides or is divided by; not with max_tokens.
+  Rows rows() const override;
+  bool cut_from(int64_t rows) override;
+  // Of the order: batches that are cut from it have the same.
   uint64_t fingerprint() const override;
 
   const ExampleSet& examples() const { return *examples_; }
@@ -91,11 +96,13 @@ class ExampleBatches : public BatchSource {
   void plan_grouped(Plan& plan) const;
   void plan_in_order(Plan& plan) const;
   void plan_packed(Plan& plan) const;
+  void cut(Plan& plan) const;
   void pack_rows();
   Batch load(const PlannedBatch& batch, const Plan& plan) const;
 
   const std::shared_ptr<const ExampleSet> examples_;
   const ExampleBatchesOptions options_;
+  int64_t order_rows_;  // of the batches whose order this is
   std::vector<int64_t> sizes_;
   // Packing: the lengths in each row, one row after the other. It is the same in every epoch; which example of a length
   // stands where is not.

@@ -14,6 +14,7 @@ namespace {
 class Bpe : public Model {
  public:
   Bpe(Vocabulary vocabulary, const MergeList& merges, BpeOptions options, const std::string& path);
+  bool is_byte_pair() const override { return true; }
 
  protected:
   void encode_anew(std::string_view word, Scratch& scratch, std::vector<Token>& out) const override;

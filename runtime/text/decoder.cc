@@ -45,14 +45,7 @@ class WordPieceDecoder : public Decoder {
         if (token.starts_with(prefix_)) token.erase(0, prefix_.size());
         else token.insert(0, " ");
       }
-      if (!cleanup_) continue;
-      // In this order: a later rule sees what an earlier one made.
-      static constexpr std::pair<const char*, const char*> kRules[] = {
-          {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},    {" n't", "n't"},
-          {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
-      };
-      for (const auto& rule : kRules)
-        if (token.find(rule.first) != token.npos) token = absl::StrReplaceAll(token, {rule});
+      if (cleanup_) clean_up(token, /*do_not=*/true);
     }
   }
 
@@ -255,6 +248,18 @@ Decoders read_decoders(io::JsonReader& json) {
   out.present = true;
   read_decoder(json, out, 0);
   return out;
+}
+
+void clean_up(std::string& text, bool do_not) {
+  constexpr std::string_view kDoNot = " do not";
+  // In this order: a later rule sees what an earlier one made.
+  static constexpr std::pair<const char*, const char*> kRules[] = {
+      {" .", "."},   {" ?", "?"},           {" !", "!"},   {" ,", ","},     {" ' ", "'"},    {" n't", "n't"},
+      {" 'm", "'m"}, {" do not", " don't"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+  };
+  for (const auto& rule : kRules)
+    if ((do_not || rule.first != kDoNot) && text.find(rule.first) != text.npos)
+      text = absl::StrReplaceAll(text, {rule});
 }
 
 std::unique_ptr<const Decoder> byte_level_decoder() { return std::make_unique<ByteLevelDecoder>(); }

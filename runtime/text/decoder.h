@@ -30,6 +30,10 @@ Decoders read_decoders(io::JsonReader& json);
 std::unique_ptr<const Decoder> byte_level_decoder();
 std::unique_ptr<const Decoder> word_piece_decoder(std::string prefix, bool cleanup);
 
+// Takes out the spaces before punctuation and parts of English words: " ." becomes ".", " n't" "n't". As transformers'
+// clean_up_tokenization; with `do_not`, as the WordPiece decoder of `tokenizers`, which shortens " do not", too.
+void clean_up(std::string& text, bool do_not = false);
+
 // U+FFFD for each longest prefix of a code point that is broken off (Unicode's "maximal subparts").
 std::string replace_invalid_utf8(std::string text);
 

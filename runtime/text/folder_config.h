@@ -18,12 +18,16 @@ struct FolderConfig {
   bool do_lower_case = true, tokenize_chinese_chars = true;
   std::optional<bool> strip_accents{}, add_prefix_space{}, legacy{};
   bool add_bos = false, add_eos = false, split_special_tokens = false;
+  // transformers 5 cleans up the texts of byte pair models only if the second one says so, too.
+  bool clean_up_tokenization_spaces = false, clean_up_byte_pairs = false;
   std::optional<int64_t> model_max_length{};
   SpecialNames names{};
   std::vector<AddedToken> added{};    // added_tokens_decoder
   std::vector<AddedToken> special{};  // those that `names` names
-  std::vector<AddedToken> further{};  // additional_special_tokens, extra_special_tokens
-  std::vector<std::pair<std::string, std::string>> further_names{};
+  // Tokens that only this model has, by name, such as image_token: those of an object extra_special_tokens, fields of
+  // their own, and model_specific_special_tokens. Of one name the last counts.
+  std::vector<std::pair<std::string, AddedToken>> named{};
+  std::vector<AddedToken> further{};  // lists additional_special_tokens and extra_special_tokens
   std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
 };
 

@@ -59,25 +59,57 @@ std::string* name_of(SpecialNames& names, std::string_view key) {
 
 bool read_flag(io::JsonReader& json, bool unset) { return read_null(json) ? unset : json.boolean(); }
 
-// Special tokens without a role: a list, or an object that names each.
-void read_further_tokens(io::JsonReader& json, Config& out) {
-  const auto add = [&](const std::string& name) {
-    AddedToken token = read_special(json);
-    token.special = true;
-    if (!name.empty()) out.further_names.emplace_back(name, token.content);
-    out.further.push_back(std::move(token));
-  };
-  if (read_null(json)) return;
-  if (json.peek() == '{') json.object([&](std::string& name) { add(name); });
-  else json.array([&] { add(""); });
+using NamedTokens = std::vector<std::pair<std::string, AddedToken>>;
+
+AddedToken read_as_special(io::JsonReader& json) {
+  AddedToken token = read_special(json);
+  token.special = true;
+  return token;
 }
 
-// A template, or several with names.
+// Special tokens without a role: a list, or an object that names each.
+void read_further_tokens(io::JsonReader& json, NamedTokens& named, Config& out) {
+  if (read_null(json)) return;
+  if (json.peek() == '{')
+    json.object([&](std::string& name) { named.emplace_back(std::move(name), read_as_special(json)); });
+  else json.array([&] { out.further.push_back(read_as_special(json)); });
+}
+
+// A field such as "image_token" whose value is a token. add_bos_token has another one.
+bool is_named_token(const std::string& key, const io::JsonReader& json) {
+  if (!key.ends_with("_token")) return false;
+  io::JsonReader ahead = json;
+  if (ahead.peek() != '{') return ahead.peek() == '"';
+  bool has_content = false;
+  ahead.object([&](std::string& field) {
+    has_content = has_content || field == "content";
+    ahead.skip();
+  });
+  return has_content;
+}
+
+void set_named(const NamedTokens& tokens, NamedTokens& out) {
+  for (const auto& [name, token] : tokens) {
+    if (token.content.empty()) continue;
+    const auto known = std::find_if(out.begin(), out.end(), [&](const auto& other) { return other.first == name; });
+    if (known == out.end()) out.emplace_back(name, token);
+    else known->second = token;
+  }
+}
+
+// A template, or several with names: an object of them, or a list of objects with name and template.
 void read_chat_templates(io::JsonReader& json, Config& out) {
   out.chat_templates.clear();
   if (read_null(json)) return;
   if (json.peek() == '"') {
     out.chat_templates.emplace_back("default", json.string());
+    return;
+  }
+  if (json.peek() == '{') {
+    json.object([&](std::string& name) {
+      std::string text = json.string();
+      out.chat_templates.emplace_back(std::move(name), std::move(text));
+    });
     return;
   }
   json.array([&] {
@@ -116,11 +148,11 @@ FolderTemplates folder_templates(const std::string& folder, const Config& config
 void read_config(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
+  NamedTokens extra, alone, specific;  // as transformers: what comes later replaces what comes before
   json.object([&](std::string& key) {
     if (std::string* name = name_of(out.names, key)) {
       if (read_null(json)) return;
-      AddedToken token = read_special(json);
-      token.special = true;
+      AddedToken token = read_as_special(json);
       *name = token.content;
       out.special.push_back(std::move(token));
     } else if (key == "tokenizer_class") {
@@ -138,7 +170,16 @@ void read_config(const std::string& path, Config& out) {
     } else if (key == "split_special_tokens") {
       out.split_special_tokens = read_flag(json, false);
     } else if (key == "additional_special_tokens" || key == "extra_special_tokens") {
-      read_further_tokens(json, out);
+      read_further_tokens(json, extra, out);
+    } else if (key == "model_specific_special_tokens") {
+      if (!read_null(json))
+        json.object([&](std::string& name) { specific.emplace_back(std::move(name), read_as_special(json)); });
+    } else if (is_named_token(key, json)) {
+      alone.emplace_back(key, read_as_special(json));
+    } else if (key == "clean_up_tokenization_spaces") {
+      out.clean_up_tokenization_spaces = read_flag(json, false);
+    } else if (key == "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output") {
+      out.clean_up_byte_pairs = read_flag(json, false);
     } else if (key == "add_bos_token") {
       out.add_bos = read_flag(json, false);
     } else if (key == "add_eos_token") {
@@ -168,6 +209,7 @@ void read_config(const std::string& path, Config& out) {
     }
   });
   json.finish();
+  for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
 }
 
 // Adds the named tokens that the vocabulary has, and those of added_tokens_decoder.
@@ -323,6 +365,8 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) tr
                         ? "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt"
                         : "no such folder. A tokenizer is read from a folder on this machine; nothing is downloaded");
   }
+  for (const auto& [name, token] : config.named) impl->further_names.emplace_back(name, token.content);
+  impl->cleans_up = config.clean_up_tokenization_spaces && (!impl->model->is_byte_pair() || config.clean_up_byte_pairs);
   impl->chat_templates = folder_templates(folder, config);
   return PreTrainedTokenizer(std::move(impl));
 } catch (const std::bad_alloc&) {

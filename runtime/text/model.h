@@ -88,6 +88,7 @@ class Model {
   explicit Model(Vocabulary vocabulary) : vocabulary_(std::move(vocabulary)) {}
   virtual ~Model() = default;
   const Vocabulary& vocabulary() const { return vocabulary_; }
+  virtual bool is_byte_pair() const { return false; }
   // Appends the tokens of a word that is not empty.
   void encode(std::string_view word, Scratch& scratch, std::vector<Token>& out) const;
 

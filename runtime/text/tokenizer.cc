@@ -320,6 +320,7 @@ std::string PreTrainedTokenizer::decode(std::span<const int32_t> ids, const Deco
       else if (!added->special || !options.skip_special_tokens) tokens.push_back(added->decoded);
     }
     std::string text = impl().decoders.join(std::move(tokens));
+    if (impl().cleans_up) clean_up(text);
     return options.replace_invalid ? replace_invalid_utf8(std::move(text)) : text;
   });
 }

@@ -206,11 +206,14 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
       if (given.content == *name) token = given;
     add(std::move(token));
   }
-  for (const AddedToken& token : config.further) add(token);
+  std::vector<AddedToken> further;
+  for (const auto& [name, token] : config.named) further.push_back(token);
+  further.insert(further.end(), config.further.begin(), config.further.end());
+  for (const AddedToken& token : further) add(token);
   if (kind == ClassKind::kQwen2)  // adds all of these once more, without their flags
     for (AddedToken& token : amendments.tokens)
       if (std::any_of(std::begin(roles), std::end(roles), [&](const auto* name) { return *name == token.content; }) ||
-          std::any_of(config.further.begin(), config.further.end(),
+          std::any_of(further.begin(), further.end(),
                       [&](const AddedToken& other) { return other.content == token.content; }))
         token = {.id = 0, .content = token.content, .special = true};
   auto out = read_tokenizer_json(text, path, amendments);
@@ -224,7 +227,6 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
     }
   }
   out->names = std::move(names);
-  out->further_names = config.further_names;
   out->model_max_length = config.model_max_length;
   return out;
 }

@@ -40,6 +40,7 @@ struct PreTrainedTokenizer::Impl {
   std::optional<Padding> padding;
   SpecialNames names;
   std::vector<std::pair<std::string, std::string>> further_names;  // "image_token" and its text
+  bool cleans_up = false;                                          // decode() ends with clean_up()
   std::optional<int64_t> model_max_length;
   FolderTemplates chat_templates;
 

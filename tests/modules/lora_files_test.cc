@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
@@ -192,6 +193,8 @@ TEST(LoraFiles, PeftReadsThem) {
     else if (bert) options.targets = {"word_embeddings", "attention.output.dense"};
     else options.targets = {"wte", "attn.c_proj"};
     options.rslora = llama;
+    if (llama) options.rank_pattern = {{"up_proj", 2}}, options.alpha_pattern = {{"embed_tokens", 3}};
+    if (vit) options.rank_pattern = {{"q_proj", 2}};
     if (vit) options.modules_to_save = {"head", "norm1"};
     if (bert) options.modules_to_save = {"classifier", "pooler"};
     if (std::string_view(c.name) == "gpt2_embedding") options.modules_to_save = {"mlp.c_fc", "ln_f"};
@@ -206,6 +209,126 @@ TEST(LoraFiles, PeftReadsThem) {
   const int status = std::system(command.c_str());
   std::ifstream log(folder / "log");
   EXPECT_EQ(status, 0) << std::string(std::istreambuf_iterator<char>(log), {});
+}
+
+void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+std::string read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// ---- Ranks, alphas and layers by pattern
+
+// W + alpha / rank * B A for each target of the file, in a model without adapters.
+void merge_by_hand(ModuleBase& model, const io::TensorMap& file, const std::map<std::string, double>& scalings) {
+  const NoGrad off;
+  const StateDict state = model.state_dict();
+  for (const auto& [target, scaling] : scalings) {
+    const std::string name = "base_model.model.transformer." + target;
+    Tensor weight = state.at(target + ".weight");
+    weight.add_(ops::matmul(file.at(name + ".lora_B.weight"), file.at(name + ".lora_A.weight")) * scaling);
+  }
+  EXPECT_EQ(file.size(), 2 * scalings.size());
+}
+
+TEST(LoraFiles, RanksAndAlphasByPattern) {
+  const Case& c = kCases[0];
+  for (const bool rslora : {false, true}) {
+    Recorded recorded(c, kF64), plain(c, kF64), again(c, kF64);
+    const auto logits = [&](Recorded& r) { return c.logits(*r.model, r.values).detach(); };
+    const LoraOptions options = {.rank = 4,
+                                 .alpha = 8,
+                                 .targets = {"c_attn", "c_proj"},
+                                 .rslora = rslora,
+                                 .rank_pattern = {{R"(h\.1\.attn\.c_attn)", 2}, {"mlp.c_proj", 6}},
+                                 .alpha_pattern = {{R"(h\.\d\.attn\.c_attn)", 3}}};
+    manual_seed(5);
+    add_lora(*recorded.model, options);
+    stir(*recorded.model);
+    const TempFolder folder;
+    save_adapter(*recorded.model, folder.path());
+    const io::TensorMap file = io::load_safetensors(folder / "adapter_model.safetensors").tensors;
+    const auto scaling = [&](double alpha, double rank) { return alpha / (rslora ? std::sqrt(rank) : rank); };
+    merge_by_hand(*plain.model, file,
+                  {{"h.0.attn.c_attn", scaling(3, 4)},
+                   {"h.1.attn.c_attn", scaling(3, 2)},
+                   {"h.0.attn.c_proj", scaling(8, 4)},
+                   {"h.1.attn.c_proj", scaling(8, 4)},
+                   {"h.0.mlp.c_proj", scaling(8, 6)},
+                   {"h.1.mlp.c_proj", scaling(8, 6)}});
+    EXPECT_EQ(file.at("base_model.model.transformer.h.1.attn.c_attn.lora_A.weight").sizes(), (Dims{2, 32}));
+    const Tensor want = logits(plain);
+    EXPECT_LE(difference(logits(recorded), want), 1e-12 * largest(want));
+    load_adapter(*again.model, folder.path());
+    EXPECT_TRUE(same_bits(logits(again), logits(recorded)));
+    const LoraOptions read = adapter_options(*again.model, "default");
+    EXPECT_EQ(read.rank_pattern, options.rank_pattern);
+    EXPECT_EQ(read.alpha_pattern, options.alpha_pattern);
+    merge_and_unload(*recorded.model);
+    EXPECT_LE(difference(logits(recorded), want), 1e-12 * largest(want));
+    // The same shapes with another alpha are another adapter.
+    GPT2 other(kTiny, 1);
+    LoraOptions uniform = options;
+    uniform.alpha_pattern.clear();
+    add_lora(other, uniform);
+    EXPECT_NE(error_of([&] { load_adapter(other, folder.path()); }).find("alpha_pattern"), std::string::npos);
+  }
+  GPT2 model(kTiny, 1);
+  EXPECT_NE(error_of([&] {
+              add_lora(model, {.targets = {"c_attn"}, .rank_pattern = {{"c_proj", 2}}});
+            }).find("rank_pattern names 'c_proj', which fits no target"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              add_lora(model, {.targets = {"c_attn"}, .alpha_pattern = {{"(", 2}}});
+            }).find("is no regular expression"),
+            std::string::npos);
+  EXPECT_THROW(add_lora(model, {.targets = {"c_attn"}, .rank_pattern = {{"c_attn", 0}}}), Error);
+}
+
+TEST(LoraFiles, SomeLayersOnly) {
+  const auto targets = [](const LoraOptions& options) {
+    GPT2 model(kTiny, 1);
+    return add_lora(model, options).targets;
+  };
+  using Names = std::vector<std::string>;
+  const LoraOptions second = {.targets = {"c_attn", "mlp.c_proj"}, .layers_to_transform = {1}};
+  EXPECT_EQ(targets(second), (Names{"h.1.attn.c_attn", "h.1.mlp.c_proj"}));
+  LoraOptions by_list = second;
+  by_list.layers_pattern = {"layers", "h"};
+  EXPECT_EQ(targets(by_list), targets(second));
+  // Transformers' whole path counts in any layer; what is in no layer does not count.
+  EXPECT_EQ(targets({.targets = {"transformer.h.0.attn.c_attn", "c_proj"}, .layers_to_transform = {1}}),
+            (Names{"h.0.attn.c_attn", "h.1.attn.c_proj", "h.1.mlp.c_proj"}));
+  const auto error = [&](const LoraOptions& options) { return error_of([&] { targets(options); }); };
+  by_list.layers_pattern = {"layers"};
+  EXPECT_NE(error(by_list).find("in layers_to_transform is named 'c_attn'"), std::string::npos) << error(by_list);
+  EXPECT_NE(error({.targets = {"wpe"}, .layers_to_transform = {0}}).find("is named 'wpe'"), std::string::npos);
+  EXPECT_NE(error({.targets = {"all-linear"}, .layers_to_transform = {1}}).find("goes with names in targets"),
+            std::string::npos);
+  EXPECT_NE(error({.targets = {"c_attn"}, .layers_pattern = {"h"}}).find("needs layers_to_transform"),
+            std::string::npos);
+  // Into a file and back: a list, or one number.
+  GPT2 model(kTiny, 1);
+  add_lora(model, second);
+  stir(model);
+  const TempFolder folder;
+  save_adapter(model, folder.path());
+  const std::string config = folder / "adapter_config.json", text = read(config), field = "\"layers_to_transform\": ";
+  const auto with = [&](const std::string& value) {
+    std::string changed = text;
+    const size_t at = changed.find(field + "[1]");
+    EXPECT_NE(at, changed.npos) << text;
+    write(config, changed.replace(at + field.size(), 3, value));
+  };
+  for (const char* value : {"[1]", "1", "[1, 7]"}) {
+    with(value);
+    GPT2 again(kTiny, 1);
+    EXPECT_EQ(load_adapter(again, folder.path()).targets, targets(second));
+    expect_same(adapter_state_dict(again), adapter_state_dict(model));
+  }
+  with("[0]");
+  GPT2 other(kTiny, 1);
+  EXPECT_NE(error_of<StateDictError>([&] { load_adapter(other, folder.path()); }), "");
 }
 
 // ---- Files that do not fit
@@ -241,12 +364,6 @@ TEST(LoraFiles, AnAdapterForAnotherBaseIsRefusedByName) {
               load_adapter(model, folder, {.adapter = "other"});
             }).find("lora_A.weight: f32[8, 32] wanted, f64[4, 32] given"),
             std::string::npos);
-}
-
-void write(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
-std::string read(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 TEST(LoraFiles, DamagedFilesAreRefused) {
@@ -288,20 +405,26 @@ TEST(LoraFiles, DamagedFilesAreRefused) {
             std::string::npos);
   const std::string several = with("\"use_dora\": false", "\"use_dora\": true, \"future_field\": {\"x\": 1}");
   EXPECT_NE(several.find("use_dora, future_field"), std::string::npos) << several;
-  EXPECT_NE(with("\"rank_pattern\": {}", "\"rank_pattern\": {\"c_attn\": 2}").find("rank_pattern"), std::string::npos);
+  EXPECT_NE(with("\"rank_pattern\": {}", "\"rank_pattern\": {\"c_attn\": 0}").find("rank_pattern must be in [1,"),
+            std::string::npos);
+  EXPECT_NE(with("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"c_attn\": \"2\"}"), "");
+  EXPECT_NE(with("\"layers_to_transform\": null", "\"layers_to_transform\": [0, -1]"), "");
+  EXPECT_NE(with("\"layers_pattern\": null", "\"layers_pattern\": [\"(h)\"]").find("is no name of a module"),
+            std::string::npos);
   EXPECT_NE(with("\"init_lora_weights\": true", "\"init_lora_weights\": \"pissa\"").find("init_lora_weights = pissa"),
             std::string::npos);
   EXPECT_NE(with("\"lora_alpha\": 8", "\"lora_alpha\": 1e999").find("number out of range"), std::string::npos);
-  // 0 is a layer; a tie is another computation; and a name that no module can have is no name.
+  // A tie is another computation; and a name that no module can have is no name.
   const std::string saves = "\"modules_to_save\": null";
-  for (const auto& [from, to] : {std::pair("\"layers_to_transform\": null", "\"layers_to_transform\": 0"),
-                                 {"\"ensure_weight_tying\": false", "\"ensure_weight_tying\": true"},
-                                 {"\"arrow_config\": null", "\"arrow_config\": {\"k\": 1}"}})
+  for (const auto& [from, to] : {std::pair("\"ensure_weight_tying\": false", "\"ensure_weight_tying\": true"},
+                                 {
+    "\"arrow_config\": null", "\"arrow_config\": {\"k\": 1}"}
+})
     EXPECT_NE(with(from, to).find("asks for what Rondo does not do"), std::string::npos) << to;
-  for (const char* name : {"../../x", "", ".", "a..b", "ln_f\\n", "/etc", "*"})
-    EXPECT_NE(with(saves, std::string("\"modules_to_save\": [\"") + name + "\"]").find("is no name of a module"),
-              std::string::npos)
-        << name;
+for (const char* name : {"../../x", "", ".", "a..b", "ln_f\\n", "/etc", "*"})
+  EXPECT_NE(with(saves, std::string("\"modules_to_save\": [\"") + name + "\"]").find("is no name of a module"),
+            std::string::npos)
+      << name;
 }
 
 // Nothing half-written: where the second file cannot be written, what was there stays.

@@ -69,6 +69,23 @@ TEST(LoraViT, PartsOfOneWeight) {
   EXPECT_LT(difference(no_grad([&] { return model(x); }), with), 1e-5);
 }
 
+// A pattern that gives a part of a weight another rank makes parts of it.
+TEST(LoraViT, PartsOfDifferentRanks) {
+  const Tensor x = images();
+  const TempFolder folder;
+  ViT model(kTinyViT, 1), again(kTinyViT, 1);
+  model.eval();
+  again.eval();
+  const LoraReport report = add_lora(
+      model, {.rank = 3, .targets = {"qkv"}, .rank_pattern = {{"q_proj", 2}}, .layers_to_transform = {1}});
+  EXPECT_EQ(report.targets, (std::vector<std::string>{"blocks.1.attn.qkv"}));
+  EXPECT_EQ(report.trainable, (2 + 3 + 3) * (16 + 16));
+  stir(model);
+  save_adapter(model, folder.path());
+  EXPECT_EQ(load_adapter(again, folder.path()).targets, report.targets);
+  EXPECT_TRUE(same_bits(no_grad([&] { return again(x); }), no_grad([&] { return model(x); })));
+}
+
 TEST(LoraViT, AnAdapterOfTheWholeIsSavedInParts) {
   const Tensor x = images();
   const TempFolder folder;

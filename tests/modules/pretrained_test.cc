@@ -472,7 +472,17 @@ TEST(PretrainedSave, RefusesWhatNoPublishedModelHas) {
             std::string::npos);
   GPT2 model({.vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 1, .n_embd = 4, .bias = false});
   EXPECT_NE(error_of([&] { save_pretrained(model, folder.path()); }).find("bias = false"), std::string::npos);
+  // transformers refuses this of a Llama, and takes it of a Qwen 3.
+  LlamaConfig config{
+      .vocab_size = 8, .block_size = 4, .n_layer = 1, .n_head = 3, .n_kv_head = 3, .n_embd = 8, .n_hidden = 8};
+  config.head_dim = 4;
+  Llama llama(config);
+  EXPECT_NE(error_of([&] { save_pretrained(llama, folder.path()); }).find("an n_embd that is no multiple of n_head"),
+            std::string::npos);
   EXPECT_EQ(folder.entries(), 0);
+  config.qk_norm = true;
+  Llama qwen3(config);
+  EXPECT_NO_THROW(save_pretrained(qwen3, folder / "qwen3"));
   auto loaded = AutoModelForCausalLM::from_pretrained(recorded_folder("gpt2"));
   EXPECT_THROW(loaded.save_pretrained(folder.path(), {.max_shard_bytes = 0}), Error);
   EXPECT_THROW(loaded.save_pretrained("/proc/no/such"), FileError);

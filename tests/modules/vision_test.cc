@@ -231,6 +231,16 @@ TEST(ResNetFile, FoldersHeadsAndOldFiles) {
   EXPECT_EQ(old->bn1.num_batches_tracked.item<int64_t>(), 0);
   const auto head = ResNet::from_pretrained(folder.path(), {.num_labels = 2, .fresh = {"fc."}});
   EXPECT_EQ(no_grad([&] { return (*head)(x); }).size(1), 2);
+  // A file without a head gets one, if it is asked for.
+  std::erase_if(tensors, [](const auto& item) { return item.first.starts_with("fc."); });
+  io::save_safetensors(folder / "model.safetensors", tensors, {});
+  const auto fresh = ResNet::from_pretrained(folder.path(), {.num_labels = 5, .fresh = {"fc."}, .seed = 4});
+  EXPECT_EQ(no_grad([&] { return (*fresh)(x); }).size(1), 5);
+  EXPECT_TRUE(same_bits(fresh->layer4[0].parameters()[0].detach(), whole->layer4[0].parameters()[0].detach()));
+  EXPECT_GT(fresh->fc.weight.detach().abs().max().item(), 0);
+  for (const PretrainedOptions& options : {PretrainedOptions{}, {.num_labels = 5}, {.fresh = {"fc."}}})
+    EXPECT_NE(error_of([&] { ResNet::from_pretrained(folder.path(), options); }).find("has no fc.weight"),
+              std::string::npos);
 }
 
 TEST(ResNetFile, WhatIsNone) {

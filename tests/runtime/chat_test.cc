@@ -98,6 +98,25 @@ TEST(Chat, AsTransformers) {
 
 // ---- Where a folder keeps its templates
 
+// Fields of their own, an object of extra_special_tokens and model_specific_special_tokens: the last one counts.
+TEST(Chat, TokensThatOnlyThisModelHas) {
+  const ChatFolder folder("qwen.json",
+                          "{{ image_token }}|{{ audio_token }}|{{ video_token }}|{{ boi_token }}|"
+                          "{{ add_bos_token is defined }}",
+                          R"({"image_token": "<img>", "add_bos_token": false,
+                              "audio_token": {"__type": "AddedToken", "content": "<audio>", "lstrip": false},
+                              "model_specific_special_tokens": {"video_token": "<video>", "audio_token": "<sound>"},
+                              "extra_special_tokens": {"boi_token": "<boi>", "image_token": "<older>"}})");
+  const PreTrainedTokenizer tokenizer = folder.tokenizer();
+  EXPECT_EQ(render_chat(tokenizer, R"([{"role": "user", "content": "Hi"}])"), "<img>|<sound>|<video>|<boi>|False");
+  for (const char* text : {"<img>", "<sound>", "<video>", "<boi>"}) {
+    const Ids ids = spelled(tokenizer, absl::StrCat("the", text, "the"));
+    EXPECT_EQ(std::count(ids.begin(), ids.end(), tokenizer.token_to_id(text)), 1) << text;
+    EXPECT_TRUE(tokenizer.is_special(tokenizer.token_to_id(text))) << text;
+  }
+  for (const char* text : {"<older>", "<audio>"}) EXPECT_EQ(tokenizer.token_to_id(text), -1) << text;
+}
+
 TEST(Chat, TemplatesOfAFolder) {
   const std::string hello = R"([{"role": "user", "content": "Hi"}])";
   const std::string with_tools = R"({"messages": [{"role": "user", "content": "Hi"}], "tools": [{"name": "f"}]})";
@@ -128,6 +147,15 @@ TEST(Chat, TemplatesOfAFolder) {
         R"({"chat_template": [{"name": "default", "template": "D"}, {"name": "rag", "template": "R"}]})");
     EXPECT_EQ(render_chat(folder.tokenizer(), hello), "D");
     EXPECT_EQ(render_chat(folder.tokenizer(), hello, {.chat_template = "rag"}), "R");
+  }
+  {
+    const ChatFolder folder("qwen.json", "",
+                            R"({"chat_template": {"rag": "R", "tool_use": "{{ tools[0].name }}", "default": "D"}})");
+    EXPECT_EQ(render_chat(folder.tokenizer(), hello), "D");
+    EXPECT_EQ(render_chat(folder.tokenizer(), with_tools), "f");
+    EXPECT_EQ(render_chat(folder.tokenizer(), hello, {.chat_template = "rag"}), "R");
+    write_bytes(folder / "tokenizer_config.json", R"({"chat_template": {"default": 3}})");
+    EXPECT_THROW(folder.tokenizer(), FileError);
   }
   {
     // A template that cannot run is an error when it is needed; the tokenizer works without it.

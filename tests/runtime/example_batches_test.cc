@@ -132,6 +132,66 @@ TEST(ExampleBatches, TheOrderIsAFunctionOfSeedAndEpoch) {
   }
 }
 
+// Batches of another size that are cut from the order of batches of 4.
+TEST(ExampleBatches, OtherSizesOfOneOrder) {
+  const auto set = some_examples(90, 40);
+  const auto order_of = [](ExampleBatches& batches) {
+    std::vector<std::vector<int64_t>> rows;
+    for (int epoch = 0; epoch < 2; ++epoch)
+      while (batches.next()) rows.emplace_back(batches.batch_examples().begin(), batches.batch_examples().end());
+    return rows;
+  };
+  const auto joined = [](const std::vector<std::vector<int64_t>>& batches) {
+    std::vector<int64_t> all;
+    for (const auto& rows : batches) all.insert(all.end(), rows.begin(), rows.end());
+    return all;
+  };
+  for (ExampleBatchesOptions options :
+       {ExampleBatchesOptions{}, ExampleBatchesOptions{.group_by_length = false},
+        ExampleBatchesOptions{.shuffle = false}, ExampleBatchesOptions{.max_length = 60, .pack = true}}) {
+    options.batch_size = 4;
+    ExampleBatches fours(set, options);
+    const auto want = order_of(fours);
+    EXPECT_EQ(fours.rows(), (BatchSource::Rows{4, 4}));
+    for (const int64_t size : {1, 2, 8}) {
+      options.batch_size = size;
+      ExampleBatches batches(set, options), own(set, options);
+      const bool grouped = options.group_by_length && !options.pack;
+      EXPECT_EQ(joined(order_of(own)) != joined(want), grouped) << "the order depends on the size";
+      ASSERT_TRUE(batches.cut_from(4));
+      EXPECT_EQ(batches.rows(), (BatchSource::Rows{size, 4}));
+      EXPECT_EQ(batches.fingerprint(), fours.fingerprint());
+      EXPECT_NE(batches.fingerprint(), own.fingerprint());
+      const auto rows = order_of(batches);
+      EXPECT_EQ(joined(rows), joined(want));
+      EXPECT_EQ(static_cast<int64_t>(rows.size()), 2 * batches.size());
+      if (!options.pack)
+        for (size_t i = 0; i + 1 < rows.size() / 2; ++i) EXPECT_EQ(static_cast<int64_t>(rows[i].size()), size);
+      // Each batch of 4 is one of these, or several of these are one of 4, from any position.
+      batches.seek({1, batches.size() / 2});
+      batches.next();
+      EXPECT_EQ(std::vector<int64_t>(batches.batch_examples().begin(), batches.batch_examples().end()),
+                rows[static_cast<size_t>(batches.size() + batches.size() / 2)]);
+      ASSERT_TRUE(batches.cut_from(size));
+      EXPECT_EQ(batches.position(), (BatchSource::Position{1, 0}));
+      batches.seek({});
+      own.seek({});
+      EXPECT_EQ(order_of(batches), order_of(own));
+      if (size > 1) EXPECT_FALSE(batches.cut_from(3 * size + 1));
+      EXPECT_FALSE(batches.cut_from(0));
+    }
+  }
+  ExampleBatches by_tokens(set, {.max_tokens = 100});
+  EXPECT_FALSE(by_tokens.cut_from(4));
+  EXPECT_EQ(by_tokens.rows(), BatchSource::Rows{});
+  ExampleBatches without_last(set, {.batch_size = 8, .drop_last = true});
+  const int64_t size = without_last.size();
+  ASSERT_TRUE(without_last.cut_from(2));
+  EXPECT_EQ(without_last.size(), size);
+  EXPECT_FALSE(without_last.cut_from(96)) << "no whole batch";
+  EXPECT_EQ(without_last.rows(), (BatchSource::Rows{8, 2}));
+}
+
 TEST(ExampleBatches, SeekReturnsToTheSameBatch) {
   const auto set = some_examples(90, 40);
   for (const bool pack : {false, true}) {

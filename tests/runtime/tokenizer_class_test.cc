@@ -69,5 +69,23 @@ TEST(TokenizerClass, TheFamilyDecidesToo) {
   EXPECT_EQ(encode(), whole_file);
 }
 
+// clean_up_tokenization_spaces works on the whole text, for WordPiece; for byte pairs by another field only.
+TEST(TokenizerClass, CleansUpSpaces) {
+  constexpr char kBytePairsToo[] = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output";
+  const auto decoded = [](const char* base, const std::string& config, const char* text) {
+    TempFolder folder;
+    write_bytes(folder / "tokenizer.json", read_bytes(recorded(base)));
+    write_bytes(folder / "tokenizer_config.json", config);
+    const PreTrainedTokenizer tokenizer = AutoTokenizer::from_pretrained(folder.path());
+    return tokenizer.decode(tokenizer.encode(text));
+  };
+  const std::string on = R"("clean_up_tokenization_spaces": true)";
+  EXPECT_EQ(decoded("bert_uncased.json", "{}", "it ' s the . we"), "it ' s the. we");
+  EXPECT_EQ(decoded("bert_uncased.json", "{" + on + "}", "it ' s the . we"), "it's the. we");
+  EXPECT_EQ(decoded("gpt2.json", "{" + on + "}", "the . we 're"), "the . we 're");
+  EXPECT_EQ(decoded("gpt2.json", "{" + on + ", \"" + kBytePairsToo + "\": true}", "the . we 're"), "the. we're");
+  EXPECT_EQ(decoded("gpt2.json", std::string("{\"") + kBytePairsToo + "\": true}", "the . we"), "the . we");
+}
+
 }  // namespace
 }  // namespace rondo::text

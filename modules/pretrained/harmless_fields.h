@@ -1,0 +1,20 @@
+// The fields of a config.json that Rondo does not read because they change nothing: one table of fields, of the values
+// at which that is so, and of families. Not installed: auto_model.h.
+#pragma once
+
+#include <string_view>
+
+namespace rondo::nn {
+
+enum class FieldEffect {
+  kNone,         // harmless at this value
+  kOfItsFields,  // an object: whatever its own fields have, "name.field" each
+  kChanges,      // the table knows the field; at this value it changes what the model computes, or may
+  kUnknown,      // the table does not have the field for this family
+};
+
+// `model_type` and `field` as in the file; fields of an object are "rope_scaling.factor". `json`: the value's text.
+// null is harmless for every field of the table: it is the field's absence.
+FieldEffect effect_of(std::string_view model_type, std::string_view field, std::string_view json);
+
+}  // namespace rondo::nn
