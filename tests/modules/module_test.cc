@@ -515,7 +515,9 @@ TEST(Module, AreMadeWhileOtherThreadsDestroyTheirs) {
 
 // At once: with memory for the first of them, not for all.
 TEST(Layers, MoreThanMemoryHoldsIsRefusedAtOnce) {
-  const auto refusal = [](const GPT2Config& config) { return test::error_of<OutOfMemoryError>([&] { GPT2 model(config); }); };
+  const auto refusal = [](const GPT2Config& config) {
+    return test::error_of<OutOfMemoryError>([&] { GPT2 model(config); });
+  };
   const GPT2Config small{.vocab_size = 65, .block_size = 16, .n_layer = 1, .n_head = 1, .n_embd = 32};
   GPT2Config deep = small, wide = small, words = small, tokens = small;
   deep.n_layer = 1'000'000'000;
