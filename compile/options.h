@@ -99,8 +99,8 @@ struct CompileOptions {
   // A graph break throws Error, with the reason and the user's line.
   bool fullgraph = false;
   // Recordings kept per region, and backwards of other gradients kept per recording; at least 1. Beyond it a recording
-  // that is among the least used is dropped for each new one, and a backward that was used longest ago. What comes again
-  // is recorded and planned anew: RegionReport::forgotten counts it, and one warning says so.
+  // that is among the least used is dropped for each new one, and a backward that was used longest ago. What comes
+  // again is recorded and planned anew: RegionReport::forgotten counts it, and one warning says so.
   int max_entries = 256;
   // Recordings and backwards of a region that need machine code which this process does not have, whether it is
   // generated or comes from disk: a warm start has the same limit. Those that share code (another length of the same

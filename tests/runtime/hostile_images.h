@@ -55,7 +55,7 @@ struct HostilePng {
   uint32_t bits = 8, color = 0;  // 0 gray, 2 RGB, 3 palette, 4 gray and alpha, 6 RGBA
   bool interlaced = false;
   std::string before = {}, behind = {};  // chunks before and behind the pixels
-  uint64_t more_zeros = 0;     // behind the last pixel, in the same stream
+  uint64_t more_zeros = 0;               // behind the last pixel, in the same stream
 
   uint64_t bytes_of(uint64_t w, uint64_t h) const {
     constexpr uint64_t kChannels[] = {1, 0, 3, 1, 2, 0, 4};
