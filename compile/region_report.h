@@ -12,11 +12,9 @@ class [[gnu::visibility("hidden")]] Region;
 
 // One region's work so far.
 struct RegionReport {
-  std::string name;  // class of the block
-  int layers = 0;    // modules that share it
-  int entries = 0;   // different recordings met: shapes, control flow, integers (floats do not count)
-  int64_t forgotten =
-      0;  // recordings that were dropped for new ones, as there are more than CompileOptions::max_entries
+  std::string name;      // class of the block
+  int layers = 0;        // modules that share it
+  int entries = 0;       // different recordings met: shapes, control flow, integers (floats do not count)
   int compilations = 0;  // times that code had to be generated: for a recording, or for a backward (other_backwards)
   // The compilations, and the recordings and backwards whose code came from disk or an artifact: what
   // CompileOptions::recompile_limit bounds. What shares code of this process counts in neither.
@@ -54,6 +52,8 @@ struct RegionReport {
   // Why the latest recording after the first was new: its first difference to the nearest one, as in
   // "dim 1 of input #0 (read by linear (train.cc:41)): 64 -> 96". Of those that run eagerly, the first only.
   std::string last_recompile;
+  // Recordings that were dropped for new ones, as there are more than CompileOptions::max_entries.
+  int64_t forgotten = 0;
 };
 
 }  // namespace rondo::compile

@@ -56,8 +56,8 @@ struct Entry {
   bool communicates = false;                    // the recording has collectives
   bool lays_out = false;                        // Note [Chosen layouts] in transform/lay_out.h
   mutable std::atomic<int64_t> last_use = 0;    // counted by the region
-  mutable std::atomic<int> uses = 0;            // at most kMostUses, halved now and then: Note [Kept recordings]
   mutable std::atomic<bool> forgotten = false;  // by the region
+  mutable std::atomic<int> uses = 0;            // at most kMostUses, halved now and then: Note [Kept recordings]
   uint64_t number = 0;                          // no other entry of the process has it
   uint64_t stages_disabled = 0;                 // when it was compiled
 

@@ -114,7 +114,6 @@ class [[gnu::visibility("hidden")]] Region {
   // By key without floats. Entries of one key differ in the floats that they are for.
   HashMap<RecordingKey, std::vector<Slot>> entries_;
   int n_entries_ = 0;
-  int64_t n_forgotten_ = 0;
   std::vector<std::string> breaks_;
   std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
@@ -122,6 +121,7 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
   std::atomic<bool> has_loops_ = false, varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
+  int64_t n_forgotten_ = 0;  // guarded by mutex_
 };
 
 }  // namespace rondo::compile

@@ -521,8 +521,7 @@ TEST(Layers, MoreThanMemoryHoldsIsRefusedAtOnce) {
   const GPT2Config small{.vocab_size = 65, .block_size = 16, .n_layer = 1, .n_head = 1, .n_embd = 32};
   GPT2Config deep = small, wide = small, words = small, tokens = small;
   deep.n_layer = 1'000'000'000;
-  wide.n_embd = 1'000'000'000;
-  words.vocab_size = tokens.block_size = 1'000'000'000'000;
+  wide.n_embd = words.vocab_size = tokens.block_size = 1'000'000'000'000;
   EXPECT_NE(refusal(deep).find("1000000000 modules take"), std::string::npos) << refusal(deep);
   for (const GPT2Config& config : {wide, words, tokens}) EXPECT_NE(refusal(config), "");
   EXPECT_NE(test::error_of<OutOfMemoryError>([] { ModuleList<Dropout> many(int64_t{1} << 60); }), "");
