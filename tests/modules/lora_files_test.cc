@@ -416,15 +416,13 @@ TEST(LoraFiles, DamagedFilesAreRefused) {
   EXPECT_NE(with("\"lora_alpha\": 8", "\"lora_alpha\": 1e999").find("number out of range"), std::string::npos);
   // A tie is another computation; and a name that no module can have is no name.
   const std::string saves = "\"modules_to_save\": null";
-  for (const auto& [from, to] : {std::pair("\"ensure_weight_tying\": false", "\"ensure_weight_tying\": true"},
-                                 {
-    "\"arrow_config\": null", "\"arrow_config\": {\"k\": 1}"}
-})
+  for (const auto& [from, to] : {std::pair("\"ensure_weight_tying\": false", "\"ensure_weight_tying\": true"),
+                                 {"\"arrow_config\": null", "\"arrow_config\": {\"k\": 1}"}})
     EXPECT_NE(with(from, to).find("asks for what Rondo does not do"), std::string::npos) << to;
-for (const char* name : {"../../x", "", ".", "a..b", "ln_f\\n", "/etc", "*"})
-  EXPECT_NE(with(saves, std::string("\"modules_to_save\": [\"") + name + "\"]").find("is no name of a module"),
-            std::string::npos)
-      << name;
+  for (const char* name : {"../../x", "", ".", "a..b", "ln_f\\n", "/etc", "*"})
+    EXPECT_NE(with(saves, std::string("\"modules_to_save\": [\"") + name + "\"]").find("is no name of a module"),
+              std::string::npos)
+        << name;
 }
 
 // Nothing half-written: where the second file cannot be written, what was there stays.

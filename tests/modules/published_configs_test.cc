@@ -175,14 +175,16 @@ std::string text_of(const PublishedConfig& published, const std::string& more) {
   return absl::StrCat("{", published.needed, more.empty() ? "" : ", ", more, "}\n");
 }
 
-// Loads a folder and computes with it.
+// Loads a folder and computes with it. `save_to`: there goes the model afterwards, with other weights.
 Tensor computed(Head head, const std::string& folder, const PretrainedOptions& options = {},
                 const std::string& save_to = "") {
   Generator generator(5);
   const Tensor ids = Tensor::randint(0, 61, {2, 9}, {kI64, kCPU}, &generator);
   const NoGrad off;
   const auto finish = [&](const PretrainedModel& model, const Tensor& result) {
-    if (!save_to.empty()) model.save_pretrained(save_to);
+    if (save_to.empty()) return result;
+    for (Tensor& p : model->parameters()) p.add_(Tensor::randn(p.sizes(), p.device(), &generator) * 0.5);
+    model.save_pretrained(save_to);
     return result;
   };
   switch (head) {
@@ -219,11 +221,9 @@ struct SmallFolder : TempFolder {
   explicit SmallFolder(const PublishedConfig& published) : published(published) {
     write_bytes(*this / "config.json", text_of(published, ""));
     io::save_safetensors(*this / "model.safetensors", {}, {{"format", "pt"}});
-    // All start fresh; then they are in the file.
-    const Tensor fresh = computed(published.head, path(), {.fresh = {""}, .seed = 3}, path());
+    computed(published.head, path(), {.fresh = {""}, .seed = 3}, path());
     write_bytes(*this / "config.json", text_of(published, ""));
     plain = computed(published.head, path());
-    EXPECT_TRUE(test::same_bits(plain, fresh));
     EXPECT_GT(plain.abs().max().item(), 0);
   }
   const PublishedConfig& published;
