@@ -247,9 +247,8 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   ledger_->update([&](RegionReport& report) { ++report.forgotten; });
   if (is_first_to_go)
     news.warning = formatted(
-        "region %s: more than %d different recordings (CompileOptions::max_entries); one of the least used is dropped "
-        "for "
-        "each new one, and recorded and planned anew if it comes again",
+        "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
+        "of one of the least used, which is recorded and planned anew if it comes again",
         ledger_->name(), options_.max_entries);
 }
 
