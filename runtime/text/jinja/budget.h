@@ -32,7 +32,7 @@ struct Limits {
   size_t bytes = size_t{128} << 20;
   // Of the calling thread's stack, below the call. A thread that has less left is respected: Note [Stack].
   size_t stack = size_t{256} << 10;
-  // Bytes of a template. Published ones have at most 40,000.
+  // Bytes of a template. Its tree takes up to 200 times as many.
   size_t source = size_t{256} << 10;
 };
 
