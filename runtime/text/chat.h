@@ -14,7 +14,7 @@
 //
 // Templates are code of strangers. A render takes at most 20 million steps of work, 128 MiB of memory and 256 KiB of
 // the calling thread's stack, or less of it where the thread has less (48 KiB stay free); more is a TemplateError.
-// Published templates take 1% of the steps for 1 MB in 100 messages, and at most 20% for 1 MB in 10,000 messages.
+// Published templates take about 1% of the steps for 1 MB in 100 messages, and less than 25% for 1 MB in 10,000.
 //
 // A conversation is JSON: an array of messages, or an object with "messages", and if they are there "tools",
 // "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as

@@ -68,7 +68,7 @@ void expect_ends(const test::TemplateBomb& bomb, const Limits& limits) {
   EXPECT_FALSE(rendered && bomb.endless);
   EXPECT_LE(used.steps, limits.steps);
   EXPECT_LE(used.bytes, limits.bytes);
-  EXPECT_LE(used.stack, limits.stack + 4096);  // and the frame that found out
+  EXPECT_LE(used.stack, limits.stack);
 }
 
 TEST(TemplateBombs, OneOfEachShapeEnds) {

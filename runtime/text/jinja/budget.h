@@ -25,14 +25,14 @@
 namespace rondo::text::jinja {
 
 struct Limits {
-  // Work. A step is at most about 100 ns: a node of the template, an item, 8 bytes of text taken apart, 64 bytes
+  // Work. A step is at most about 100 ns: a node of the template, an item, 4 bytes of text taken apart, 64 bytes
   // copied.
   uint64_t steps = 20'000'000;
   // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
   size_t bytes = size_t{128} << 20;
   // Of the calling thread's stack, below the call. A thread that has less left is respected: Note [Stack].
   size_t stack = size_t{256} << 10;
-  // Bytes of a template. Published ones have at most 40,000.
+  // Bytes of a template. Its tree takes up to 200 times as many.
   size_t source = size_t{256} << 10;
 };
 
@@ -72,7 +72,7 @@ class Budget {
   static void read(size_t bytes) {
     if (bytes >= 64) steps(bytes / 64);
   }
-  static void convert(size_t bytes) { steps(bytes / 8); }
+  static void convert(size_t bytes) { steps(bytes / 4); }
   // For sizes that a template states: throws if `count` times `bytes` are more than what is left.
   static void expect(uint64_t count, size_t bytes) {
     if (current_ != nullptr && bytes != 0 && count > current_->bytes_left() / bytes) fail_bytes();
