@@ -97,7 +97,6 @@ TEST(FirstLines, ArangeAsInPyTorch) {
   EXPECT_NE(error_of([] { Tensor::arange(0, 5, -1); }).find("a step of -1 does not lead"), std::string::npos);
   EXPECT_NE(error_of([] { Tensor::arange(-1); }), "");
   EXPECT_NE(error_of([] { Tensor::arange(0.0, -0.25, 0.5); }).find("a step of 0.5"), std::string::npos);
-  EXPECT_EQ(Tensor::arange(-3).numel(), 0);
   EXPECT_EQ(Tensor::arange(INT64_MIN, INT64_MAX, INT64_MAX).to_vector<int64_t>(),
             (std::vector<int64_t>{INT64_MIN, -1, INT64_MAX - 1}));
   const Tensor real = Tensor::arange(0, 1, 0.25);
