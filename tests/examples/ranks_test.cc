@@ -101,6 +101,28 @@ TEST_F(FinetuneRanks, GoOnInAnotherNumber) {
   }
 }
 
+// Steps of 4 rows: one batch, two of 2, or one of 2 in each of two processes.
+TEST_F(FinetuneRanks, GoOnWithAnotherBatchSize) {
+  const std::string fours = "--per_device_train_batch_size=4 ";
+  ASSERT_EQ(run(1, "one", fours + "--max_steps=12").code, 0);
+  ASSERT_EQ(run(1, "part", fours + "--max_steps=6").code, 0);
+  for (const auto& [ranks, accumulate] : {std::pair(1, 2), std::pair(2, 1)}) {
+    const std::string out = absl::StrCat("twos_of", ranks);
+    std::filesystem::copy(folder_ / "part", folder_ / out, std::filesystem::copy_options::recursive);
+    const Finished done = run(
+        ranks, out,
+        absl::StrCat("--max_steps=12 --resume_from_checkpoint=true --gradient_accumulation_steps=", accumulate));
+    ASSERT_EQ(done.code, 0) << done.out;
+    expect_near(losses(folder_ / out), losses(folder_ / "one"));
+  }
+  // The rows of a step do not fit: from the beginning of the data, if that is wanted.
+  const std::string threes = "--per_device_train_batch_size=3 --max_steps=12 --resume_from_checkpoint=true ";
+  const Finished refused = run(1, "part", threes);
+  EXPECT_NE(refused.code, 0);
+  EXPECT_TRUE(has(refused, "ignore_data_skip")) << refused.out;
+  EXPECT_EQ(run(1, "part", threes + "--ignore_data_skip").code, 0);
+}
+
 // Only adapters travel, from device to device.
 using FinetuneRanksOnCuda = FinetuneRanks;
 TEST_F(FinetuneRanksOnCuda, MakeTheStepsOfOneProcess) {
