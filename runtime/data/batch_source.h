@@ -42,8 +42,8 @@ class BatchSource {
   // A hint: the reader goes on to seek() so that it takes every n-th batch only (batch_share.h). A source that prepares
   // batches ahead prepares these.
   virtual void read_every(int64_t /*n*/) {}
-  // Rows of a batch, but for the last one of an epoch; and of the batches whose order this is (cut_from). Zeros: batches
-  // have no common number of rows.
+  // Rows of a batch, but for the last one of an epoch; and of the batches whose order this is (cut_from). Zeros:
+  // batches have no common number of rows.
   struct Rows {
     int64_t batch = 0, order = 0;
     friend bool operator==(const Rows&, const Rows&) = default;
