@@ -269,7 +269,6 @@ Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source) {
                    source.where);
   Dims list = Dims::filled(wanted.rank(), 1);
   list[d] = at.sizes()[0];
-  const CalledAs name("index_add", "scatter_add");
   return scatter_add(x, d, {expand(reshape(at, list), wanted), index.where}, source);
 }
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index) {
