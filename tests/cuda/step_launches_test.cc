@@ -24,7 +24,7 @@ TEST(StepLaunches, OfGPT2) {
     const std::string table = test::to_markdown(launches);
     std::printf("%s\n", table.c_str());
     // AdamW over 148 tensors is one pass; in mixed precision one more, over those that products do not read.
-    EXPECT_EQ(launches_of(launches, "rondo_adam"), dtype == kBF16 ? 2 : 1) << table;
+    EXPECT_EQ(launches_of(launches, "rondo_adamw"), dtype == kBF16 ? 2 : 1) << table;
     // All blocks launch the same.
     EXPECT_EQ(launches_of(launches, "rondo_gelu_tanh"), launches.options.model.n_layer) << table;
     EXPECT_LE(launches.per_block, 24) << table;

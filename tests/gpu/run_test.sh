@@ -124,7 +124,7 @@ has "$report" 'MIG 1g.10gb'
 has "$report" 'CUDA_VISIBLE_DEVICES=1,0'
 has "$report" 'bf16.B4.own    # ms a step, # tokens/s, host # ms, # MiB, attention by cuDNN # times'
 hasnt "$report" 'steps: '
-has "$report" 'rondo_adam'
+has "$report" 'rondo_adamw'
 has "$report" 'PyTorch' # its own section needs python3
 hasnt "$report" '[0-9] (tokens/s|ms a step|GB/s|Tflop/s|ms )'
 hasnt "$folder/calls/report.json" 'tokens_per_s|gb_per_s|tflops'
