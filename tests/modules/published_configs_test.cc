@@ -179,11 +179,11 @@ std::string text_of(const PublishedConfig& published, const std::string& more) {
 Tensor computed(Head head, const std::string& folder, const PretrainedOptions& options = {},
                 const std::string& save_to = "") {
   Generator generator(5);
-  const Tensor ids = Tensor::randint(0, 61, {2, 9}, {kI64, kCPU}, &generator);
+  const Tensor ids = Tensor::randint(0, 61, {2, 9}, {kI64, kCPU}, &generator).to(default_device());
   const NoGrad off;
   const auto finish = [&](const PretrainedModel& model, const Tensor& result) {
     if (save_to.empty()) return result;
-    for (Tensor& p : model->parameters()) p.add_(Tensor::randn(p.sizes(), p.device(), &generator) * 0.5);
+    for (Tensor& p : model->parameters()) p.add_(Tensor::randn(p.sizes(), kCPU, &generator).to(p.device()) * 0.5);
     model.save_pretrained(save_to);
     return result;
   };
@@ -206,11 +206,11 @@ Tensor computed(Head head, const std::string& folder, const PretrainedOptions& o
     }
     case Head::kImage: {
       auto model = AutoModelForImageClassification::from_pretrained(folder, options);
-      return finish(model, model(Tensor::randn({2, 3, 8, 8}, kCPU, &generator)));
+      return finish(model, model(Tensor::randn({2, 3, 8, 8}, kCPU, &generator).to(default_device())));
     }
     case Head::kSegmentation: {
       auto model = AutoModelForSemanticSegmentation::from_pretrained(folder, options);
-      return finish(model, model(Tensor::randn({1, 3, 32, 32}, kCPU, &generator)));
+      return finish(model, model(Tensor::randn({1, 3, 32, 32}, kCPU, &generator).to(default_device())));
     }
   }
   return {};
