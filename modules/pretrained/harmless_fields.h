@@ -8,7 +8,7 @@ namespace rondo::nn {
 
 enum class FieldEffect {
   kNone,         // harmless at this value
-  kOfItsFields,  // an object: whatever its own fields have, "name.field" each
+  kOfItsFields,  // an object: each of its fields has an effect of its own, under "name.field"
   kChanges,      // the table knows the field; at this value it changes what the model computes, or may
   kUnknown,      // the table does not have the field for this family
 };

@@ -62,10 +62,10 @@ class ExampleBatches : public BatchSource {
   Position position() const override { return position_; }
   void seek(Position position) override;
   int64_t size() const override { return batches_; }
-  // Of batch_size and what it divides or is divided by; not with max_tokens.
   Rows rows() const override;
+  // `rows` may be batch_size, a multiple or a divisor of it. False with max_tokens.
   bool cut_from(int64_t rows) override;
-  // Of the order: batches that are cut from it have the same.
+  // Identifies the order of the examples: all batches that are cut from one order have the same fingerprint.
   uint64_t fingerprint() const override;
 
   const ExampleSet& examples() const { return *examples_; }

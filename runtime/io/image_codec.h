@@ -57,7 +57,8 @@ class ImageBudget {
   // Both throw FileError if the sum is more than the image may cost.
   void take(size_t bytes);
   void work(uint64_t units);
-  // Of the allocator, aligned for any type; counted until it is given back. Throws FileError or OutOfMemoryError.
+  // Memory of the tensors' allocator, aligned for any type and counted until deallocate(). Throws FileError or
+  // OutOfMemoryError.
   void* allocate(size_t bytes);
   void deallocate(void* block) noexcept;
 

@@ -25,7 +25,7 @@ struct FolderConfig {
   std::vector<AddedToken> added{};    // added_tokens_decoder
   std::vector<AddedToken> special{};  // those that `names` names
   // Tokens that only this model has, by name, such as image_token: those of an object extra_special_tokens, fields of
-  // their own, and model_specific_special_tokens. Of one name the last counts.
+  // their own, and model_specific_special_tokens. If a name is there twice, the last one counts.
   std::vector<std::pair<std::string, AddedToken>> named{};
   std::vector<AddedToken> further{};  // lists additional_special_tokens and extra_special_tokens
   std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
