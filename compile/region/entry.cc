@@ -206,12 +206,23 @@ const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const M
 }
 
 namespace {
-// "a gradient arrives for outputs [0, 2] of 4, and is added to 1 earlier gradients"
+// "a gradient arrives for outputs [0-3, 6] of 8, and is added to 1 earlier gradients". A loop has an output for each
+// step: neighbours are a range, and many ranges a number.
 std::string to_string(const Arriving& arriving) {
+  constexpr int kMostRanges = 8;
+  const auto& arrives = arriving.gradients;
   std::string outputs;
-  for (size_t i = 0; i < arriving.gradients.size(); ++i)
-    if (arriving.gradients[i]) absl::StrAppend(&outputs, outputs.empty() ? "" : ", ", i);
-  std::string text = absl::StrCat("a gradient arrives for outputs [", outputs, "] of ", arriving.gradients.size());
+  int ranges = 0;
+  for (size_t first = 0, last; first < arrives.size(); first = last + 1) {
+    last = first;
+    if (!arrives[first]) continue;
+    while (last + 1 < arrives.size() && arrives[last + 1]) ++last;
+    if (++ranges > kMostRanges) continue;
+    absl::StrAppend(&outputs, ranges == 1 ? "" : ", ", first);
+    if (last > first) absl::StrAppend(&outputs, "-", last);
+  }
+  if (ranges > kMostRanges) absl::StrAppend(&outputs, ", and ", ranges - kMostRanges, " ranges more");
+  std::string text = absl::StrCat("a gradient arrives for outputs [", outputs, "] of ", arrives.size());
   const auto totals = std::count(arriving.totals.begin(), arriving.totals.end(), true);
   if (totals > 0) absl::StrAppend(&text, ", and is added to ", totals, " earlier gradients");
   const auto& others = arriving.in_other_layout;

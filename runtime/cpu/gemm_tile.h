@@ -16,15 +16,16 @@
 
 namespace rondo::cpu {
 
-// Rows of C per micro-kernel: 8 rows x 2 vectors of accumulators hide the latency of two FMA units of 4 cycles.
-inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : 4;
+// Rows of C per micro-kernel. With 2 vectors a row: 16 sums of 32 registers, 12 of AVX2's 16, which hide the latency of
+// two FMA units of 4 cycles.
+inline constexpr int kTileRows = kVectorBytes == 64 ? 8 : kVectorBytes == 32 ? 6 : 4;
 // Vectors of C per micro-kernel.
 inline constexpr int kTileVectors = 2;
 template <class A> inline constexpr int kTileColumns = kTileVectors* kWidth<A>;
 
 // How a product starts: from 0, from C, or from C times a factor per column. kTimes: from 0, and the sums are
-// multiplied by one factor.
-enum class Start { kZero, kAdd, kScale, kTimes };
+// multiplied by one factor. kTotal: from 0, and the sums are added to C.
+enum class Start { kZero, kAdd, kScale, kTimes, kTotal };
 
 // Note [Pairs].
 struct BFloat16Pair {
@@ -99,24 +100,29 @@ template <Start kStart, int M, int N, class E, bool kRowsAdjacent, class A = Com
 #pragma GCC unroll 4
     for (int j = 0; j < N; ++j) {
       if constexpr (kStart == Start::kTimes) sum[i][j] *= *factors;
+      if constexpr (kStart == Start::kTotal) sum[i][j] = load(c + i * c_stride + j * kWidth<A>) + sum[i][j];
       store(c + i * c_stride + j * kWidth<A>, sum[i][j]);
     }
   }
 }
 
-// One block of at most kTileRows rows and N vectors: rows are taken in powers of two.
+// Rows of the next smaller micro-kernel.
+constexpr int fewer_rows(int rows) { return rows == 6 ? 4 : rows / 2; }
+
+// Rows and N vectors, M rows at a time and the rest by smaller micro-kernels. Two rows are bound by latency: eight are
+// twice four, and not six and two.
 template <Start kStart, int N, int M = kTileRows, class E, bool kRowsAdjacent, class A = Compute<E>>
 inline void multiply_rows(int64_t rows, int64_t depth, LeftOperand<E, kRowsAdjacent> a, const E* b, int64_t b_stride,
                           A* c, int64_t c_stride, const A* factors) {
   int64_t i = 0;
-  for (; i + M <= rows; i += M) {
+  for (; i + M <= rows && (M != 6 || rows - i != 8); i += M) {
     multiply_micro<kStart, M, N>(depth, LeftOperand<E, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
                                  c + i * c_stride, c_stride, factors);
   }
   if constexpr (M > 1) {
     if (i < rows) {
-      multiply_rows<kStart, N, M / 2>(rows - i, depth, LeftOperand<E, kRowsAdjacent>{a.at(i, 0), a.stride}, b, b_stride,
-                                      c + i * c_stride, c_stride, factors);
+      multiply_rows<kStart, N, fewer_rows(M)>(rows - i, depth, LeftOperand<E, kRowsAdjacent>{a.at(i, 0), a.stride}, b,
+                                              b_stride, c + i * c_stride, c_stride, factors);
     }
   }
 }

@@ -1,5 +1,5 @@
-// Matrix products on CPU, through oneDNN. The one place that calls it for contractions: eager kernels and compiled
-// executables use the same primitives, so they agree bit for bit.
+// Matrix products on CPU. The one place for contractions: eager kernels and compiled executables run the same products,
+// so they agree bit for bit.
 #pragma once
 
 #include "rondo/runtime/matmul_call.h"
@@ -9,8 +9,7 @@ namespace rondo::cpu {
 using rondo::MatmulCall;
 using rondo::MatmulOperands;
 
-// f64 runs through Eigen (oneDNN has no f64), f16 through f32 copies, and so does bf16 on a processor without AVX-512;
-// the rest through oneDNN.
+// f64 runs through Eigen, which oneDNN does not have; the rest through Product.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 
 }  // namespace rondo::cpu

@@ -1,15 +1,14 @@
 #include "rondo/runtime/cpu/product.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <mutex>
+#include <string>
 
 #include "absl/hash/hash.h"
 #include "rondo/runtime/cpu/onednn.h"
 #include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/cpu/tiled_product.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
@@ -26,51 +25,6 @@ using dnnl::memory;
 // Binds memory whose address is set before each run.
 memory unbound(const Desc& desc) { return memory(desc, library_engine(), nullptr); }
 
-// Whether the library's f32 products are its gemm: on processors without AVX-512, and in version 3 without AVX2.
-bool runs_gemm() {
-  static const bool answer = in_library([] {
-    const Desc square({64, 64}, memory::data_type::f32, memory::dims{64, 1});
-    return Kernels<dnnl::matmul>(dnnl::primitive_attr(), square, square, Desc(), square).name().starts_with("gemm");
-  });
-  return answer;
-}
-
-// Whether the library's gemm copies its operands into blocks of its own before it multiplies ("packs"), instead of
-// reading them as they lie: nocopy_checker_avx2() of its cpu/x64/gemm/gemm_driver.cpp.
-bool gemm_packs(int64_t rows, int64_t columns) {
-  return 1.0 / static_cast<double>(rows) + 1.0 / static_cast<double>(columns) < 0.0038;
-}
-
-// Note [Lines that meet]. A gemm that does not pack reads a strip of a few columns of B, line after line, for every few
-// rows of A. Where lines lie a multiple of 4 KiB apart, those of a strip share one set of the first cache, which holds
-// as many of them as it has ways; so do those of a transposed A. Such an operand is copied to lines that spread over
-// all sets, which gives the same bits. How many rows of the slice must read the copy for it to pay:
-//   12 ways (a Xeon, family 6, model 167, ONEDNN_MAX_CPU_ISA=AVX2; one thread, GFLOP/s as it lies and copied): (m x
-//   1024)(1024 x 2048), m = 64: 85, 79; 128: 84, 87; 256: 86, 94; B's lines apart from the start: 101. On two threads
-//   m = 128 gains nothing, and 256 gains 2 to 5%.
-//   8 ways (a Zen 3): (32 x 256)(256 x 1024) 45 as it lies and (256 x 1024)(1024 x 2048) 42, both up to 96 with B's
-//   lines apart from the start. The copy itself takes the first one 12% of its time (on the Xeon).
-int64_t rows_that_pay_for_a_copy() {
-  static const long ways = sysconf(_SC_LEVEL1_DCACHE_ASSOC);  // 0: not known
-  return ways > 0 && ways <= 8 ? 32 : 192;
-}
-
-// Lines of an operand that are copied to lie further apart: none, or a matrix' for each of `batch`.
-struct SpreadLines {
-  int64_t batch = 0, lines = 0, width = 0;
-  int64_t from_batch = 0, from = 0;                              // between matrices and lines, in elements
-  int64_t apart() const { return (width + 15) / 16 * 16 | 16; }  // an odd number of cache lines
-  int64_t elements() const { return batch * lines * apart(); }
-  void copy(const float* source, float* target) const {
-    for (int64_t i = 0; i < batch; ++i)
-      for (int64_t line = 0; line < lines; ++line)
-        std::memcpy(target + (i * lines + line) * apart(), source + i * from_batch + line * from,
-                    static_cast<size_t>(width) * sizeof(float));
-  }
-};
-
-bool lines_meet(int64_t stride) { return stride * static_cast<int64_t>(sizeof(float)) % 4096 == 0; }
-
 }  // namespace
 
 // One slice's shape, as one primitive of oneDNN on one thread.
@@ -85,7 +39,6 @@ class Product::Primitive {
   std::unique_ptr<Arguments> lease() const;
 
   int64_t batch_, m_, n_;
-  SpreadLines spread_a_, spread_b_;
   dnnl::matmul product_;
   Desc a_, b_, bias_, c_, scratchpad_;
   std::array<int, kMaxEpilogues> added_ = {};  // argument of each epilogue's operand, 0 where it has none
@@ -113,26 +66,7 @@ struct Product::Primitive::Arguments {
   }
 };
 
-Product::Primitive::Primitive(const MatmulCall& whole) : batch_(whole.batch), m_(whole.m), n_(whole.n) {
-  MatmulCall call = whole;
-  if (call.dtype == kF32 && runs_gemm() && !gemm_packs(call.m, call.n)) {
-    // `lines` of `width` numbers each, used by `rows` rows or columns.
-    const auto spread = [&](int64_t lines, int64_t width, int64_t stride, int64_t users, int64_t& batch) {
-      if (!lines_meet(stride) || users < rows_that_pay_for_a_copy()) return SpreadLines();
-      const SpreadLines result{
-          .batch = batch == 0 ? 1 : call.batch, .lines = lines, .width = width, .from_batch = batch, .from = stride};
-      if (batch != 0) batch = lines * result.apart();
-      return result;
-    };
-    if (call.b.column == 1) {
-      spread_b_ = spread(call.k, call.n, call.b.row, call.m, call.b.batch);
-      if (spread_b_.lines > 0) call.b.row = spread_b_.apart();
-    }
-    if (call.a.row == 1 && call.a.column != 1) {
-      spread_a_ = spread(call.k, call.m, call.a.column, call.n, call.a.batch);
-      if (spread_a_.lines > 0) call.a.column = spread_a_.apart();
-    }
-  }
+Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(call.m), n_(call.n) {
   const auto library_type = [](DType dtype) {
     return dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
   };
@@ -200,15 +134,8 @@ std::unique_ptr<Product::Primitive::Arguments> Product::Primitive::lease() const
 
 void Product::Primitive::run(const MatmulOperands& operands) const {
   std::unique_ptr<Arguments> arguments = lease();
-  std::array<Storage, 2> copies;
-  const auto spread = [](const SpreadLines& lines, const void* source, Storage& copy) -> const void* {
-    if (lines.lines == 0) return source;
-    copy = Storage::allocate(static_cast<size_t>(lines.elements()) * sizeof(float));
-    lines.copy(static_cast<const float*>(source), reinterpret_cast<float*>(copy.data()));
-    return copy.data();
-  };
-  arguments->set(DNNL_ARG_SRC, spread(spread_a_, operands.a, copies[0]));
-  arguments->set(DNNL_ARG_WEIGHTS, spread(spread_b_, operands.b, copies[1]));
+  arguments->set(DNNL_ARG_SRC, operands.a);
+  arguments->set(DNNL_ARG_WEIGHTS, operands.b);
   arguments->set(DNNL_ARG_DST, operands.c);
   if (bias_.get_size() > 0) arguments->set(DNNL_ARG_BIAS, operands.bias);
   for (size_t i = 0; i < kMaxEpilogues; ++i)
@@ -260,33 +187,13 @@ int64_t part_begin(int64_t size, int64_t count, int64_t i, int64_t block) {
 
 }  // namespace
 
-// The most slices, `most` at most, that the library's gemm packs (gemm_packs); of as many, those that are copied least.
-Product::Grid Product::packed_grid(const MatmulCall& call, int64_t most) {
-  Grid best;
-  const auto copied = [&](const Grid& grid) { return grid.columns * call.m + grid.rows * call.n; };  // by k
-  for (int64_t rows = 1; rows <= most; rows *= 2) {
-    for (int64_t columns = 1; rows * columns <= most && gemm_packs(call.m / rows, call.n / columns); columns *= 2) {
-      const Grid grid{.rows = rows, .columns = columns};
-      const int64_t more = rows * columns - best.rows * best.columns;
-      if (more > 0 || (more == 0 && copied(grid) < copied(best))) best = grid;
-    }
-  }
-  return best;
-}
-
 // Note [Slices]. The sizes were chosen on 2 cores of Zen 5, f32 and bf16, from the forward, grad-input and grad-weight
 // products of GPTs of width 128, 384 and 768, each against oneDNN on two OpenMP threads: the better cut took 0.67 to
 // 1.05 of the time for most shapes, 1.10 at worst. Cutting rows makes each slice read all of B, which costs little from
 // about 200 rows on, or 100 where A is transposed; fewer rows are cut by columns, of at least 384. Uncut, a slice takes
 // at least some 20 us.
-//
-// The library's gemm (runs_gemm) is as fast for every layout where it packs, which takes slices of about 512 x 1024.
-// On two threads of a Xeon (family 6, model 167) with ONEDNN_MAX_CPU_ISA=AVX2, (2048 x 1024)(1024 x 2048) in GFLOP/s:
-// 205 instead of 137, with A transposed 197 instead of 158. Fewer than 8 such slices would leave threads without work:
-// then it is the rules above.
 Product::Grid Product::grid_of(const MatmulCall& call, int variant) {
   constexpr int64_t kMost = 64, kRows = 192, kRowsOfTransposed = 96, kColumns = 384, kFewRows = 64, kBlock = 32;
-  constexpr int64_t kPacked = 8;
   constexpr double kFlops = 6e6, kBytes = 1 << 20;
   const auto m = static_cast<double>(call.m), n = static_cast<double>(call.n), k = static_cast<double>(call.k);
   const double work = std::max(2 * m * n * k / kFlops,
@@ -298,10 +205,6 @@ Product::Grid Product::grid_of(const MatmulCall& call, int variant) {
     grid.batch = std::min(wanted, call.batch);
     if (grid.batch < call.batch || grid.batch >= 4) return grid;
     wanted = parts(wanted, grid.batch, kMost);
-  }
-  if (variant == 0 && call.dtype == kF32 && runs_gemm()) {
-    if (const Grid packed = packed_grid(call, wanted); packed.rows * packed.columns >= std::min(wanted, kPacked))
-      return packed;
   }
   if (variant == 1) return grid.rows = parts(call.m, kRowsOfTransposed, wanted), grid;
   if (variant == 2) return grid.columns = parts(call.n, kColumns / 2, wanted), grid;
@@ -373,30 +276,38 @@ ProductCache& product_cache() {
   return *cache;
 }
 
-// Whether the library has a kernel with vectors.
-bool library_multiplies(memory::data_type type) {
-  return in_library([&] {
-    const Desc one({1, 1}, type, memory::dims{1, 1});
+// The library's kernel for dense matrices; empty if it has none with vectors.
+std::string library_kernel(memory::data_type type) {
+  return in_library([&]() -> std::string {
+    const Desc square({64, 64}, type, memory::dims{64, 1});
     try {
-      return !is_reference(Kernels<dnnl::matmul>(dnnl::primitive_attr(), one, one, Desc(), one).name());
+      const Kernels<dnnl::matmul> kernels(dnnl::primitive_attr(), square, square, Desc(), square);
+      return is_reference(kernels.name()) ? std::string() : std::string(kernels.name());
     } catch (const dnnl::error& error) {
       if (error.status != dnnl_unimplemented) throw;  // the answer would be kept
-      return false;
+      return {};
     }
   });
 }
 
-}  // namespace
-
-bool Product::runs(const MatmulCall& call) {
-  static const bool has_bf16 = library_multiplies(memory::data_type::bf16);
-  return call.dtype != kBF16 || has_bf16 || is_thin_product(call);
+// Note [Whose product]. In bf16 and f32 it is the library's, if it has a kernel with vectors: with AVX-512. Without
+// AVX-512, products in f32 of its versions 2 are its gemm, which reads operands as they lie where a call has less than
+// some 320 rows. Lines that are a multiple of 4 KiB apart then meet in a few sets of the first cache. On a Zen 4 with
+// ONEDNN_MAX_CPU_ISA=AVX2, built for x86-64-v3, GFLOP/s of 2 threads, gemm (in its best slices) and our own:
+// @FIGURES@
+// A vector times a matrix is its gemv, which reads the matrix once and computes little: up to 5 times as fast as ours.
+bool library_multiplies(const MatmulCall& call) {
+  static const std::string bf16 = library_kernel(memory::data_type::bf16), f32 = library_kernel(memory::data_type::f32);
+  if (call.dtype == kF16) return false;
+  if (call.dtype == kBF16) return !bf16.empty();
+  return !f32.empty() && (!f32.starts_with("gemm:jit") || !kHasFma || call.m == 1 || call.n == 1);
 }
 
+}  // namespace
+
 Product::Own* Product::own_kernel(const MatmulCall& call) {
-  static const bool has_f32 = library_multiplies(memory::data_type::f32);
   if (is_thin_product(call)) return &thin_product;
-  return has_f32 || call.dtype != kF32 ? nullptr : &tiled_product;
+  return library_multiplies(call) ? nullptr : &tiled_product;
 }
 
 std::shared_ptr<const Product> Product::get(const MatmulCall& call, int variant) {

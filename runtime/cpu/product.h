@@ -1,13 +1,12 @@
-// One matrix product with everything but the addresses, through oneDNN. Thread safe.
+// One matrix product with everything but the addresses. Thread safe.
 //
-// The product is cut into slices: parts of the batch, rows and columns of C. Each slice is one oneDNN primitive that
-// runs on one thread (onednn.h), and the slices run in the pool (parallel.h).
+// oneDNN's: the product is cut into slices, parts of the batch, rows and columns of C. Each slice is one primitive that
+// runs on one thread (onednn.h), and the slices run in the pool (parallel.h). oneDNN orders the sums of a primitive by
+// its shape, so slices depend on the product's shape, dtype and layout alone: results do not depend on the number of
+// threads.
 //
-// oneDNN orders the sums of a primitive by its shape, so slices depend on the product's shape, dtype and layout alone:
-// results do not depend on the number of threads.
-//
-// Products of a few rows run in a kernel of our own instead (thin_product.h), and so do all where the library has no
-// kernel with vectors (tiled_product.h). For these all of this is one decision.
+// Our own: of a few rows (thin_product.h), and where the library has no kernel or a slow one (tiled_product.h). Which is
+// one decision, by shape, dtype and layout: Note [Whose product].
 #pragma once
 
 #include <memory>
@@ -19,10 +18,8 @@ namespace rondo::cpu {
 
 class Product {
  public:
-  // False: bf16 on a processor for which oneDNN has no such product (2.6 has one with AVX-512 only), unless it is thin.
-  static bool runs(const MatmulCall& call);
-  // REQUIRES: runs(call). f32 and bf16. Making one for a new shape takes 160 us or more, so the most recent 1024 are
-  // kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2
+  // REQUIRES: f32, bf16 or f16. Making one of the library's for a new shape takes 160 us or more, so the most recent
+  // 1024 are kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2
   // cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0.
   // Products of our own have no variants.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
@@ -46,7 +43,6 @@ class Product {
   Product(const MatmulCall& call, Own* own);
   Product(const MatmulCall& call, const Grid& grid);
   static Grid grid_of(const MatmulCall& call, int variant);
-  static Grid packed_grid(const MatmulCall& call, int64_t most);
 
   MatmulCall call_;
   Own* own_ = nullptr;

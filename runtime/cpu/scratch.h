@@ -19,6 +19,8 @@ template <class A> class Scratch {
     if (block.size() < lines) block = std::vector<Line>(lines);
     next_ = block.data();
   }
+  // Whether the memory is the thread's and holds its values until the thread makes another Scratch<A>.
+  bool lasts() const { return own_.empty(); }
   // `count` elements, aligned to a cache line, of unspecified value.
   template <class E = A> E* take(int64_t count) {
     static_assert(sizeof(E) == sizeof(A));

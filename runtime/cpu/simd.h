@@ -142,6 +142,13 @@ template <class T> inline void store(T* p, Vector<Compute<T>> v, int64_t n) {
 
 // ---- Arithmetic
 
+// Whether the processor has fma() as an instruction; a function of the C library takes some 50 times as long.
+#if defined(__FMA__) || defined(__ARM_NEON)
+inline constexpr bool kHasFma = true;
+#else
+inline constexpr bool kHasFma = false;
+#endif
+
 // a * b + c, rounded once.
 template <class V> inline V fma(V a, V b, V c) {
 #if defined(__AVX512F__)

@@ -1,111 +1,249 @@
 #include "rondo/runtime/cpu/tiled_product.h"
 
 #include <algorithm>
+#include <atomic>
 
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/parallel.h"
 
+// Note [Tiles]. A task computes a tile of C. For each block of the depth it packs its rows of A, which then stay in the
+// second cache, and its columns of B, in panels of kTileColumns, each of which stays in the first cache while it meets
+// all those rows. Packing reads an operand once as it lies, so that no stride is slow afterwards, and widens 16-bit
+// numbers. A number that is packed costs about what 4 to 8 of the multiplications cost that it takes part in: hence
+// tiles are large, tasks go down the rows first, and a thread keeps what it has packed for its next tile. No bit
+// depends on tiles (Note [Tiled order]), so they may follow the number of threads.
+
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kDepth = 256;                    // of a block
-constexpr int64_t kTileM = 64, kTileN = 128;       // of C, for one task
-constexpr int64_t kSums = kTileM * kTileN;         // kTileN is whole vectors at every width
-constexpr int64_t kTaskFlops = 2 * 64 * 128 * 64;  // a task that pays for a thread
+constexpr int64_t kDepth = 256;          // of a block: Note [Tiled order]
+constexpr int64_t kTaskRows = 240;       // of a tile, at most: with kDepth 240 KiB; whole micro-kernels at every width
+constexpr int64_t kTaskColumns = 512;    // at most
+constexpr int64_t kKept = 1 << 19;       // numbers of A or B that a thread keeps, at most: 2 MiB
+constexpr int64_t kTaskFlops = 1 << 20;  // of a task that pays for a thread
+constexpr int64_t kTasksOfThread = 4;    // so that all threads end at about the same time
+constexpr int64_t kPanel = kTileColumns<float>;
+constexpr int64_t kLine = 16;  // numbers of a cache line
+constexpr int64_t kAhead = 4;  // rows that packing fetches ahead: each may lie in a page of its own
+
+int64_t blocks_of(int64_t depth) { return (depth + kDepth - 1) / kDepth; }
+
+struct Tiling {
+  int64_t rows, columns;  // of a tile: whole groups, whole panels
+  int64_t down = 1, across = 1;
+  bool keeps_left = false, keeps_right = false;  // a thread keeps A's rows, B's columns for the whole depth
+};
+
+// Tiles of equal size, as large as `rows` and `columns` allow.
+Tiling tiles(const MatmulCall& call, int64_t rows, int64_t columns) {
+  const auto part = [](int64_t size, int64_t most, int64_t block) {
+    const int64_t parts = (size + most - 1) / most;
+    return round_up((size + parts - 1) / parts, block);
+  };
+  Tiling t{.rows = part(call.m, rows, kTileRows), .columns = part(call.n, columns, kPanel)};
+  t.down = (call.m + t.rows - 1) / t.rows;
+  t.across = (call.n + t.columns - 1) / t.columns;
+  t.keeps_left = t.down == 1 && blocks_of(call.k) * kDepth * t.rows <= kKept;
+  t.keeps_right = blocks_of(call.k) * kDepth * t.columns <= kKept;
+  return t;
+}
+
+Tiling tiling_of(const MatmulCall& call) {
+  // What is packed. A transposed A is read in short pieces.
+  const auto packed = [&](const Tiling& t) {
+    const int64_t left = call.m * (t.keeps_left ? 1 : t.across), right = call.n * (t.keeps_right ? 1 : t.down);
+    return (call.a.column == 1 ? left : 2 * left) + right;
+  };
+  Tiling best = tiles(call, kTaskRows, kTaskColumns);
+  if (const int64_t columns = kKept / kDepth / blocks_of(call.k) / kPanel * kPanel; !best.keeps_right && columns > 0)
+    if (const Tiling narrow = tiles(call, kTaskRows, columns); packed(narrow) < packed(best)) best = narrow;
+  const int64_t worth = 2 * call.batch * call.m * call.n * call.k / kTaskFlops, threads = num_threads();
+  const int64_t wanted = threads == 1 ? 1 : std::min(kTasksOfThread * threads, worth);
+  while (call.batch * best.down * best.across < wanted) {
+    const bool few_rows = best.rows <= 8 * kTileRows;
+    if (best.columns > (few_rows ? kPanel : 128)) best = tiles(call, best.rows, best.columns / 2);
+    else if (best.rows > kTileRows) best = tiles(call, best.rows / 2, best.columns);
+    else break;
+  }
+  return best;
+}
 
 // Rows [row, row + rows) and columns [column, column + columns) of one matrix of the batch.
 struct Tile {
   int64_t matrix, row, rows, column, columns;
 };
 
-// sums (rows, kTileN) = the products of one block of the depth. `packed`: room for the block of B.
-void multiply_block(const MatmulCall& call, const Tile& tile, const float* a, const float* b, int64_t depth,
-                    float* packed, float* sums) {
-  if (call.b.column == 1) pack_rows(b, call.b.row, depth, tile.columns, packed, kTileN);
-  else pack_transposed(b, call.b.column, tile.columns, depth, 1.0f, packed, kTileN);
-  const int64_t vectors = round_up(tile.columns, kWidth<float>) / kWidth<float>;
-  for (int64_t v = 0; v < vectors; v += kTileVectors) {
-    const int64_t at = v * kWidth<float>;
-    const int wide = static_cast<int>(std::min<int64_t>(kTileVectors, vectors - v));
-    if (call.a.column == 1) {
-      multiply_panel<Start::kZero>(tile.rows, wide, depth, LeftOperand<float, false>{a, call.a.row}, packed + at,
-                                   kTileN, sums + at, kTileN);
-    } else {
-      multiply_panel<Start::kZero>(tile.rows, wide, depth, LeftOperand<float, true>{a, call.a.column}, packed + at,
-                                   kTileN, sums + at, kTileN);
+// What a thread has packed, of which product: two pieces of one are run by the same thread, with nothing between them.
+struct Packed {
+  uint64_t product = 0;
+  const void *left = nullptr, *right = nullptr;
+};
+thread_local Packed packed_here;
+std::atomic<uint64_t> products{1};
+
+// One thread's part of a product.
+template <class T> class TiledProduct {
+ public:
+  // `product`: no other has this number.
+  TiledProduct(uint64_t product, const MatmulCall& call, const MatmulOperands& operands, const Tiling& t)
+      : call_(call),
+        operands_(operands),
+        tiling_(t),
+        blocks_(blocks_of(call.k)),
+        left_block_(round_up(t.rows / kTileRows * group(kDepth), kLine)),
+        right_block_(t.columns / kPanel * panel(kDepth)),
+        scratch_((t.keeps_left ? blocks_ : 1) * left_block_ + (t.keeps_right ? blocks_ : 1) * right_block_ +
+                 t.rows * t.columns),
+        left_(scratch_.take((t.keeps_left ? blocks_ : 1) * left_block_)),
+        right_(scratch_.take((t.keeps_right ? blocks_ : 1) * right_block_)),
+        sums_(scratch_.take(t.rows * t.columns)) {
+    if (packed_here.product != product || !scratch_.lasts()) packed_here = {.product = product};
+  }
+
+  void compute(const Tile& tile) {
+    const T* const a = static_cast<const T*>(operands_.a) + tile.matrix * call_.a.batch + tile.row * call_.a.row;
+    const T* const b = static_cast<const T*>(operands_.b) + tile.matrix * call_.b.batch + tile.column * call_.b.column;
+    const bool packs_left = !tiling_.keeps_left || packed_here.left != a;
+    const bool packs_right = !tiling_.keeps_right || packed_here.right != b;
+    for (int64_t block = 0; block < blocks_; ++block) {
+      const int64_t k = block * kDepth, depth = std::min(kDepth, call_.k - k);
+      float* const left = left_ + (tiling_.keeps_left ? block * left_block_ : 0);
+      float* const right = right_ + (tiling_.keeps_right ? block * right_block_ : 0);
+      if (packs_left) pack_left(a + k * call_.a.column, tile.rows, depth, left);
+      if (packs_right) pack_right(b + k * call_.b.row, tile.columns, depth, right);
+      if (k == 0) multiply<Start::kZero>(tile, depth, left, right);
+      else multiply<Start::kTotal>(tile, depth, left, right);
+    }
+    packed_here.left = a;
+    packed_here.right = b;
+    if (call_.wide) finish(tile, static_cast<float*>(operands_.c));
+    else finish(tile, static_cast<T*>(operands_.c));
+  }
+
+ private:
+  // From one panel of B, and from one group of kTileRows rows of A, to the next: an odd number of cache lines, so that
+  // they do not meet in a set of the first cache.
+  static constexpr int64_t panel(int64_t depth) { return depth * kPanel + kLine; }
+  static constexpr int64_t group(int64_t depth) { return round_up(depth * kTileRows + kWidth<float>, kLine) | kLine; }
+
+  static void fetch(const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; i += 64 / static_cast<int64_t>(sizeof(T))) __builtin_prefetch(from + i);
+  }
+
+  // Panels, each [depth, kPanel].
+  void pack_right(const T* b, int64_t columns, int64_t depth, float* to) const {
+    const auto at = [&](int64_t column, int64_t k) {
+      return to + column / kPanel * panel(depth) + k * kPanel + column % kPanel;
+    };
+    if (call_.b.column != 1) {
+      for (int64_t j = 0; j < columns; j += kPanel)
+        pack_transposed(b + j * call_.b.column, call_.b.column, std::min(kPanel, columns - j), depth, 1.0f, at(j, 0),
+                        kPanel);
+      return;
+    }
+    for (int64_t k = 0; k < depth; ++k) {
+      const T* const from = b + k * call_.b.row;
+      if (k + kAhead < depth) fetch(from + kAhead * call_.b.row, columns);
+      int64_t j = 0;
+      for (; j + kPanel <= columns; j += kPanel)
+        for (int64_t v = 0; v < kPanel; v += kWidth<float>) store(at(j, k) + v, load(from + j + v));
+      for (; j < columns; j += kWidth<float>) store(at(j, k), load(from + j, columns - j));
     }
   }
-}
 
-template <class F> Vector<float> each_lane(Vector<float> v, F f) {
-  for (int i = 0; i < kWidth<float>; ++i) v[i] = f(v[i]);
-  return v;
-}
+  // Rows, or where A is transposed groups, each [depth, kTileRows].
+  void pack_left(const T* a, int64_t rows, int64_t depth, float* to) const {
+    if (call_.a.column == 1) return pack_rows(a, call_.a.row, rows, depth, to, kDepth);
+    for (int64_t k = 0; k < depth; ++k) {
+      const T* const from = a + k * call_.a.column;
+      if (k + kAhead < depth) fetch(from + kAhead * call_.a.column, rows);
+      // A vector holds a group, and what it writes behind that is overwritten by the next of the depth.
+      const auto at = [&](int64_t row) { return to + row / kTileRows * group(depth) + k * kTileRows; };
+      int64_t i = 0;
+      for (; i + kWidth<float> <= rows; i += kTileRows) store(at(i), load(from + i));
+      for (; i < rows; i += kTileRows) store(at(i), load(from + i, rows - i));
+    }
+  }
 
-// Bias and epilogues, then C.
-void finish(const MatmulCall& call, const Tile& tile, const MatmulOperands& operands, const float* sums) {
-  auto* const c = static_cast<float*>(operands.c);
-  for (int64_t r = 0; r < tile.rows; ++r) {
-    for (int64_t j = 0; j < tile.columns; j += kWidth<float>) {
-      const int64_t count = std::min<int64_t>(kWidth<float>, tile.columns - j);
-      const int64_t at = tile.matrix * call.c.batch + (tile.row + r) * call.c.row + tile.column + j;
-      Vector<float> v = load(sums + r * kTileN + j);
-      if (call.bias) v += load(static_cast<const float*>(operands.bias) + tile.column + j, count);
+  template <Start kStart> void multiply(const Tile& tile, int64_t depth, const float* left, const float* right) const {
+    for (int64_t j = 0; j < tile.columns; j += kPanel) {
+      const int vectors = tile.columns - j > kWidth<float> ? kTileVectors : 1;
+      const float* const b = right + j / kPanel * panel(depth);
+      if (call_.a.column == 1) {
+        multiply_panel<kStart>(tile.rows, vectors, depth, LeftOperand<float, false>{left, kDepth}, b, kPanel, sums_ + j,
+                               tiling_.columns);
+        continue;
+      }
+      for (int64_t i = 0; i < tile.rows; i += kTileRows)
+        multiply_panel<kStart>(std::min<int64_t>(kTileRows, tile.rows - i), vectors, depth,
+                               LeftOperand<float, true>{left + i / kTileRows * group(depth), kTileRows}, b, kPanel,
+                               sums_ + i * tiling_.columns + j, tiling_.columns);
+    }
+  }
+
+  // Bias and epilogues, in f32, then C.
+  template <class C> void finish(const Tile& tile, C* c) const {
+    for (int64_t r = 0; r < tile.rows; ++r) {
+      float* const sums = sums_ + r * tiling_.columns;
+      const int64_t at = tile.matrix * call_.c.batch + (tile.row + r) * call_.c.row + tile.column;
+      const auto add = [&](const auto* numbers) {
+        for (int64_t j = 0; j < tile.columns; j += kWidth<float>)
+          store(sums + j, load(sums + j) + load(numbers + j, tile.columns - j));
+      };
+      if (call_.bias) add(static_cast<const T*>(operands_.bias) + tile.column);
       for (size_t e = 0; e < kMaxEpilogues; ++e) {
-        switch (call.epilogues[e]) {
+        switch (call_.epilogues[e]) {
           case Epilogue::kNone:
-          case Epilogue::kWiden: break;
-          case Epilogue::kAdd:
-            v += load((call.in_place[e] ? c : static_cast<const float*>(operands.added[e])) + at, count);
+          case Epilogue::kWiden: break;  // call.wide
+          case Epilogue::kAdd: add((call_.in_place[e] ? c : static_cast<const C*>(operands_.added[e])) + at); break;
+          case Epilogue::kGelu:
+            for (int64_t j = 0; j < tile.columns; ++j) sums[j] = scalar::gelu_erf(sums[j]);
             break;
-          case Epilogue::kGelu: v = each_lane(v, [](float x) { return scalar::gelu_erf(x); }); break;
-          case Epilogue::kGeluTanh: v = each_lane(v, [](float x) { return scalar::gelu_tanh(x); }); break;
+          case Epilogue::kGeluTanh:
+            for (int64_t j = 0; j < tile.columns; ++j) sums[j] = scalar::gelu_tanh(sums[j]);
+            break;
         }
       }
-      store(c + at, v, count);
+      for (int64_t j = 0; j < tile.columns; j += kWidth<float>) store(c + at + j, load(sums + j), tile.columns - j);
     }
   }
-}
 
-void compute(const MatmulCall& call, const Tile& tile, const MatmulOperands& operands) {
-  Scratch<float> scratch(kDepth * kTileN + 2 * kSums);
-  float* const packed = scratch.take(kDepth * kTileN);
-  float* const total = scratch.take(kSums);
-  float* const block = scratch.take(kSums);
-  const float* const a = static_cast<const float*>(operands.a) + tile.matrix * call.a.batch + tile.row * call.a.row;
-  const float* const b = static_cast<const float*>(operands.b) + tile.matrix * call.b.batch +
-                         tile.column * call.b.column;
-  const int64_t columns = round_up(tile.columns, kWidth<float>);
-  for (int64_t k = 0; k < call.k; k += kDepth) {
-    const int64_t depth = std::min(kDepth, call.k - k);
-    multiply_block(call, tile, a + k * call.a.column, b + k * call.b.row, depth, packed, k == 0 ? total : block);
-    if (k == 0) continue;
-    for (int64_t r = 0; r < tile.rows; ++r)
-      for (int64_t j = r * kTileN; j < r * kTileN + columns; j += kWidth<float>)
-        store(total + j, load(total + j) + load(block + j));
-  }
-  finish(call, tile, operands, total);
+  const MatmulCall& call_;
+  const MatmulOperands& operands_;
+  const Tiling& tiling_;
+  const int64_t blocks_, left_block_, right_block_;  // of the depth; numbers of one
+  Scratch<float> scratch_;
+  float *const left_, *const right_, *const sums_;
+};
+
+template <class T> void run(const MatmulCall& call, const MatmulOperands& operands) {
+  const uint64_t number = products.fetch_add(1, std::memory_order_relaxed);
+  const Tiling t = tiling_of(call);
+  const int64_t flops = 2 * std::min(call.m, t.rows) * std::min(call.n, t.columns) * call.k;
+  parallel_for(call.batch * t.down * t.across, std::max<int64_t>(1, kTaskFlops / flops),
+               [&](int64_t begin, int64_t end) {
+                 TiledProduct<T> product(number, call, operands, t);
+                 for (int64_t i = begin; i < end; ++i) {
+                   const int64_t row = i % t.down * t.rows, column = i / t.down % t.across * t.columns;
+                   product.compute({.matrix = i / t.down / t.across,
+                                    .row = row,
+                                    .rows = std::min(t.rows, call.m - row),
+                                    .column = column,
+                                    .columns = std::min(t.columns, call.n - column)});
+                 }
+               });
 }
 
 }  // namespace
 
 void tiled_product(const MatmulCall& call, const MatmulOperands& operands) {
-  const int64_t down = (call.m + kTileM - 1) / kTileM, across = (call.n + kTileN - 1) / kTileN;
-  const int64_t flops = 2 * std::min(call.m, kTileM) * std::min(call.n, kTileN) * call.k;
-  parallel_for(call.batch * down * across, std::max<int64_t>(1, kTaskFlops / flops), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t row = i / across % down * kTileM, column = i % across * kTileN;
-      compute(call,
-              {.matrix = i / across / down,
-               .row = row,
-               .rows = std::min(kTileM, call.m - row),
-               .column = column,
-               .columns = std::min(kTileN, call.n - column)},
-              operands);
-    }
-  });
+  switch (call.dtype) {
+    case kF32: return run<float>(call, operands);
+    case kBF16: return run<BFloat16>(call, operands);
+    default: return run<Float16>(call, operands);
+  }
 }
 
 }  // namespace rondo::cpu

@@ -59,7 +59,7 @@ void each_product_way(const ProductSize& size, DType dtype, absl::FunctionRef<vo
 }
 
 double seconds_of(const ProductWay& way, int runs) {
-  usleep(5000);
+  usleep(40000);  // libgomp spins 300,000 turns, of up to 140 cycles each
   way.run();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < runs; ++i) way.run();

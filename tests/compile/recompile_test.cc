@@ -97,6 +97,28 @@ TEST_F(Recompile, BackwardsOfOtherGradientsObeyTheStance) {
   EXPECT_TRUE(same_bits(go(eager, 5, x.detach().requires_grad_()), go(block, 5, x)));
   EXPECT_EQ(regions.report()[0].compilations, before);
 }
+// A loop over time has an output for each step; what says which of them got a gradient must not list them all.
+TEST_F(Recompile, ManyOutputsAreNamedByRanges) {
+  constexpr size_t kSteps = 140;
+  Block block([](Block& b, const Tensor& x) {
+    Tensors all;
+    for (size_t i = 0; i < kSteps; ++i) all.push_back(x * static_cast<float>(i + 1) + b.bias);
+    return all;
+  });
+  const compile::Regions regions = compile::compile_module(block, {});
+  const auto why = [&](auto takes) {
+    const Tensors y = block(input());
+    Tensor loss;
+    for (size_t i = 0; i < kSteps; ++i)
+      if (takes(i)) loss = loss.defined() ? loss + ops::sum(y[i]) : ops::sum(y[i]);
+    loss.backward();
+    return regions.report()[0].last_recompile;
+  };
+  EXPECT_EQ(why([](size_t i) { return i != 70; }), "backward: a gradient arrives for outputs [0-69, 71-139] of 140");
+  EXPECT_EQ(why([](size_t i) { return i % 2 == 1; }),
+            "backward: a gradient arrives for outputs [1, 3, 5, 7, 9, 11, 13, 15, and 62 ranges more] of 140");
+  EXPECT_LT(regions.summary().size(), 300u);
+}
 // As many as there are, only so many are kept.
 TEST_F(Recompile, BackwardsOfOtherGradientsAreBounded) {
   Block block(many_outputs);

@@ -1,4 +1,4 @@
-// Products of our own for processors on which the library has none: here on every processor.
+// Products of our own, on every processor, whatever its library has.
 #include "rondo/runtime/cpu/tiled_product.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ Tensor run(const MatmulCall& call, const Matrix& a, const Matrix& b, const Tenso
   return c;
 }
 
-// Depths around a block's 256, sizes around a tile's 64 and 128.
+// Depths around a block's 256, sizes around a tile's 240 and 512, rows and columns around those of a micro-kernel.
 TEST_F(TiledProduct, IsTheSum) {
   for (const auto& [batch, m, n, k] : std::vector<std::array<int64_t, 4>>{{1, 1, 1, 1},
                                                                           {1, 5, 3, 7},
@@ -59,6 +59,12 @@ TEST_F(TiledProduct, IsTheSum) {
                                                                           {1, 65, 129, 257},
                                                                           {3, 17, 130, 40},
                                                                           {1, 130, 31, 1000},
+                                                                          {1, 241, 513, 40},
+                                                                          {1, 500, 1030, 30},
+                                                                          {1, 500, 270, 2100},
+                                                                          {1, 20, 40, 5000},
+                                                                          {3, 8, 16, 2},
+                                                                          {2, 10, 24, 9},
                                                                           {2, 9, 200, 513}})
     for (const bool a_by_rows : {true, false})
       for (const bool b_by_rows : {true, false}) {
@@ -73,6 +79,38 @@ TEST_F(TiledProduct, IsTheSum) {
         // A chain of at most 256, and the sums of blocks: rounding of each, at most.
         const double units = static_cast<double>(std::min<int64_t>(k, 256) + k / 256 + 1);
         EXPECT_LE(ops::max(ops::abs(c.to(kF64) - expected) / size).item(), units * 0x1p-24);
+      }
+}
+
+// 16-bit numbers are widened where they are packed, and a sum is rounded once, after the epilogues, or not at all.
+TEST_F(TiledProduct, OfSixteenBitsIsTheRoundedProductOfTheirValues) {
+  const int64_t m = 70, n = 133, k = 300;
+  for (const DType dtype : {kBF16, kF16})
+    for (const bool a_by_rows : {true, false})
+      for (const bool b_by_rows : {true, false}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + (a_by_rows ? " n" : " t") + (b_by_rows ? "n" : "t"));
+        const auto narrow = [&](Matrix wide) {
+          wide.memory = wide.memory.to(dtype);
+          return wide;
+        };
+        const Matrix a = narrow(matrix(1, m, k, a_by_rows)), b = narrow(matrix(1, k, n, b_by_rows));
+        const auto widen = [](Matrix narrow) {
+          narrow.memory = narrow.memory.to(kF32);
+          return narrow;
+        };
+        const Tensor bias = Tensor::randn({n}).to(dtype), added = Tensor::randn({m, n}).to(dtype),
+                     before = Tensor::randn({m, n}).to(dtype);
+        MatmulCall call(dtype, m, n, k, a.strides, b.strides, {n, 1});
+        call.bias = true;
+        call.epilogues = {Epilogue::kAdd, Epilogue::kAdd};
+        call.in_place = {false, true};
+        MatmulCall wide = call;
+        wide.dtype = kF32;
+        const Tensor expected = run(wide, widen(a), widen(b), bias.to(kF32), added.to(kF32), before.to(kF32));
+        EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added, before), expected.to(dtype)));
+        if (dtype == kF16) continue;
+        call.wide = true;
+        EXPECT_TRUE(test::same_bits(run(call, a, b, bias, added.to(kF32), before.to(kF32)), expected));
       }
 }
 
