@@ -59,7 +59,8 @@ Tiling tiling_of(const MatmulCall& call) {
   Tiling best = tiles(call, kTaskRows, kTaskColumns);
   if (const int64_t columns = kKept / kDepth / blocks_of(call.k) / kPanel * kPanel; !best.keeps_right && columns > 0)
     if (const Tiling narrow = tiles(call, kTaskRows, columns); packed(narrow) < packed(best)) best = narrow;
-  const int64_t worth = 2 * call.batch * call.m * call.n * call.k / kTaskFlops, threads = num_threads();
+  const int64_t worth = 2 * call.batch * call.m * call.n * call.k / kTaskFlops,
+                threads = in_parallel() ? 1 : num_threads();
   const int64_t wanted = threads == 1 ? 1 : std::min(kTasksOfThread * threads, worth);
   while (call.batch * best.down * best.across < wanted) {
     const bool few_rows = best.rows <= 8 * kTileRows;
