@@ -5,8 +5,8 @@
 // its shape, so slices depend on the product's shape, dtype and layout alone: results do not depend on the number of
 // threads.
 //
-// Our own: of a few rows (thin_product.h), and where the library has no kernel or a slow one (tiled_product.h). Which is
-// one decision, by shape, dtype and layout: Note [Whose product].
+// Our own: of a few rows (thin_product.h), and where the library has no kernel or a slow one (tiled_product.h). Which
+// is one decision, by shape, dtype and layout: Note [Whose product].
 #pragma once
 
 #include <memory>
@@ -19,9 +19,9 @@ namespace rondo::cpu {
 class Product {
  public:
   // REQUIRES: f32, bf16 or f16. Making one of the library's for a new shape takes 160 us or more, so the most recent
-  // 1024 are kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts rows, 2
-  // cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of variant 0.
-  // Products of our own have no variants.
+  // 1024 are kept, over all threads. Variants are the same product in other slices, for a tuner to choose from: 1 cuts
+  // rows, 2 cuts columns, 3 cuts nothing and runs on one thread. Null: no such variant, or the slices are those of
+  // variant 0. Products of our own have no variants.
   static std::shared_ptr<const Product> get(const MatmulCall& call, int variant = 0);
   // Forgets the products that are kept. Those in use live on.
   static void trim();
