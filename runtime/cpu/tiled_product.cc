@@ -80,6 +80,7 @@ struct Tile {
 struct Packed {
   uint64_t product = 0;
   const void *left = nullptr, *right = nullptr;
+  int64_t columns = 0;  // of `right`: matrices that overlap may begin at one address
 };
 thread_local Packed packed_here;
 std::atomic<uint64_t> products{1};
@@ -107,7 +108,7 @@ template <class T> class TiledProduct {
     const T* const a = static_cast<const T*>(operands_.a) + tile.matrix * call_.a.batch + tile.row * call_.a.row;
     const T* const b = static_cast<const T*>(operands_.b) + tile.matrix * call_.b.batch + tile.column * call_.b.column;
     const bool packs_left = !tiling_.keeps_left || packed_here.left != a;
-    const bool packs_right = !tiling_.keeps_right || packed_here.right != b;
+    const bool packs_right = !tiling_.keeps_right || packed_here.right != b || packed_here.columns < tile.columns;
     for (int64_t block = 0; block < blocks_; ++block) {
       const int64_t k = block * kDepth, depth = std::min(kDepth, call_.k - k);
       float* const left = left_ + (tiling_.keeps_left ? block * left_block_ : 0);
@@ -118,7 +119,7 @@ template <class T> class TiledProduct {
       else multiply<Start::kTotal>(tile, depth, left, right);
     }
     packed_here.left = a;
-    packed_here.right = b;
+    if (packs_right) packed_here.right = b, packed_here.columns = tile.columns;
     if (call_.wide) finish(tile, static_cast<float*>(operands_.c));
     else finish(tile, static_cast<T*>(operands_.c));
   }

@@ -157,5 +157,23 @@ TEST_F(TiledProduct, BitsDependOnTheRowAndTheColumnAlone) {
   set_num_threads(before);
 }
 
+// A thread keeps the columns that it has packed. The last ones of one matrix, fewer than a tile has, and the first ones
+// of the next may begin at one address.
+TEST_F(TiledProduct, MatricesThatOverlapAreNotTakenForEachOther) {
+  const int64_t batch = 3, m = 20, n = 600, k = 70, apart = 304, line = batch * apart + n;
+  const int before = num_threads();
+  set_num_threads(1);
+  const Tensor x = Tensor::randn({batch, m, k}), w = Tensor::randn({k, line}), none = Tensor::zeros({1});
+  const Tensor c = run(MatmulCall(kF32, m, n, k, {k, 1, m * k}, {line, 1, apart}, {n, 1, m * n}, batch), {x, {k, 1}, x},
+                       {w, {line, 1}, w}, none, none, Tensor::zeros({batch, m, n}));
+  for (int64_t i = 0; i < batch; ++i) {
+    const Tensor alone = run(MatmulCall(kF32, m, n, k, {k, 1}, {n, 1}, {n, 1}), {x[i], {k, 1}, x},
+                             {w.slice(1, {i * apart, i * apart + n}).contiguous(), {n, 1}, w}, none, none,
+                             Tensor::zeros({m, n}));
+    EXPECT_TRUE(test::same_bits(c[i], alone)) << i;
+  }
+  set_num_threads(before);
+}
+
 }  // namespace
 }  // namespace rondo
