@@ -50,6 +50,7 @@
 #include "rondo/modules/kv_cache.h"
 #include "rondo/modules/layers.h"
 #include "rondo/modules/llama.h"
+#include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/next_token_loss.h"
