@@ -103,6 +103,7 @@
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/example_set.h"
 #include "rondo/runtime/data/function_batches.h"
+#include "rondo/runtime/data/mask_tokens.h"
 #include "rondo/runtime/data/read_examples.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/device.h"
