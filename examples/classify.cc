@@ -1,4 +1,5 @@
-// Fine-tunes a published BERT, RoBERTa or MiniLM to sort texts into classes, and sorts texts with it.
+// Fine-tunes a published BERT, RoBERTa, DistilBERT, MiniLM, Llama, Qwen or Mistral to sort texts into classes, and
+// sorts texts with it.
 //
 //   classify --model_name_or_path=models/minilm --train_file=train.tsv --validation_file=val.tsv --output_dir=sorter
 //   classify ... --resume_from_checkpoint=true       # after Ctrl-C or a kill: the same losses, bit for bit
@@ -13,6 +14,7 @@
 // --test_file has a text on each line. --output_dir gets checkpoints, metrics.jsonl, and at the end what transformers
 // loads: the model, the names of the classes in its config.json, and the tokenizer.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdio>
 #include <exception>
@@ -25,7 +27,6 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -37,7 +38,6 @@
 #include "rondo/examples/flags.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
-#include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/trainer/metrics_file.h"
@@ -72,7 +72,7 @@ struct ClassifyOptions {
 };
 
 Flags flags_of(ClassifyOptions& o) {
-  Flags flags("classify", "Fine-tunes a published encoder to sort texts into classes, and sorts texts.");
+  Flags flags("classify", "Fine-tunes a published model to sort texts into classes, and sorts texts.");
   flags.add("model_name_or_path", &o.model_name_or_path, "folder with config.json, model.safetensors, tokenizer");
   flags.add("allow_unknown_fields", &o.allow_unknown_fields,
             "ignore fields of config.json that are not known here: they may change what the model computes");
@@ -131,6 +131,18 @@ std::string config_word(const std::string& folder, std::string_view field) {
   return word;
 }
 
+// config.json has this field, and not as null.
+bool config_has(const std::string& folder, std::string_view field) {
+  const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
+  bool has = false;
+  io::JsonReader json(path, text);
+  json.object([&](std::string& key) {
+    has = has || (key == field && json.peek() != 'n');
+    json.skip();
+  });
+  return has;
+}
+
 // The names of the model's labels by number: id2label of config.json, or LABEL_0 and so on for its num_labels. Empty if
 // it says neither.
 std::vector<std::string> config_labels(const std::string& folder) {
@@ -187,7 +199,7 @@ class Classifier : optim::Callback {
                               .batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_});
     }
     optim::AdamW optimizer(parameter_groups());
-    const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], b[2], b[3]); };
+    const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], segments(b[2]), b[3]); };
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(**model_, job_.group);
@@ -326,27 +338,30 @@ class Classifier : optim::Callback {
   void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
     const bool trains = !label_names.empty() || numbers;
     // Heads of the model's first training; RoBERTa's classifier has no use for its pooler.
+    const std::string family = config_word(o_.model_name_or_path, "model_type");
     nn::PretrainedOptions options{.allow_unknown_fields = o_.allow_unknown_fields,
                                   .num_labels = numbers,
                                   .label_names = label_names,
                                   .problem_type = trains ? std::optional(problem_) : std::nullopt,
                                   .seed = seed(),
-                                  .ignore = {"cls.", "lm_head."}};
-    if (config_word(o_.model_name_or_path, "model_type") == "roberta")
-      options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
-    if (trains) options.fresh = {"classifier.", "bert.pooler."};
+                                  .ignore = {"cls.", "lm_head.", "vocab_"}};
+    if (family == "roberta") options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
+    if (trains) options.fresh = {"classifier.", "bert.pooler.", "pre_classifier.", "score."};
+    // A decoder's classifier finds the last token of a row by it. Language models seldom have one in config.json.
+    const bool encoder = absl::c_linear_search(std::array{"bert", "roberta", "distilbert"}, family);
+    if (!encoder && !config_has(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
+      options.pad_token_id = tokenizer_.pad_token_id();
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
-    const nn::BertConfig& config = model_->as<nn::RobertaForSequenceClassification>() != nullptr
-                                       ? model_->as<nn::RobertaForSequenceClassification>()->config
-                                       : model_->as<nn::BertForSequenceClassification>()->config;
-    problem_ = nn::problem_of(config.problem_type, config.n_class, kI64);
-    if (tokenizer_.vocab_size() > config.vocab_size)
+    const nn::TextFacts facts = model_->facts();
+    problem_ = nn::problem_of(facts.problem_type, facts.n_class, kI64);
+    if (tokenizer_.vocab_size() > facts.vocab_size)
       throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it has ",
-                               tokenizer_.vocab_size(), " tokens, and the model ", config.vocab_size));
-    if (o_.max_seq_length > config.max_length())
-      throw Error(absl::StrCat("--max_seq_length is ", o_.max_seq_length, ", but the model has ", config.max_length(),
+                               tokenizer_.vocab_size(), " tokens, and the model ", facts.vocab_size));
+    if (o_.max_seq_length > facts.max_length)
+      throw Error(absl::StrCat("--max_seq_length is ", o_.max_seq_length, ", but the model has ", facts.max_length,
                                " positions"));
-    pad_id_ = static_cast<int32_t>(config.padding_idx.value_or(0));  // RoBERTa's positions depend on it
+    pad_id_ = static_cast<int32_t>(facts.padding_idx.value_or(0));  // RoBERTa's positions depend on it
+    takes_segments_ = facts.takes_segments;
     (*model_)->to(o_.device);
     if (o_.compile) compile::compile_regions(**model_);
   }
@@ -355,13 +370,14 @@ class Classifier : optim::Callback {
   std::vector<optim::ParamGroup<optim::AdamWOptions>> parameter_groups() const {
     std::vector<optim::ParamGroup<optim::AdamWOptions>> groups(2);
     for (const nn::NamedTensor& parameter : (*model_)->named_parameters()) {
-      const bool decays = !parameter.name.ends_with("bias") && !absl::StrContains(parameter.name, "LayerNorm");
-      groups[decays ? 0 : 1].params.push_back(parameter.tensor);
+      groups[parameter.tensor.rank() > 1 ? 0 : 1].params.push_back(parameter.tensor);
     }
     for (auto& group : groups) group.options = {.lr = o_.learning_rate, .weight_decay = 0};
     groups[0].options.weight_decay = o_.weight_decay;
     return groups;
   }
+
+  Tensor segments(const Tensor& given) const { return takes_segments_ ? given : Tensor(); }
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
   // Over the validation texts: the share sorted right, the share of their labels that are right, or the mean squared
@@ -379,7 +395,7 @@ class Classifier : optim::Callback {
       const auto batch = batches.next();
       if (!batch) break;
       if (!counts) continue;
-      const Tensor logits = (*model_)((*batch)[0], (*batch)[1], (*batch)[2]), &labels = (*batch)[3];
+      const Tensor logits = (*model_)((*batch)[0], (*batch)[1], segments((*batch)[2])), &labels = (*batch)[3];
       Tensor each;
       if (problem_ == nn::ProblemType::kRegression) each = ops::square(logits.to(kF32) - labels);
       else if (problem_ == nn::ProblemType::kMultiLabel)
@@ -399,15 +415,15 @@ class Classifier : optim::Callback {
     const std::vector<text::Encoding> rows = tokenizer_.encode_batch(
         texts, {.truncation = {{.max_length = o_.max_seq_length}}, .padding = {{.pad_id = pad_id_}}});
     const auto B = static_cast<int64_t>(rows.size()), T = static_cast<int64_t>(rows[0].size());
-    std::vector<int64_t> ids, segments, mask;
+    std::vector<int64_t> ids, types, mask;
     for (const text::Encoding& row : rows) {
       ids.insert(ids.end(), row.ids.begin(), row.ids.end());
-      segments.insert(segments.end(), row.type_ids.begin(), row.type_ids.end());
+      types.insert(types.end(), row.type_ids.begin(), row.type_ids.end());
       mask.insert(mask.end(), row.attention_mask.begin(), row.attention_mask.end());
     }
     const amp::Autocast autocast(lower());
     const auto rows_of = [&](const std::vector<int64_t>& values) { return Tensor::from(values, {B, T}, o_.device); };
-    return (*model_)(rows_of(ids), rows_of(mask).to(kBool), rows_of(segments)).to(kF32);
+    return (*model_)(rows_of(ids), rows_of(mask).to(kBool), segments(rows_of(types))).to(kF32);
   }
 
   void on_log(const optim::Progress& now) override {
@@ -425,6 +441,7 @@ class Classifier : optim::Callback {
   std::optional<nn::AutoModelForSequenceClassification> model_;
   std::optional<data::ExampleBatches> validation_;
   int32_t pad_id_ = 0;
+  bool takes_segments_ = true;
   nn::ProblemType problem_ = nn::ProblemType::kSingleLabel;
 };
 

@@ -11,7 +11,9 @@ BertEmbeddings::BertEmbeddings(const BertConfig& config)
                             EmbeddingOptions{.padding_idx = config.padding_idx})),
       position_embeddings(child("position_embeddings", config.block_size, config.n_embd,
                                 EmbeddingOptions{.padding_idx = config.roberta ? config.padding_idx : std::nullopt})),
-      token_type_embeddings(child("token_type_embeddings", config.n_segment, config.n_embd)),
+      token_type_embeddings(config.distilbert
+                                ? std::unique_ptr<Embedding>()
+                                : child("token_type_embeddings", config.n_segment, config.n_embd).make<Embedding>()),
       layer_norm(child("LayerNorm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
       dropout(child("dropout", config.dropout)) {
   if (roberta && !config.padding_idx) throw Error("Bert: RoBERTa's positions need a padding_idx");
@@ -27,7 +29,7 @@ Tensor BertEmbeddings::forward(const Tensor& idx, const Tensor& segments) {
     positions = Tensor::arange(idx.size(1), {kI64, idx.device()});
   }
   const Tensor x = word_embeddings(idx) + position_embeddings(positions);
-  return dropout(layer_norm(x + token_type_embeddings(segments)));
+  return dropout(layer_norm(token_type_embeddings == nullptr ? x : x + (*token_type_embeddings)(segments)));
 }
 
 BertSelfAttention::BertSelfAttention(const BertConfig& config)
@@ -49,14 +51,15 @@ Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& mask) {
   return y.transpose(1, 2).reshape({B, T, C});
 }
 
-BertOutput::BertOutput(int64_t n_in, const BertConfig& config)
+BertOutput::BertOutput(int64_t n_in, const BertConfig& config, double dropout)
     : dense(child("dense", n_in, config.n_embd)),
       layer_norm(child("LayerNorm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
-      dropout(child("dropout", config.dropout)) {}
+      dropout(child("dropout", dropout)) {}
 Tensor BertOutput::forward(const Tensor& x, const Tensor& residual) { return layer_norm(residual + dropout(dense(x))); }
 
 BertAttention::BertAttention(const BertConfig& config)
-    : self(child("self", config)), output(child("output", config.n_embd, config)) {}
+    : self(child("self", config)),
+      output(child("output", config.n_embd, config, config.distilbert ? 0.0 : config.dropout)) {}
 
 BertDense::BertDense(int64_t n_in, int64_t n_out) : dense(child("dense", n_in, n_out)) {}
 
@@ -64,7 +67,7 @@ BertLayer::BertLayer(const BertConfig& config)
     : gelu(config.gelu),
       attention(child("attention", config)),
       intermediate(child("intermediate", config.n_embd, config.n_hidden)),
-      output(child("output", config.n_hidden, config)) {}
+      output(child("output", config.n_hidden, config, config.dropout)) {}
 Tensor BertLayer::forward(const Tensor& x, const Tensor& mask) {
   const Tensor y = attention(x, mask);
   return output(ops::gelu(intermediate(y), gelu), y);
@@ -97,8 +100,10 @@ Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertE
          idx);
   if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes())))
     fail("mask must be bool (B, T)", mask);
-  const Tensor kinds = segments.defined() ? segments : Tensor::zeros(idx.sizes(), {kI64, idx.device()});
-  if (!(kinds.sizes() == idx.sizes())) fail("segments must be i64 or i32 (B, T)", kinds);
+  if (config.distilbert && segments.defined()) fail("DistilBERT takes no segments", segments);
+  const Tensor kinds = segments.defined() || config.distilbert ? segments
+                                                               : Tensor::zeros(idx.sizes(), {kI64, idx.device()});
+  if (kinds.defined() && !(kinds.sizes() == idx.sizes())) fail("segments must be i64 or i32 (B, T)", kinds);
   const Tensor allowed = mask.defined() ? mask.view({idx.size(0), 1, 1, idx.size(1)}) : Tensor();
   return encoder(embeddings(idx, kinds), allowed);
 }

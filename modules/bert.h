@@ -9,6 +9,7 @@
 
 #include "rondo/modules/classification_loss.h"
 #include "rondo/modules/layers.h"
+#include "rondo/modules/next_token_loss.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {
@@ -32,19 +33,23 @@ struct BertConfig {
   // RoBERTa (Liu et al., 2019): tokens that are not padding_idx have the positions padding_idx + 1, padding_idx + 2,
   // ... of the block_size position embeddings; padding has position padding_idx, which is frozen too.
   bool roberta = false;
+  // DistilBERT (Sanh et al., "DistilBERT, a distilled version of BERT", 2019), in the models of bert_tasks.h: no
+  // segments, no dropout of what attention adds, and ReLU behind the pooler.
+  bool distilbert = false;
+  int64_t whole_logits = kWholeLogits;  // loss() of a masked language model: more logits are computed in chunks
 
   // The longest sequence.
   int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 
-// The sum of word, position and segment embeddings, normalised.
+// The sum of word, position and segment embeddings, normalised. DistilBERT has no segments, which are undefined then.
 struct BertEmbeddings : Module<BertEmbeddings> {
   explicit BertEmbeddings(const BertConfig& config);
   bool roberta;
   Embedding word_embeddings;
   Embedding position_embeddings;
-  Embedding token_type_embeddings;
-  LayerNorm layer_norm;  // "LayerNorm"
+  std::unique_ptr<Embedding> token_type_embeddings;  // null in DistilBERT
+  LayerNorm layer_norm;                              // "LayerNorm"
   Dropout dropout;
   Tensor forward(const Tensor& idx, const Tensor& segments);  // i64 (B, T) each -> (B, T, C)
 };
@@ -61,7 +66,7 @@ struct BertSelfAttention : Module<BertSelfAttention> {
 
 // Post-norm: LayerNorm(residual + dropout(dense(x))).
 struct BertOutput : Module<BertOutput> {
-  BertOutput(int64_t n_in, const BertConfig& config);
+  BertOutput(int64_t n_in, const BertConfig& config, double dropout);
   Linear dense;
   LayerNorm layer_norm;  // "LayerNorm"
   Dropout dropout;
@@ -98,7 +103,7 @@ struct BertEncoder : Module<BertEncoder> {
 };
 
 // The features (B, T, C) of idx i64 (B, T). mask bool (B, T), true = a real token, undefined = all; segments i64 (B,
-// T), undefined = 0. Throws Error for other shapes and for T > config.max_length().
+// T), undefined = 0. Throws Error for other shapes, for T > config.max_length() and for segments of DistilBERT.
 Tensor bert_features(const BertConfig& config, BertEmbeddings& embeddings, BertEncoder& encoder, const Tensor& idx,
                      const Tensor& mask, const Tensor& segments);
 

@@ -1,5 +1,7 @@
 #include "rondo/modules/bert_tasks.h"
 
+#include <limits>
+
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/init.h"
 
@@ -28,7 +30,8 @@ Tensor BertModel::forward(const Tensor& idx, const Tensor& mask, const Tensor& s
 }
 Tensor BertModel::pooled(const Tensor& features) {
   if (pooler == nullptr) throw Error("BertModel::pooled: this model has no pooler");
-  return ops::tanh((*pooler)(features.select(1, 0)));
+  const Tensor first = (*pooler)(features.select(1, 0));
+  return config.distilbert ? ops::relu(first) : ops::tanh(first);
 }
 
 Tensor mean_pooling(const Tensor& features, const Tensor& mask) {
@@ -94,6 +97,29 @@ Tensor BertForTokenClassification::loss(const Tensor& idx, const Tensor& mask, c
         where);
   const int64_t n = idx.numel();
   return ops::cross_entropy({logits.view({n, config.n_class}), where}, targets.reshape({n}));
+}
+
+BertMaskedHead::BertMaskedHead(const BertConfig& config)
+    : gelu(config.roberta ? ops::GeluKind::kErf : config.gelu),  // RoBERTa's has one of its own
+      dense(child("dense", config.n_embd, config.n_embd)),
+      layer_norm(child("layer_norm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
+      decoder(child("decoder", config.n_embd, config.vocab_size)) {}
+
+BertForMaskedLM::BertForMaskedLM(BertConfig config, uint64_t seed, const SkipInit&) : config(config) {
+  head.decoder.weight = bert.embeddings.word_embeddings.weight;
+  start(*this, bert.embeddings, seed);
+}
+Tensor BertForMaskedLM::forward(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
+  return head(bert(idx, mask, segments));
+}
+Tensor BertForMaskedLM::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+                             std::source_location where) {
+  const auto logits = [&] { return (*this)({idx, where}, mask, segments); };
+  const auto below = [&] { return head.transformed(bert(idx, mask, segments)); };
+  // A hook on the head or on its output layer wants its forward.
+  const bool plain = head.is_plain() && head.decoder.is_plain();
+  const int64_t whole = plain ? config.whole_logits : std::numeric_limits<int64_t>::max();
+  return NextTokenLoss{*this, head.decoder.weight, whole, logits, below, head.decoder.bias}(idx, targets, where);
 }
 
 }  // namespace rondo::nn

@@ -1,6 +1,6 @@
-// BERT and RoBERTa (Liu et al., "RoBERTa: a robustly optimized BERT pretraining approach", 2019) as they are published:
-// a body called "bert" or "roberta" below a head for one task. Parameter names are exactly those of published
-// checkpoints.
+// BERT, RoBERTa (Liu et al., "RoBERTa: a robustly optimized BERT pretraining approach", 2019) and DistilBERT as they
+// are published: a body called "bert", "roberta" or "distilbert" below a head for one task. Parameter names are those
+// of published checkpoints, but for DistilBERT's layers and the heads of masked language models: bert_names.h.
 //
 //   nn::BertForSequenceClassification model({.vocab_size = 30522, .n_layer = 2, .n_class = 3});
 //   model.loss(idx, mask, segments, targets).backward();
@@ -22,7 +22,8 @@ struct BertModel : Module<BertModel> {
   BertEncoder encoder = child("encoder", config);
   std::unique_ptr<BertDense> pooler;                                                        // null without one
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, C)
-  // tanh of a linear layer of the first position's features: (B, C). Throws Error without a pooler.
+  // tanh, in DistilBERT relu, of a linear layer of the first position's features: (B, C). Throws Error without a
+  // pooler.
   Tensor pooled(const Tensor& features);
 };
 
@@ -30,18 +31,23 @@ struct BertModel : Module<BertModel> {
 // bool (B, T) or undefined -> (B, C). A row without a real token gives 0.
 Tensor mean_pooling(const Tensor& features, const Tensor& mask);
 
+// "bert", "roberta" or "distilbert".
+inline const char* bert_body_name(const BertConfig& config) {
+  return config.roberta ? "roberta" : config.distilbert ? "distilbert" : "bert";
+}
+
 struct BertTaskOptions {
   std::optional<double> classifier_dropout = std::nullopt;  // nullopt: config.dropout
   uint64_t seed = 0;
 };
 
-// Logits (B, n_class) of the pooled first position.
+// Logits (B, n_class) of the pooled first position. DistilBERT's pooler is what is published as "pre_classifier".
 struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   explicit BertForSequenceClassification(BertConfig config, BertTaskOptions options = {},
                                          const SkipInit& skip = SkipInit());
   BertConfig config;
   BertTaskOptions options;
-  BertModel bert = child("bert", config);
+  BertModel bert = child(config.distilbert ? "distilbert" : "bert", config);
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
   Linear classifier = child("classifier", config.n_embd, config.n_class);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
@@ -73,17 +79,40 @@ struct RobertaForSequenceClassification : Module<RobertaForSequenceClassificatio
               std::source_location where = std::source_location::current());
 };
 
-// Logits (B, T, n_class) of every position. The body is called "roberta" if config.roberta.
+// Logits (B, T, n_class) of every position. The body is called bert_body_name(config).
 struct BertForTokenClassification : Module<BertForTokenClassification> {
   explicit BertForTokenClassification(BertConfig config, BertTaskOptions options = {},
                                       const SkipInit& skip = SkipInit());
   BertConfig config;
   BertTaskOptions options;
-  BertModel bert = child(config.roberta ? "roberta" : "bert", config, /*has_pooler=*/false);
+  BertModel bert = child(bert_body_name(config), config, /*has_pooler=*/false);
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
   Linear classifier = child("classifier", config.n_embd, config.n_class);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+};
+
+// decoder(transformed(features)), where the decoder's weight is that of the word embeddings.
+struct BertMaskedHead : Module<BertMaskedHead> {
+  explicit BertMaskedHead(const BertConfig& config);
+  ops::GeluKind gelu;
+  Linear dense;
+  LayerNorm layer_norm;
+  Linear decoder;
+  Tensor transformed(const Tensor& features) { return layer_norm(ops::gelu(dense(features), gelu)); }  // (..., C)
+  Tensor forward(const Tensor& features) { return decoder(transformed(features)); }  // (..., C) -> (..., V)
+};
+
+// A masked language model: logits (B, T, vocab_size) of every position. The body is called bert_body_name(config).
+struct BertForMaskedLM : Module<BertForMaskedLM> {
+  explicit BertForMaskedLM(BertConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
+  BertConfig config;
+  BertModel bert = child(bert_body_name(config), config, /*has_pooler=*/false);
+  BertMaskedHead head = child("head", config);
+  Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
+  // Mean cross-entropy in nats of targets i64 (B, T): the token that was masked, and -100, which is ignored, elsewhere.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

@@ -124,7 +124,7 @@ Llama::Body::Body(const LlamaConfig& config)
   for (int64_t i = 0; i < config.n_layer; ++i) layers.emplace_back(config, i);
 }
 
-Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
+Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions, const Tensor& mask) {
   const auto fail = [&](std::string_view what) {
     throw_op_error("Llama",
                    absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
@@ -140,6 +140,9 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
   if (positions.defined() && config.rates_depend_on_length() && T > config.block_size)
     fail(absl::StrCat("packed rows of a model with dynamic rope_scaling must have at most block_size = ",
                       config.block_size, " tokens: their sequences would turn at the rates of the whole row"));
+  if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes()) || positions.defined()))
+    fail(absl::StrCat("mask must be bool (B, T), without positions, and is ", std::string(name_of(mask.dtype())),
+                      to_string(mask.sizes())));
   Tensor x = embed_tokens(idx);  // (B, T, C)
   ops::RotaryTables rotary = tables(T, x);
   if (positions.defined()) {
@@ -148,8 +151,13 @@ Tensor Llama::Body::forward(const Tensor& idx, const Tensor& positions) {
     rotary = {ops::index_select(rotary.cos, 0, at), ops::index_select(rotary.sin, 0, at)};
   }
   const bool windowed = config.sliding_window > 0 && T > config.sliding_window;
-  const Tensor all = first_keys(T, positions, 0, idx.device());
-  const Tensor near = windowed ? first_keys(T, positions, config.sliding_window, idx.device()) : all;
+  Tensor all = first_keys(T, positions, 0, idx.device());
+  Tensor near = windowed ? first_keys(T, positions, config.sliding_window, idx.device()) : all;
+  if (mask.defined()) {
+    all = mask.view({idx.size(0), 1, 1, T});
+    const Tensor keys = Tensor::arange(T, {kI64, idx.device()});
+    near = windowed ? ops::bitwise_and(all, ops::greater_equal(keys, near)) : all;  // (B, 1, T, T)
+  }
   for (int64_t i = 0; i < layers.size(); ++i) {
     const Tensor& first_key = config.window(i) > 0 ? near : all;
     x = first_key.defined() ? layers[i](x, rotary, KVLayer(), first_key) : layers[i](x, rotary);

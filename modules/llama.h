@@ -50,7 +50,8 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   int64_t head_dim() const { return options.head_dim > 0 ? options.head_dim : n_embd / n_head; }
   // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
   // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `first_key`: what
-  // first_keys() makes for packed rows, with the window of these options. Undefined: a row is one sequence.
+  // first_keys() makes for packed rows, with the window of these options, or a bool mask. Undefined: a row is one
+  // sequence.
   Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
                  const Tensor& first_key = {});
 };
@@ -119,7 +120,9 @@ struct Llama : Module<Llama>, CausalLM {
     Embedding embed_tokens;
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
-    Tensor forward(const Tensor& idx, const Tensor& positions = {});  // i64 (B, T) -> (B, T, C)
+    // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: nothing attends to the others. Positions count
+    // them. Undefined: all are real. A mask goes with rows of one sequence: positions are undefined then.
+    Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& mask = {});
     // The same for the tokens that follow those in the cache.
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
 

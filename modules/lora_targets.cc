@@ -12,7 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/modules/bert.h"
+#include "rondo/modules/bert_names.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora_layer.h"
@@ -403,6 +403,10 @@ std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string&
   return {{absl::StrCat(block, ".", inner)}};
 }
 
+std::vector<PublishedPart> bert_parts(const ModuleBase& model, const std::string& path) {
+  return {{published_bert_name(*bert_config(model), path)}};
+}
+
 }  // namespace
 
 std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
@@ -419,6 +423,9 @@ PublishedLayout published_layout(const ModuleBase& model) {
   if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
   if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
   if (dynamic_cast<const ViT*>(&model) != nullptr) return {.prefix = "vit.", .without = {}, .parts = &vit_parts};
+  const BertConfig* bert = bert_config(model);
+  if (bert != nullptr && (bert->distilbert || dynamic_cast<const BertForMaskedLM*>(&model) != nullptr))
+    return {.prefix = "", .without = {}, .parts = &bert_parts};
   return {};
 }
 

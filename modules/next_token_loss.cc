@@ -20,7 +20,7 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
         where);
   if (whole) return ops::cross_entropy({x.view({n, x.size(-1)}), where}, targets.reshape({n}));
-  return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, Tensor(), targets.reshape({n}));
+  return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, bias, targets.reshape({n}));
 }
 
 void check_positions(const char* model, const Tensor& idx, const Tensor& positions) {

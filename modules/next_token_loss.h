@@ -15,11 +15,12 @@ inline constexpr int64_t kWholeLogits = int64_t{1} << 23;
 
 struct NextTokenLoss {
   const ModuleBase& model;
-  const Tensor& weight;  // (V, C) of the output layer, which has no bias
+  const Tensor& weight;  // (V, C) of the output layer
   // Logits of more elements than this are never whole.
   int64_t whole_logits = kWholeLogits;
   absl::FunctionRef<Tensor()> logits;    // (B, T, V)
   absl::FunctionRef<Tensor()> features;  // (B, T, C)
+  Tensor bias = {};                      // (V) of the output layer; undefined without one
 
   // Mean cross-entropy in nats of targets i64 (B, T), as idx, where -100 is ignored.
   Tensor operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const;

@@ -53,16 +53,6 @@ void write_config(const std::string& folder, const std::vector<ConfigField>& fie
   io::write_file_atomic((fs::path(folder) / kConfig).string(), text + "\n}\n");
 }
 
-// Replaces a field, or adds it.
-void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json) {
-  for (ConfigField& field : fields)
-    if (field.name == name) {
-      field.json = json;
-      return;
-    }
-  fields.push_back({name, json});
-}
-
 void save(ModuleBase& module, const Published& published, std::vector<ConfigField> config, const std::string& folder,
           const SaveOptions& options) {
   if (!published.why_unpublished.empty())
@@ -104,8 +94,10 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
                                 "AutoModelForCausalLM",
                                 "AutoModelForSequenceClassification",
                                 "AutoModelForTokenClassification",
+                                "AutoModelForMaskedLM",
                                 "AutoModelForImageClassification",
                                 "AutoModelForSemanticSegmentation"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kSegmentation) + 1);
   const std::string name = kNames[static_cast<int>(kind)];
   if (options.dtype && !is_floating(*options.dtype))
     throw Error(
@@ -118,6 +110,7 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   if (has_adapter && !fs::exists(path, unreadable))
     throw FileError(folder, "holds an adapter and no model: load its base, then call load_adapter()");
   ConfigFields config(path, io::read_text(path, ConfigFields::kMostBytes));
+  if (options.pad_token_id) config.set("pad_token_id", json_text(*options.pad_token_id));
   config_ = config.fields();
   model_type_ = config.word("model_type", "");
   family_ = find_family(model_type_);
@@ -211,6 +204,7 @@ AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pret
     const std::string& folder, const PretrainedOptions& options) {
   return AutoModelForSequenceClassification(Kind::kSequenceClassification, folder, options);
 }
+TextFacts AutoModelForSequenceClassification::facts() const { return family_->facts(**this); }
 Tensor AutoModelForSequenceClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
   return family_->sequence.logits(**this, idx, mask, segments);
 }
@@ -229,6 +223,18 @@ Tensor AutoModelForTokenClassification::operator()(TensorArg idx, const Tensor& 
 Tensor AutoModelForTokenClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                              const Tensor& targets, std::source_location where) {
   return family_->token.loss(**this, idx, mask, segments, targets, where);
+}
+
+AutoModelForMaskedLM AutoModelForMaskedLM::from_pretrained(const std::string& folder,
+                                                           const PretrainedOptions& options) {
+  return AutoModelForMaskedLM(Kind::kMaskedLM, folder, options);
+}
+Tensor AutoModelForMaskedLM::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
+  return family_->masked.logits(**this, idx, mask, segments);
+}
+Tensor AutoModelForMaskedLM::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+                                  std::source_location where) {
+  return family_->masked.loss(**this, idx, mask, segments, targets, where);
 }
 
 AutoModelForImageClassification AutoModelForImageClassification::from_pretrained(const std::string& folder,

@@ -6,10 +6,10 @@
 //   model.loss(idx, targets).backward();
 //   model.save_pretrained("tuned");                      // what transformers reads
 //
-// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta; vit; segformer. What a
-// training loop calls is written `model.`: loss(), parameters(), train(). `*model` is the module (module.h) for
-// functions that take one, `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation mode, as in
-// transformers: model.train() turns dropout on.
+// Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta, distilbert; vit;
+// segformer. What a training loop calls is written `model.`: loss(), parameters(), train(). `*model` is the module
+// (module.h) for functions that take one, `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation
+// mode, as in transformers: model.train() turns dropout on.
 //
 // Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
 // not supported, and those that are not known, StateDictError the tensors that are missing, unexpected or of another
@@ -76,6 +76,8 @@ struct PretrainedOptions {
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
   uint64_t seed = 0;  // of fresh tensors
+  // Replaces config.json's. A sequence classifier of the decoders needs one to take more than one row.
+  std::optional<int64_t> pad_token_id = std::nullopt;
   // Tensors of the file whose names begin with one of these are left out: {"cls."} for the heads of BERT's first
   // training.
   std::vector<std::string> ignore = {};
@@ -132,6 +134,7 @@ class PretrainedModel {
     kCausalLM,
     kSequenceClassification,
     kTokenClassification,
+    kMaskedLM,
     kImageClassification,
     kSegmentation
   };
@@ -150,8 +153,8 @@ class PretrainedModel {
 class AutoModel : public PretrainedModel {
  public:
   static AutoModel from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
-  // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's:
-  // Error if another family gets one. There is no such model of ViT and SegFormer.
+  // idx i64 (B, T) -> features (B, T, C). mask bool (B, T), true = a real token, and segments i64 (B, T) are BERT's
+  // (DistilBERT has no segments): Error if another family gets one. There is no such model of ViT and SegFormer.
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});
 
  private:
@@ -177,11 +180,23 @@ class AutoModelForCausalLM : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT and RoBERTa. Shapes as in bert_tasks.h; targets as in classification_loss.h.
+// What a classifier of texts needs to know of them.
+struct TextFacts {
+  int64_t vocab_size = 0;  // ids of tokens are below this
+  int64_t max_length = 0;  // tokens of the longest sequence
+  std::optional<int64_t> padding_idx = std::nullopt;
+  bool takes_segments = false;
+  int64_t n_class = 0;
+  std::optional<ProblemType> problem_type = std::nullopt;
+};
+
+// BERT, RoBERTa and DistilBERT: shapes as in bert_tasks.h. Llama, Qwen and Mistral: llama_tasks.h. Error if a model
+// without segments gets some. Targets as in classification_loss.h.
 class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
                                                             const PretrainedOptions& options = {});
+  TextFacts facts() const;
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, n_class)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
@@ -190,11 +205,26 @@ class AutoModelForSequenceClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
+// BERT, RoBERTa and DistilBERT.
 class AutoModelForTokenClassification : public PretrainedModel {
  public:
   static AutoModelForTokenClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, n_class)
+  Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
+              std::source_location where = std::source_location::current());
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
+// BERT, RoBERTa and DistilBERT. The files of BERT's and RoBERTa's first training hold more than this model: ignore
+// {"bert.pooler.", "cls.seq_relationship."} or {"roberta.pooler."}.
+class AutoModelForMaskedLM : public PretrainedModel {
+ public:
+  static AutoModelForMaskedLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, V)
+  // Mean cross-entropy in nats of targets i64 (B, T): -100, which is ignored, but where a token was masked.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -231,8 +261,8 @@ class AutoModelForSemanticSegmentation : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// The same for a model that was made here: GPT2, Llama, Llama::Body, BertModel, BertForSequenceClassification,
-// RobertaForSequenceClassification, BertForTokenClassification, ViT or
+// The same for a model that was made here: GPT2, Llama, Llama::Body, LlamaForSequenceClassification, BertModel,
+// BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification, BertForMaskedLM, ViT or
 // SegformerForSemanticSegmentation. Throws Error for any other.
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
 

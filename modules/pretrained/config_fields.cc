@@ -295,6 +295,15 @@ void ConfigFields::check(bool allow_unknown) {
   if (!problems_->empty()) throw ConfigError(path_, *problems_);
 }
 
+void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json) {
+  for (ConfigField& field : fields)
+    if (field.name == name) {
+      field.json = json;
+      return;
+    }
+  fields.push_back({name, json});
+}
+
 std::string json_text(std::string_view text) {
   std::string json;
   io::append_json_string(json, text);

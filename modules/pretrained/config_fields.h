@@ -29,6 +29,8 @@ struct ConfigField {
   std::string name;
   std::string json;
 };
+// Replaces a field, or adds it.
+void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json);
 
 inline constexpr int64_t kMostLayers = 1024;
 inline constexpr int64_t kMostLabels = 1 << 20;
@@ -44,6 +46,7 @@ class ConfigFields {
   const std::string& path() const { return path_; }
   // All, in the order of the file.
   const std::vector<ConfigField>& fields() const { return fields_; }
+  void set(const std::string& name, const std::string& json) { set_field(fields_, name, json); }
   // Present and not null.
   bool has(std::string_view name) const;
   bool is_null(std::string_view name) const;

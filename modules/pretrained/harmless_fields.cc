@@ -7,7 +7,7 @@ namespace {
 
 constexpr std::string_view kAny = "*";
 constexpr std::string_view kItsFields = "{...}";
-constexpr std::string_view kEncoders = "bert roberta", kLlamas = "llama qwen2 qwen3 mistral",
+constexpr std::string_view kEncoders = "bert roberta distilbert", kLlamas = "llama qwen2 qwen3 mistral",
                            kCausal = "gpt2 llama qwen2 qwen3 mistral";
 
 // Words with spaces between them. A family reads its own fields first (ConfigFields' getters): a row counts only for
@@ -56,13 +56,15 @@ constexpr Row kRows[] = {
     {"original_max_position_embeddings", kAny, kLlamas},  // without rope_scaling
     {"layer_norm_eps", kAny, "segformer"},                // every LayerNorm there has 1e-5
     {"downsampling_rates image_size", kAny, "segformer"},
+    {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
 
     // ---- Heads and tasks that these models have not
     {"classifier_dropout id2label num_labels problem_type", kAny, kCausal},
     {"predict_special_tokens summary_activation summary_first_dropout summary_proj_to_labels summary_type "
      "summary_use_proj",
      kAny, "gpt2"},
-    {"tie_word_embeddings", kAny, "bert roberta vit segformer"},
+    {"tie_word_embeddings", kAny, "bert roberta distilbert vit segformer"},  // a masked language model reads it
+    {"classifier_dropout qa_dropout seq_classif_dropout tie_weights_", kAny, "distilbert"},
     {"directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type",
      kAny, kEncoders},
     {"encoder_stride pooler_act pooler_output_size", kAny, "vit"},

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/pretrained/published.h"
 
 namespace rondo::nn {
@@ -197,7 +198,7 @@ std::string class_prefix(const std::string& family) {
 }  // namespace
 
 static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, const PretrainedOptions& options) {
-  if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
+  if (task != Task::kBase && task != Task::kCausalLM && task != Task::kSequenceClassification) return nullptr;
   const std::string family = config.word("model_type", "llama");
   const bool is_qwen = family == "qwen2" || family == "qwen3";
   LlamaConfig c;
@@ -226,17 +227,24 @@ static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, c
   if (family != "llama") read_window(config, c, is_qwen);
   read_rope(config, c);
   if (read_dropout(config, "attention_dropout", 0.0, options) > 0) config.unsupported("attention_dropout");
+  LlamaTaskOptions task_options = {.seed = options.seed};
+  if (task == Task::kSequenceClassification) {
+    task_options.n_class = read_labels(config, options);
+    task_options.problem_type = read_problem_type(config, task_options.n_class, options);
+  }
   config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   if (task == Task::kBase) return std::make_unique<Llama::Body>(c);
+  if (task == Task::kSequenceClassification) return std::make_unique<LlamaForSequenceClassification>(c, task_options);
   return std::make_unique<Llama>(c);
 }
 
 static bool describe_llama(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<Llama*>(&module);
   auto* body = dynamic_cast<Llama::Body*>(&module);
-  if (model == nullptr && body == nullptr) return false;
-  LlamaConfig c = model != nullptr ? model->config : body->config;
+  auto* sequence = dynamic_cast<LlamaForSequenceClassification*>(&module);
+  if (model == nullptr && body == nullptr && sequence == nullptr) return false;
+  LlamaConfig c = model != nullptr ? model->config : body != nullptr ? body->config : sequence->config;
   // merge_and_unload() leaves a head of its own where an adapter has trained one of the two.
   if (model != nullptr && c.tie_word_embeddings &&
       model->lm_head.weight.impl() != model->model.embed_tokens.weight.impl()) {
@@ -245,7 +253,8 @@ static bool describe_llama(ModuleBase& module, Published& out) {
   }
   if (out.model_type.empty()) out.model_type = family_of(c);
   out.why_unpublished = why_unpublished(c, out.model_type);
-  out.architecture = class_prefix(out.model_type) + (model != nullptr ? "ForCausalLM" : "Model");
+  const char* task = model != nullptr ? "ForCausalLM" : body != nullptr ? "Model" : "ForSequenceClassification";
+  out.architecture = class_prefix(out.model_type) + task;
   out.prefix = "model.";
   // From a model of the same sizes: this one may hold an adapter's tensors, too.
   const SkipInit skip(SkipInit::Memory::kNone);
@@ -253,23 +262,38 @@ static bool describe_llama(ModuleBase& module, Published& out) {
     Llama plain(c);
     out.tensors = same_names(plain);
     if (c.tie_word_embeddings) out.aliases = {{"lm_head.weight", "model.embed_tokens.weight"}};
-  } else {
+  } else if (body != nullptr) {
     Llama::Body plain(c);
+    out.tensors = same_names(plain);
+  } else {
+    LlamaForSequenceClassification plain(c, sequence->options);
     out.tensors = same_names(plain);
   }
   out.computed = {".rotary_emb.inv_freq"};
   out.config = config_of(c, out.model_type);
+  if (sequence != nullptr) {
+    for (ConfigField& field : label_fields(sequence->options.n_class)) out.config.push_back(std::move(field));
+    if (const auto& problem = sequence->options.problem_type)
+      out.config.push_back({"problem_type", json_text(name_of(*problem))});
+  }
   return true;
 }
 
 extern constexpr Family kLlamaFamily = {
     .model_types = {"llama", "qwen2", "qwen3", "mistral"},
-    .classes = {"Llama", "Llama::Body"},
+    .classes = {"Llama", "Llama::Body", "LlamaForSequenceClassification"},
     .make = &make_llama,
     .describe = &describe_llama,
     .features = [](ModuleBase& model, TensorArg idx, const Tensor&,
                    const Tensor&) { return dynamic_cast<Llama::Body&>(model)(idx); },
     .language = language_calls<Llama>(),
+    .sequence = text_calls<LlamaForSequenceClassification>(),
+    .facts =
+        [](const ModuleBase& model) {
+          const auto& m = dynamic_cast<const LlamaForSequenceClassification&>(model);
+          return TextFacts{m.config.vocab_size,      m.config.max_length(), m.config.padding_idx,
+                           /*takes_segments=*/false, m.options.n_class,     m.options.problem_type};
+        },
 };
 
 }  // namespace rondo::nn

@@ -52,6 +52,7 @@ enum class Task {
   kCausalLM,
   kSequenceClassification,
   kTokenClassification,
+  kMaskedLM,
   kImageClassification,
   kSegmentation
 };
@@ -63,7 +64,7 @@ struct LanguageCalls {
                  std::source_location where) = nullptr;
   int64_t (*vocab_size)(const ModuleBase& model) = nullptr;
 };
-// The calls of the classifiers of texts.
+// The calls of the classifiers of texts, and of masked language models.
 struct TextCalls {
   Tensor (*logits)(ModuleBase& model, TensorArg idx, const Tensor& mask, const Tensor& segments) = nullptr;
   Tensor (*loss)(ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments,
@@ -88,7 +89,8 @@ struct Family {
   Tensor (*features)(ModuleBase& model, TensorArg idx, const Tensor& mask, const Tensor& segments) = nullptr;
   bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
   LanguageCalls language = {};
-  TextCalls sequence = {}, token = {};
+  TextCalls sequence = {}, token = {}, masked = {};
+  TextFacts (*facts)(const ModuleBase& model) = nullptr;  // of a classifier of sequences
   ImageCalls image = {}, segmentation = {};
 };
 std::span<const Family* const> families();

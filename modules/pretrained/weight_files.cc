@@ -144,6 +144,8 @@ class Loader {
     std::set<std::string_view> used;
     for (const PublishedTensor& tensor : published_.tensors) {
       const auto* found = find(tensor.file_name);
+      for (const auto& [name, tied_to] : published_.aliases)  // a file that holds it under the other name only
+        if (found == nullptr && tied_to == tensor.file_name) found = find(name);
       const bool may_start_fresh = begins_with_any(tensor.file_name, options_.fresh);
       // A counter, such as BatchNorm's num_batches_tracked. Files from before PyTorch 0.4.1 lack it.
       const DType target = targets_.at(tensor.name).dtype();

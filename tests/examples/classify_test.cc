@@ -11,6 +11,7 @@
 #include "absl/strings/str_replace.h"
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/init.h"
+#include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -107,6 +108,45 @@ TEST_F(Classify, Roberta) {
   const Finished together = run(predict("out"), /*trains=*/false);
   EXPECT_EQ(together.status, 0) << together.out;
   EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1", false).out, together.out);
+}
+
+// Heads for next or masked tokens go, a classifier comes. Neither model takes segments.
+TEST_F(Classify, DistilBertAndADecoder) {
+  const auto train_and_sort = [&] {
+    const Finished done = run("--learning_rate=3e-3 --num_train_epochs=6 --warmup_ratio=0.1 --overwrite_output_dir");
+    ASSERT_EQ(done.status, 0) << done.out;
+    EXPECT_EQ(done.accuracy(), 1) << done.out;
+    const Finished together = run(predict("out"), /*trains=*/false);
+    EXPECT_EQ(together.status, 0) << together.out;
+    EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1", false).out, together.out);
+  };
+  {
+    nn::BertForMaskedLM model({.vocab_size = 600,
+                               .block_size = 32,
+                               .n_layer = 2,
+                               .n_head = 2,
+                               .n_embd = 32,
+                               .n_hidden = 64,
+                               .distilbert = true});
+    nn::save_pretrained(model, folder_ / "model");
+  }
+  train_and_sort();
+  // The tokenizer names the padding token, which config.json does not.
+  nn::Llama model({.vocab_size = 800,
+                   .block_size = 32,
+                   .n_layer = 2,
+                   .n_head = 2,
+                   .n_kv_head = 1,
+                   .n_embd = 32,
+                   .n_hidden = 64,
+                   .qkv_bias = true,
+                   .o_bias = false});
+  nn::save_pretrained(model, folder_ / "model");
+  std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/qwen2.json"),
+                             folder_ / "model/tokenizer.json", std::filesystem::copy_options::overwrite_existing);
+  std::ofstream(folder_ / "model/tokenizer_config.json") << R"({"pad_token": "<|endoftext|>"})";
+  train_and_sort();
+  EXPECT_EQ(nn::AutoModelForSequenceClassification::from_pretrained(folder_ / "out").facts().padding_idx, 700);
 }
 
 // Numbers instead of classes, and several classes for each text: the saved config.json says so, and predicting obeys

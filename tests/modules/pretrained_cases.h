@@ -34,7 +34,15 @@ inline const std::vector<std::string>& pretrained_cases() {
                                                  "bert_regression_sequence",
                                                  "roberta_multilabel_sequence",
                                                  "vit_regression",
-                                                 "segformer"};
+                                                 "segformer",
+                                                 "distilbert_sequence",
+                                                 "distilbert_token",
+                                                 "distilbert_masked",
+                                                 "bert_masked",
+                                                 "roberta_masked",
+                                                 "llama_sequence",
+                                                 "qwen2_left_sequence",
+                                                 "mistral_regression_sequence"};
   return cases;
 }
 inline std::string recorded_folder(const std::string& name) {
@@ -89,6 +97,11 @@ inline PretrainedCase load_case(const std::string& name, const std::string& fold
   if (name.ends_with("_token")) {
     const auto m = std::make_shared<AutoModelForTokenClassification>(
         AutoModelForTokenClassification::from_pretrained(folder, options));
+    return {m, [=] { return (*m)(in("ids"), in("mask"), in("segments")); },
+            [=] { return m->loss(in("ids"), in("mask"), in("segments"), in("targets")); }};
+  }
+  if (name.ends_with("_masked")) {
+    const auto m = std::make_shared<AutoModelForMaskedLM>(AutoModelForMaskedLM::from_pretrained(folder, options));
     return {m, [=] { return (*m)(in("ids"), in("mask"), in("segments")); },
             [=] { return m->loss(in("ids"), in("mask"), in("segments"), in("targets")); }};
   }

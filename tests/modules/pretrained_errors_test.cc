@@ -96,8 +96,13 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
       {"roberta_sequence", "pad_token_id", "-2", "pad_token_id: -2"},
       {"roberta_sequence", "pad_token_id", "null", "pad_token_id: null"},
       {"vit", "hidden_act", "\"quick_gelu\"", "hidden_act: \"quick_gelu\""},
+      {"distilbert_token", "activation", "\"relu\"", "activation: \"relu\""},
+      {"bert_masked", "tie_word_embeddings", "false", "tie_word_embeddings: false"},
+      {"distilbert_masked", "tie_word_embeddings", "false", "tie_word_embeddings: false"},
+      {"llama_sequence", "problem_type", "\"ranking\"", "problem_type: \"ranking\""},
       {"gpt2", "model_type", "\"gemma\"",
-       "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, vit, segformer)"},
+       "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, distilbert, vit, "
+       "segformer)"},
   };
   for (const auto& c : cases) {
     Copy folder(c.name);

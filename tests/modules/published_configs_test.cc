@@ -40,6 +40,15 @@ constexpr char kBert[] = R"("model_type": "bert", "vocab_size": 61, "max_positio
 constexpr char kRoberta[] = R"("model_type": "roberta", "vocab_size": 61, "max_position_embeddings": 32,
   "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "type_vocab_size": 1,
   "layer_norm_eps": 1e-05)";
+constexpr char kDistilBert[] = R"("model_type": "distilbert", "vocab_size": 61, "max_position_embeddings": 32,
+  "dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "activation": "gelu")";
+// Classifiers on decoders need a padding token to take several rows.
+constexpr char kLlamaScore[] = R"("model_type": "llama", "vocab_size": 61, "max_position_embeddings": 32,
+  "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "pad_token_id": 60)";
+constexpr char kQwen2Score[] = R"("model_type": "qwen2", "vocab_size": 61, "max_position_embeddings": 32,
+  "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "pad_token_id": 58)";
 constexpr char kViT[] = R"("model_type": "vit", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
   "intermediate_size": 24, "image_size": 8, "patch_size": 4, "id2label": {"0": "cat", "1": "dog", "2": "cow"})";
 constexpr char kSegformer[] = R"("model_type": "segformer", "num_encoder_blocks": 4, "depths": [1, 1, 1, 1],
@@ -47,7 +56,7 @@ constexpr char kSegformer[] = R"("model_type": "segformer", "num_encoder_blocks"
   "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "mlp_ratios": [2, 2, 2, 2], "decoder_hidden_size": 16,
   "id2label": {"0": "wall", "1": "floor", "2": "door"})";
 
-enum class Head { kNone, kLanguage, kSequence, kToken, kImage, kSegmentation };
+enum class Head { kNone, kLanguage, kSequence, kToken, kMasked, kImage, kSegmentation };
 
 struct PublishedConfig {
   const char* name;
@@ -159,6 +168,36 @@ constexpr PublishedConfig kPublished[] = {
      R"("_num_labels": 3, "classifier_dropout": null, "position_embedding_type": "absolute",
         "sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid")"},
 
+    {"bert-base-uncased", Head::kMasked, kBert,
+     R"("architectures": ["BertForMaskedLM"], "attention_probs_dropout_prob": 0.1, "gradient_checkpointing": false,
+        "hidden_dropout_prob": 0.1, "initializer_range": 0.02, "layer_norm_eps": 1e-12, "pad_token_id": 0,
+        "position_embedding_type": "absolute", "type_vocab_size": 2, "use_cache": true)"},
+    {"roberta-base", Head::kMasked, kRoberta,
+     R"("architectures": ["RobertaForMaskedLM"], "bos_token_id": 0, "eos_token_id": 2, "hidden_act": "gelu",
+        "initializer_range": 0.02, "pad_token_id": 1, "tie_word_embeddings": true)"},
+    {"distilbert-base-uncased", Head::kMasked, kDistilBert,
+     R"("architectures": ["DistilBertForMaskedLM"], "attention_dropout": 0.1, "dropout": 0.1, "initializer_range": 0.02,
+        "pad_token_id": 0, "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": false,
+        "tie_weights_": true, "transformers_version": "4.10.0.dev0")"},
+    {"distilbert-base-multilingual-cased", Head::kNone, kDistilBert,
+     R"("attention_dropout": 0.1, "dropout": 0.1, "initializer_range": 0.02, "output_past": true, "pad_token_id": 0,
+        "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": false, "tie_weights_": true)"},
+    {"distilbert-base-uncased-finetuned-sst-2-english", Head::kSequence, kDistilBert,
+     R"("finetuning_task": "sst-2", "id2label": {"0": "NEGATIVE", "1": "POSITIVE"}, "output_past": true,
+        "label2id": {"NEGATIVE": 0, "POSITIVE": 1}, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": false,
+        "tie_weights_": true)"},
+    {"distilbert-NER", Head::kToken, kDistilBert,
+     R"("id2label": {"0": "O", "1": "B-PER"}, "label2id": {"B-PER": 1, "O": 0}, "output_past": true, "pad_token_id": 0,
+        "qa_dropout": 0.1, "seq_classif_dropout": 0.2, "sinusoidal_pos_embds": false, "tie_weights_": true,
+        "torch_dtype": "float32")"},
+    {"a reward model on Llama 3.1", Head::kSequence, kLlamaScore,
+     R"("architectures": ["LlamaForSequenceClassification"], "attention_bias": false, "id2label": {"0": "LABEL_0",
+        "1": "LABEL_1"}, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "mlp_bias": false, "pretraining_tp": 1,
+        "classifier_dropout": 0.1, "use_cache": true)"},
+    {"a classifier on Qwen2.5-0.5B", Head::kSequence, kQwen2Score,
+     R"("architectures": ["Qwen2ForSequenceClassification"], "max_window_layers": 24, "sliding_window": 32,
+        "problem_type": "single_label_classification", "use_mrope": false, "use_sliding_window": false)"},
+
     {"vit-base-patch16-224", Head::kImage, kViT,
      R"("encoder_stride": 16, "attention_probs_dropout_prob": 0.0, "label2id": {"cat": 0, "cow": 2, "dog": 1},
         "num_channels": 3, "qkv_bias": true)"},
@@ -169,7 +208,7 @@ constexpr PublishedConfig kPublished[] = {
      R"("downsampling_rates": [1, 4, 8, 16], "image_size": 224, "layer_norm_eps": 1e-06, "reshape_last_stage": true,
         "semantic_loss_ignore_index": 255, "tie_word_embeddings": true)"},
 };
-static_assert(std::size(kPublished) == 40);
+static_assert(std::size(kPublished) == 48);
 
 std::string text_of(const PublishedConfig& published, const std::string& more) {
   return absl::StrCat("{", published.needed, more.empty() ? "" : ", ", more, "}\n");
@@ -202,6 +241,10 @@ Tensor computed(Head head, const std::string& folder, const PretrainedOptions& o
     }
     case Head::kToken: {
       auto model = AutoModelForTokenClassification::from_pretrained(folder, options);
+      return finish(model, model(ids));
+    }
+    case Head::kMasked: {
+      auto model = AutoModelForMaskedLM::from_pretrained(folder, options);
       return finish(model, model(ids));
     }
     case Head::kImage: {
@@ -277,6 +320,11 @@ TEST(PublishedConfigs, OneHarmfulFieldIsRefusedByName) {
       {{"", Head::kSequence, kBert, R"("sentence_transformers": {"activation_fn": "Tanh", "version": "5.0"})"},
        "sentence_transformers.activation_fn: \"Tanh\""},
       {{"", Head::kSequence, kRoberta, R"("is_decoder": true)"}, nullptr},
+      {{"", Head::kMasked, kBert, R"("tie_word_embeddings": false)"}, nullptr},
+      {{"", Head::kSequence, kDistilBert, R"("is_decoder": true)"}, nullptr},
+      {{"", Head::kSequence, kDistilBert, R"("pruned_heads": {"0": [1]})"}, nullptr},
+      {{"", Head::kToken, kDistilBert, R"("type_vocab_size": 2)"}, nullptr, false},
+      {{"", Head::kSequence, kLlamaScore, R"("attention_dropout": 0.1)"}, nullptr},
       {{"", Head::kImage, kViT, R"("layer_scale_init_value": 0.1)"}, nullptr, false},
       {{"", Head::kSegmentation, kSegformer, R"("reshape_last_stage": false)"}, nullptr},
   };

@@ -17,7 +17,7 @@
 #include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/ddrnet.h"
 #include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
+#include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/pp_liteseg.h"
 #include "rondo/modules/regseg.h"
 #include "rondo/modules/resnet.h"
@@ -44,6 +44,8 @@ void PrintTo(const Shipped& shipped, std::ostream* out) { *out << shipped.name; 
 const nn::BertConfig kBert{.vocab_size = 16, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 8, .n_hidden = 16};
 const nn::BertConfig kRoberta{
     .vocab_size = 16, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 8, .n_hidden = 16, .roberta = true};
+const nn::BertConfig kDistilBert{
+    .vocab_size = 16, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 8, .n_hidden = 16, .distilbert = true};
 const nn::STDCConfig kEncoder{.layers = {2, 1, 1}, .width = 16};
 
 const std::vector<Shipped>& shipped_models() {
@@ -78,6 +80,26 @@ const std::vector<Shipped>& shipped_models() {
        [] { return std::make_unique<nn::BertForTokenClassification>(kBert); },
        {"BertLayer x 2"},
        {"", "bert.encoder.layer.1", "bert.encoder.layer.0", ""}},
+      {"DistilBert",
+       [] { return std::make_unique<nn::BertForSequenceClassification>(kDistilBert); },
+       {"BertLayer x 2"},
+       {"", "distilbert.encoder.layer.1", "distilbert.encoder.layer.0", ""}},
+      {"BertForMaskedLM",
+       [] { return std::make_unique<nn::BertForMaskedLM>(kBert); },
+       {"BertLayer x 2"},
+       {"", "bert.encoder.layer.1", "bert.encoder.layer.0", ""}},
+      {"LlamaForSequenceClassification",
+       [] {
+         return std::make_unique<nn::LlamaForSequenceClassification>(nn::LlamaConfig{.vocab_size = 16,
+                                                                                     .block_size = 8,
+                                                                                     .n_layer = 2,
+                                                                                     .n_head = 2,
+                                                                                     .n_kv_head = 1,
+                                                                                     .n_embd = 8,
+                                                                                     .padding_idx = 0});
+       },
+       {"LlamaBlock x 2"},
+       {"", "model.layers.1", "model.layers.0", ""}},
       {"ViT",
        [] {
          return std::make_unique<nn::ViT>(

@@ -1,6 +1,6 @@
 // Runs Rondo on the folders that odd_models.py makes. For each case folder on the command line:
 //
-//   CASE/model/              a published folder          CASE/task    base, causal, sequence, token or image
+//   CASE/model/              a published folder          CASE/task    base, causal, sequence, token, masked or image
 //   CASE/inputs.safetensors  ids, mask, segments, images, targets, prompt
 //   CASE/peft/               an adapter of PEFT, or none  CASE/lora   lines for add_lora, or none: "target q_proj"
 //
@@ -60,8 +60,9 @@ Model load(const std::string& folder, const std::string& task, const io::TensorM
     return {m, [=] { return (*m)(in("ids"), in("mask"), in("segments")); },
             [=] { return m->loss(in("ids"), in("mask"), in("segments"), in("targets")); }};
   };
-  return task == "token" ? classifier.operator()<nn::AutoModelForTokenClassification>()
-                         : classifier.operator()<nn::AutoModelForSequenceClassification>();
+  return task == "token"    ? classifier.operator()<nn::AutoModelForTokenClassification>()
+         : task == "masked" ? classifier.operator()<nn::AutoModelForMaskedLM>()
+                            : classifier.operator()<nn::AutoModelForSequenceClassification>();
 }
 
 std::vector<double> ten_losses(const Model& m) {

@@ -36,7 +36,7 @@ warnings.simplefilter("ignore")
 
 VOCAB = 61
 HEADS = {"base": tr.AutoModel, "causal": tr.AutoModelForCausalLM, "sequence": tr.AutoModelForSequenceClassification,
-         "token": tr.AutoModelForTokenClassification, "image": tr.AutoModelForImageClassification}
+         "token": tr.AutoModelForTokenClassification, "masked": tr.AutoModelForMaskedLM, "image": tr.AutoModelForImageClassification}
 
 
 class Case:
@@ -45,7 +45,8 @@ class Case:
     def __init__(self, seed):
         self.r = random.Random(seed)
         self.torch = torch.Generator().manual_seed(seed)
-        self.family = self.r.choice(["gpt2", "llama", "llama", "qwen2", "qwen3", "mistral", "bert", "roberta", "vit"])
+        self.family = self.r.choice(["gpt2", "llama", "llama", "qwen2", "qwen3", "mistral", "bert", "roberta", "distilbert",
+                                     "vit"])
         self.changes, self.embedded = {}, False
         self.B, self.T = self.r.choice([1, 2, 3]), 12
         getattr(self, {"qwen2": "llama", "qwen3": "llama", "mistral": "llama", "roberta": "bert"}.get(
@@ -114,7 +115,7 @@ class Case:
 
     def llama(self):
         r, family = self.r, self.family
-        self.task = r.choice(["causal", "causal", "causal", "causal", "base"])
+        self.task = r.choice(["causal", "causal", "causal", "sequence", "sequence", "base"])
         heads = r.choice([2, 4])
         self.config = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                            num_attention_heads=heads, num_key_value_heads=r.choice([1, heads, 2, None]),
@@ -136,25 +137,33 @@ class Case:
         if r.random() < 0.7:
             self.rope()
         self.maybe(0.3, pad_token_id=r.choice([-1, -1, 3, 3, None, None, VOCAB, -VOCAB]))
+        if self.task == "sequence":
+            self.config["num_labels"] = r.choice([1, 2, 3])
+            self.maybe(0.7, pad_token_id=r.choice([3, 3, 0]))
+            self.problem()
         self.maybe(0.2, rms_norm_eps=r.choice([1e-2, 1e-5, 1e-8]))
         self.maybe(0.1, hidden_act=r.choice(["silu", "swish", "gelu"]))
         self.maybe(0.05, attention_dropout=0.1)
         self.maybe(0.1, partial_rotary_factor=r.choice([1.0, 1.0, None, 0.5]))
         self.maybe(0.1, pretraining_tp=2)
         self.targets = ["q_proj", "v_proj", "k_proj", "o_proj", "up_proj", "down_proj", "embed_tokens", "self_attn.v_proj",
-                        "lm_head"]
-        self.saves = ["norm", "lm_head", "embed_tokens", "input_layernorm", "layernorm", "up_proj", "mlp", "model.norm"]
+                        {"causal": "lm_head", "sequence": "score", "base": "norm"}[self.task]]
+        self.saves = ["norm", self.targets[-1], "embed_tokens", "input_layernorm", "layernorm", "up_proj", "mlp", "model.norm"]
         self.pattern = r"(.*\.)?layers\.1\.self_attn\.[qk]_proj"
 
-    def bert(self):
+    def problem(self):
         r = self.r
-        self.task = r.choice(["sequence", "sequence", "sequence", "token", "base"])
-        self.config = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-                           num_attention_heads=r.choice([2, 4]), max_position_embeddings=32,
-                           type_vocab_size=r.choice([1, 2]), num_labels=r.choice([1, 1, 2, 3, 5]))
         self.maybe(0.5, problem_type=r.choice(["regression", "single_label_classification", "multi_label_classification"] * 3 +
                                               [None, "ranking"]))
         self.labels = r.choice(["natural", "float", "float", "integer"])
+
+    def bert(self):
+        r = self.r
+        self.task = r.choice(["sequence", "sequence", "sequence", "token", "masked", "masked", "base"])
+        self.config = dict(vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                           num_attention_heads=r.choice([2, 4]), max_position_embeddings=32,
+                           type_vocab_size=r.choice([1, 2]), num_labels=r.choice([1, 1, 2, 3, 5]))
+        self.problem()
         self.maybe(0.3, pad_token_id=r.choice([-1, 0, 2, None, 5]))
         self.maybe(0.3, hidden_act=r.choice(["gelu", "gelu_new", "gelu_new", "relu", "gelu_pytorch_tanh"]))
         self.maybe(0.2, layer_norm_eps=r.choice([1e-5, 1e-2]))
@@ -167,6 +176,22 @@ class Case:
         self.targets = ["query", "value", "key", "dense", "output.dense", "word_embeddings", "intermediate.dense"]
         self.saves = ["classifier", "pooler", "LayerNorm", "score", "position_embeddings", "embeddings", "output.dense"]
         self.pattern = r".*layer\.1\.attention\.self\.(query|key)"
+        if self.task == "masked":
+            self.saves += ["decoder", "transform" if self.family == "bert" else "lm_head.dense"]
+
+    def distilbert(self):
+        self.bert()
+        names = {"hidden_size": "dim", "intermediate_size": "hidden_dim", "num_hidden_layers": "n_layers",
+                 "num_attention_heads": "n_heads", "hidden_act": "activation", "classifier_dropout": "seq_classif_dropout"}
+        others = ("type_vocab_size", "layer_norm_eps", "position_embedding_type")
+        self.config, self.changes = ({names.get(k, k): v for k, v in fields.items() if k not in others}
+                                     for fields in (self.config, self.changes))
+        self.maybe(0.2, sinusoidal_pos_embds=self.r.choice([True, False]))
+        self.targets = ["q_lin", "v_lin", "k_lin", "out_lin", "lin1", "lin2", "attention.q_lin", "word_embeddings"]
+        self.saves = ["LayerNorm", "sa_layer_norm", "layer_norm", "position_embeddings", "embeddings", "lin1"] + {
+            "sequence": ["classifier", "pre_classifier"], "token": ["classifier"],
+            "masked": ["vocab_transform", "vocab_projector", "vocab_layer_norm"]}.get(self.task, [])
+        self.pattern = r".*layer\.1\.attention\.[qk]_lin"
 
     def vit(self):
         r = self.r
@@ -192,7 +217,7 @@ class Case:
         model_dir = os.path.join(folder, "model")
         os.makedirs(model_dir)
         config = tr.AutoConfig.for_model(self.family, **self.config)
-        for name in ("activation_function", "hidden_act", "n_inner", "num_labels"):  # shapes and heads of the odd ones
+        for name in ("activation_function", "activation", "hidden_act", "n_inner", "num_labels"):  # shapes and heads of the odd ones
             if self.changes.get(name) is not None and name != "num_labels":
                 setattr(config, name, self.changes[name])
         model = HEADS[self.task].from_config(config, attn_implementation="eager")
@@ -225,6 +250,13 @@ class Case:
         if not os.path.exists(path):
             return
         tensors, r = load_file(path), self.r
+        decoder = {"bert": "cls.predictions.decoder", "roberta": "lm_head.decoder"}.get(self.family)
+        if self.task == "masked" and decoder and r.random() < 0.4:  # a second copy, or the only one
+            body, bias = self.family, decoder.removesuffix("decoder") + "bias"
+            tensors[decoder + ".weight"] = tensors[f"{body}.embeddings.word_embeddings.weight"].clone()
+            tensors[decoder + ".bias"] = tensors[bias].clone()
+            if r.random() < 0.5:
+                del tensors[bias]
         if self.family in ("bert", "roberta") and r.random() < 0.4:
             tensors = {k.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): v
                        for k, v in tensors.items()}
@@ -257,13 +289,20 @@ class Case:
             inputs["targets"] = self.classes(n, self.labels)
         else:
             inputs["ids"] = torch.randint(0, VOCAB, (self.B, self.T), generator=g)
-            if self.family in ("bert", "roberta"):
+            if self.family in ("bert", "roberta", "distilbert") or self.task == "sequence":
                 lengths = torch.randint(3, self.T + 1, (self.B, 1), generator=g)
                 inputs["mask"] = torch.arange(self.T)[None] < lengths
-                if self.config["type_vocab_size"] > 1:
+                if "score" in self.targets and self.r.random() < 0.7:  # padding is padding, on either side
+                    if self.r.random() < 0.5:
+                        inputs["mask"] = inputs["mask"].flip(1)
+                    inputs["ids"][~inputs["mask"]] = max(0, self.changes.get("pad_token_id") or 0) % VOCAB
+                if self.config.get("type_vocab_size", 1) > 1:
                     inputs["segments"] = (torch.arange(self.T) >= 5).long().expand(self.B, self.T).contiguous()
                 if self.task == "token":
                     inputs["targets"] = torch.randint(n, (self.B, self.T), generator=g)
+                elif self.task == "masked":
+                    inputs["targets"] = torch.where(torch.arange(self.T) % 4 == 1, inputs["ids"], -100)
+                    inputs["ids"] = torch.where(inputs["targets"] >= 0, 4, inputs["ids"])
                 elif self.task == "sequence":
                     inputs["targets"] = self.classes(n, self.labels)
             else:

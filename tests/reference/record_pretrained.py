@@ -54,6 +54,11 @@ def bert(kind=tr.BertConfig, **more):
     return kind(**SMALL, **more)
 
 
+def distilbert(**more):
+    return tr.DistilBertConfig(vocab_size=VOCAB, dim=16, hidden_dim=24, n_layers=2, n_heads=4, max_position_embeddings=32,
+                               **more)
+
+
 CASES = {
     "gpt2": (tr.GPT2LMHeadModel, gpt2(n_inner=40, layer_norm_epsilon=1e-4)),
     "gpt2_gelu": (tr.GPT2LMHeadModel, gpt2(activation_function="gelu")),
@@ -86,6 +91,19 @@ CASES = {
     "segformer": (tr.SegformerForSemanticSegmentation, tr.SegformerConfig(
         hidden_sizes=[8, 8, 16, 16], num_attention_heads=[1, 2, 2, 4], depths=[1, 2, 1, 1], sr_ratios=[4, 2, 1, 1],
         mlp_ratios=[2, 3, 2, 2], decoder_hidden_size=16, num_labels=5, semantic_loss_ignore_index=4)),
+    "distilbert_sequence": (tr.DistilBertForSequenceClassification, distilbert(num_labels=3)),
+    "distilbert_token": (tr.DistilBertForTokenClassification, distilbert(num_labels=4, pad_token_id=2)),
+    "distilbert_masked": (tr.DistilBertForMaskedLM, distilbert()),
+    "bert_masked": (tr.BertForMaskedLM, bert(hidden_act="gelu_new")),
+    # Its head has the exact gelu in any case.
+    "roberta_masked": (tr.RobertaForMaskedLM, bert(tr.RobertaConfig, hidden_act="gelu_new", type_vocab_size=1)),
+    "llama_sequence": (tr.LlamaForSequenceClassification, tr.LlamaConfig(
+        **SMALL, **NO_TOKENS, num_key_value_heads=2, num_labels=3, pad_token_id=3)),
+    "qwen2_left_sequence": (tr.Qwen2ForSequenceClassification, tr.Qwen2Config(
+        **SMALL, num_key_value_heads=2, use_sliding_window=True, sliding_window=5, max_window_layers=1, num_labels=4,
+        pad_token_id=0, tie_word_embeddings=True)),
+    "mistral_regression_sequence": (tr.MistralForSequenceClassification, tr.MistralConfig(
+        **SMALL, **NO_TOKENS, num_key_value_heads=2, sliding_window=4, num_labels=1, pad_token_id=2)),
 }
 
 
@@ -127,18 +145,24 @@ def inputs_of(name, model, seed):
         return {"images": torch.randn(B, 3, 37, 32, generator=generator, dtype=torch.float64),
                 "targets": torch.randint(config.num_labels, (B, 37, 32), generator=generator)}
     ids = torch.randint(5, VOCAB, (B, T), generator=generator)
-    if name.startswith(("bert", "minilm", "roberta")):
+    if name.startswith(("bert", "minilm", "roberta", "distilbert")) or name.endswith("_sequence"):
         lengths = torch.tensor([T, T - 4])
         mask = torch.arange(T)[None, :] < lengths[:, None]
+        if "left" in name:  # padding is on the left
+            mask = mask.flip(1)
         ids = torch.where(mask, ids, torch.tensor(config.pad_token_id % VOCAB))
         inputs = {"ids": ids, "mask": mask}
-        if config.type_vocab_size > 1:
+        if getattr(config, "type_vocab_size", 1) > 1:
             inputs["segments"] = (torch.arange(T) >= T // 2).long().expand(B, T).contiguous()
         if "sequence" in name:
             inputs["targets"] = classes_of(name, config, generator)
         if "token" in name:
             targets = torch.randint(config.num_labels, (B, T), generator=generator)
             inputs["targets"] = torch.where(mask, targets, torch.tensor(-100))
+        if "masked" in name:
+            chosen = mask & (torch.arange(T) % 3 == 1)
+            inputs["targets"] = torch.where(chosen, ids, torch.tensor(-100))
+            inputs["ids"] = torch.where(chosen, torch.tensor(4), ids)
         return inputs
     targets = torch.randint(VOCAB, (B, T), generator=generator)
     targets[0, :2] = -100
@@ -227,8 +251,8 @@ def own_loss(name, model, inputs):
         return model(pixel_values=inputs["images"].to(model.dtype), labels=inputs["targets"]).loss
     if "images" in inputs:
         return model(pixel_values=inputs["images"].to(model.dtype), labels=labels).loss
-    return model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long(), token_type_ids=inputs.get("segments"),
-                 labels=labels).loss
+    segments = {"token_type_ids": inputs["segments"]} if "segments" in inputs else {}
+    return model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long(), labels=labels, **segments).loss
 
 
 def train(name, model, inputs):
