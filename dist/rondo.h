@@ -58,6 +58,7 @@
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/modules/pretrained/end_tokens.h"
+#include "rondo/modules/pretrained/image_processor.h"
 #include "rondo/modules/regseg.h"
 #include "rondo/modules/resnet.h"
 #include "rondo/modules/rms_norm.h"

@@ -7,6 +7,7 @@
 #include "absl/strings/str_join.h"
 #include "rondo/modules/causal_lm.h"
 #include "rondo/modules/lora.h"
+#include "rondo/modules/pretrained/image_processor.h"
 #include "rondo/modules/pretrained/published.h"
 #include "rondo/modules/pretrained/weight_files.h"
 #include "rondo/runtime/io/atomic_file.h"
@@ -46,13 +47,6 @@ std::string torch_name(DType dtype) {
   }
 }
 
-void write_config(const std::string& folder, const std::vector<ConfigField>& fields) {
-  std::string text = "{";
-  for (const ConfigField& field : fields)
-    absl::StrAppend(&text, text.size() > 1 ? "," : "", "\n  ", json_text(field.name), ": ", field.json);
-  io::write_file_atomic((fs::path(folder) / kConfig).string(), text + "\n}\n");
-}
-
 void save(ModuleBase& module, const Published& published, std::vector<ConfigField> config, const std::string& folder,
           const SaveOptions& options) {
   if (!published.why_unpublished.empty())
@@ -73,7 +67,7 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
   const bool old_name = std::any_of(config.begin(), config.end(),
                                     [](const ConfigField& field) { return field.name == "torch_dtype"; });
   set_field(config, old_name ? "torch_dtype" : "dtype", json_text(torch_name(dtype)));
-  write_config(folder, config);
+  write_fields((root / kConfig).string(), config);
 }
 
 }  // namespace
@@ -138,6 +132,9 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   }
   if (options.problem_type) set_field(config_, "problem_type", json_text(name_of(*options.problem_type)));
   label_names_ = read_label_names(config_, path);
+  const std::string pictures = (fs::path(folder) / ImageProcessor::kFile).string();
+  if ((kind == Kind::kImageClassification || kind == Kind::kSegmentation) && fs::exists(pictures, unreadable))
+    pictures_ = io::read_text(pictures, ConfigFields::kMostBytes);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("from_pretrained");
 }
@@ -156,6 +153,12 @@ void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptio
   const Published now = describe(module, model_type_);
   std::vector<ConfigField> config = config_;
   for (const ConfigField& field : now.corrections) set_field(config, field.name, field.json);
+  const std::string pictures = (fs::path(folder) / ImageProcessor::kFile).string();
+  std::error_code unreadable;
+  if (!pictures_.empty() && !fs::exists(pictures, unreadable)) {
+    io::make_folders(folder);
+    io::write_file_atomic(pictures, pictures_);
+  }
   save(module, now, std::move(config), folder, options);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("save_pretrained");

@@ -119,7 +119,8 @@ class PretrainedModel {
   //
   // Each file appears whole or not at all, config.json last. Over an older model in shards the save as a whole is not
   // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not. An adapter
-  // that lies in the folder stays there, and from_pretrained() would apply it.
+  // that lies in the folder stays there, and from_pretrained() would apply it. A model of images brings the
+  // preprocessor_config.json that lay beside it (image_processor.h), unless the folder has one.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;
@@ -145,6 +146,7 @@ class PretrainedModel {
   std::unique_ptr<ModuleBase> module_;
   std::unique_ptr<const Published> published_;
   std::vector<ConfigField> config_;  // the original fields
+  std::string pictures_;             // the text of preprocessor_config.json
   std::string model_type_;
   std::vector<std::string> label_names_;
 };

@@ -18,10 +18,11 @@ struct ConfigProblems {
   bool empty() const { return missing.empty() && invalid.empty() && unsupported.empty() && unknown.empty(); }
 };
 
-// A config.json does not describe a model that can be built here. Lists every such field.
+// A config.json, or a preprocessor_config.json, does not describe what can be built here (`what`). Lists every such
+// field.
 class ConfigError : public FileError {
  public:
-  ConfigError(const std::string& path, ConfigProblems problems);
+  ConfigError(const std::string& path, ConfigProblems problems, const std::string& what = "a model");
   const ConfigProblems& problems() const { return problems_; }
 
  private:

@@ -7,13 +7,14 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/modules/pretrained/harmless_fields.h"
+#include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 
 namespace rondo::nn {
 namespace {
 
-std::string message_of(const ConfigProblems& problems) {
-  std::string text = "does not describe a model that can be built here";
+std::string message_of(const ConfigProblems& problems, const std::string& what) {
+  std::string text = absl::StrCat("does not describe ", what, " that can be built here");
   const auto list = [&](const char* title, const std::vector<std::string>& items) {
     if (!items.empty()) absl::StrAppend(&text, "\n  ", title, ": ", absl::StrJoin(items, ", "));
   };
@@ -37,8 +38,8 @@ std::string short_text(std::string_view json) {
 
 }  // namespace
 
-ConfigError::ConfigError(const std::string& path, ConfigProblems problems)
-    : FileError(path, message_of(problems)), problems_(std::move(problems)) {}
+ConfigError::ConfigError(const std::string& path, ConfigProblems problems, const std::string& what)
+    : FileError(path, message_of(problems, what)), problems_(std::move(problems)) {}
 
 ConfigFields::ConfigFields(std::string path, std::string_view text)
     : ConfigFields(std::move(path), "", "", text, std::make_shared<ConfigProblems>()) {
@@ -46,6 +47,9 @@ ConfigFields::ConfigFields(std::string path, std::string_view text)
     if (field.name == "model_type" && field.json.starts_with('"'))
       model_type_ = io::JsonReader(path_, field.json).string();
 }
+
+ConfigFields::ConfigFields(std::string path, std::string_view text, std::string_view family)
+    : ConfigFields(std::move(path), "", std::string(family), text, std::make_shared<ConfigProblems>()) {}
 
 ConfigFields::ConfigFields(std::string path, std::string prefix, std::string model_type, std::string_view text,
                            std::shared_ptr<ConfigProblems> problems)
@@ -111,7 +115,7 @@ std::optional<int64_t> ConfigFields::integer(std::string_view name, int64_t leas
 int64_t ConfigFields::size(std::string_view name, std::optional<int64_t> otherwise, int64_t most) {
   const bool there = has(name);
   const std::optional<int64_t> value = integer(name, 1, most);
-  if (!there && !otherwise) problems_->missing.push_back(prefix_ + std::string(name));
+  if (!there && !otherwise) missing(name);
   return value ? *value : otherwise.value_or(1);
 }
 
@@ -146,6 +150,34 @@ std::vector<int64_t> ConfigFields::sizes(std::string_view name, std::vector<int6
   if (fits && values.size() == n) return values;
   invalid(name, absl::StrCat("a list of ", n, " integers from 1 to ", most));
   return std::vector<int64_t>(n, 1);
+}
+
+std::vector<double> ConfigFields::numbers(std::string_view name, std::vector<double> otherwise, size_t n) {
+  const std::string* json = take(name);
+  if (json == nullptr) return otherwise;
+  io::JsonReader reader(path_, *json);
+  std::vector<double> values;
+  bool fits = true;
+  const auto next = [&] {
+    double value = 0;
+    const char first = reader.peek();
+    if (first != '-' && (first < '0' || first > '9')) {
+      fits = false;
+      return reader.skip();
+    }
+    const std::string_view text = reader.number();
+    fits &= std::from_chars(text.data(), text.data() + text.size(), value).ec == std::errc() && std::isfinite(value);
+    values.push_back(value);
+  };
+  if (json->starts_with('[')) {
+    reader.array(next);
+  } else {
+    next();
+    values.resize(n, values.empty() ? 0 : values[0]);
+  }
+  if (fits && values.size() == n) return values;
+  invalid(name, absl::StrCat("a number, or a list of ", n));
+  return otherwise;
 }
 
 int64_t ConfigFields::side(std::string_view name, int64_t otherwise) {
@@ -193,7 +225,7 @@ double ConfigFields::not_negative(std::string_view name, double otherwise) {
 }
 
 double ConfigFields::required_positive(std::string_view name) {
-  if (!has(name)) problems_->missing.push_back(prefix_ + std::string(name));
+  if (!has(name)) missing(name);
   return positive(name, 1);
 }
 
@@ -274,6 +306,8 @@ void ConfigFields::unsupported(std::string_view name) {
   problems_->unsupported.push_back(absl::StrCat(prefix_, std::string(name), ": ", json ? short_text(*json) : "null"));
 }
 
+void ConfigFields::missing(std::string_view name) { problems_->missing.push_back(prefix_ + std::string(name)); }
+
 void ConfigFields::note_unknown() {
   for (const ConfigField& field : fields_) {
     if (understood_.contains(field.name)) continue;
@@ -292,7 +326,15 @@ void ConfigFields::note_unknown() {
 void ConfigFields::check(bool allow_unknown) {
   note_unknown();
   if (allow_unknown) problems_->unknown.clear();
-  if (!problems_->empty()) throw ConfigError(path_, *problems_);
+  if (!problems_->empty())
+    throw ConfigError(path_, *problems_, model_type_ == kImageProcessor ? "an image processor" : "a model");
+}
+
+void write_fields(const std::string& path, const std::vector<ConfigField>& fields) {
+  std::string text = "{";
+  for (const ConfigField& field : fields)
+    absl::StrAppend(&text, text.size() > 1 ? "," : "", "\n  ", json_text(field.name), ": ", field.json);
+  io::write_file_atomic(path, text + "\n}\n");
 }
 
 void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json) {

@@ -1,6 +1,6 @@
-// The fields of a config.json. A getter marks its field as understood and notes what is wrong with it; check() then
-// throws one error that lists everything, the fields that nobody asked for included, unless they are harmless
-// (harmless_fields.h).
+// The fields of a config.json, or of a file like it. A getter marks its field as understood and notes what is wrong
+// with it; check() then throws one error that lists everything, the fields that nobody asked for included, unless they
+// are harmless (harmless_fields.h).
 //
 //   ConfigFields config(path, text);
 //   const int64_t layers = config.size("num_hidden_layers", {}, kMostLayers);
@@ -40,8 +40,13 @@ class ConfigFields {
  public:
   static constexpr uint64_t kMostBytes = 16 << 20;
 
+  // Of preprocessor_config.json: its rows in the table of harmless fields.
+  static constexpr std::string_view kImageProcessor = "image_processor";
+
   // Throws FileError if `text` is not one JSON object without duplicate names.
   ConfigFields(std::string path, std::string_view text);
+  // Not a model's: `family` stands for the file's model_type.
+  ConfigFields(std::string path, std::string_view text, std::string_view family);
 
   const std::string& path() const { return path_; }
   // All, in the order of the file.
@@ -63,6 +68,8 @@ class ConfigFields {
   // `n` integers from 1 to `most`, a list in the file.
   std::vector<int64_t> sizes(std::string_view name, std::vector<int64_t> otherwise, size_t n,
                              int64_t most = kMostWidth);
+  // `n` finite numbers, a list in the file, or one number that stands for all of them.
+  std::vector<double> numbers(std::string_view name, std::vector<double> otherwise, size_t n);
   // The side of a square: an integer above 0, or a list of two equal ones.
   int64_t side(std::string_view name, int64_t otherwise);
   // A finite number above 0.
@@ -88,6 +95,7 @@ class ConfigFields {
   // Understood, and without effect here.
   void harmless(std::initializer_list<std::string_view> names);
   void unsupported(std::string_view name);
+  void missing(std::string_view name);
   void invalid(std::string_view name, std::string_view wanted);
 
   // Notes the fields that no call above has named, unless they are harmless.
@@ -109,6 +117,9 @@ class ConfigFields {
   std::set<std::string, std::less<>> understood_;
   std::shared_ptr<ConfigProblems> problems_;
 };
+
+// Writes them as one object, whole or not at all. Throws FileError.
+void write_fields(const std::string& path, const std::vector<ConfigField>& fields);
 
 // JSON texts, for writing.
 std::string json_text(std::string_view text);

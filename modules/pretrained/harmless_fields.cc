@@ -8,7 +8,7 @@ namespace {
 constexpr std::string_view kAny = "*";
 constexpr std::string_view kItsFields = "{...}";
 constexpr std::string_view kEncoders = "bert roberta distilbert", kLlamas = "llama qwen2 qwen3 mistral",
-                           kCausal = "gpt2 llama qwen2 qwen3 mistral";
+                           kCausal = "gpt2 llama qwen2 qwen3 mistral", kPictures = "image_processor";
 
 // Words with spaces between them. A family reads its own fields first (ConfigFields' getters): a row counts only for
 // those that it does not read.
@@ -99,6 +99,15 @@ constexpr Row kRows[] = {
     {"keys_to_ignore_at_inference output_attentions output_hidden_states output_past output_scores return_dict "
      "return_dict_in_generate tf_legacy_loss",
      kAny},
+
+    // ---- preprocessor_config.json
+    {"do_pad do_flip_channel_order use_square_size", "false", kPictures},
+    {"data_format", "\"channels_first\"", kPictures},
+    // What the reference does not read in this class of processors, or only where `do_pad` is true.
+    {"crop_pct crop_size do_center_crop do_reduce_labels pad_size reduce_labels", kAny, kPictures},
+    {"default_to_square device disable_grouping image_seq_length input_data_format return_tensors use_fast "
+     "_valid_processor_keys",
+     kAny, kPictures},
 
     // ---- How the files were made, and for which programs
     {"_commit_hash _name_or_path architectures dtype finetuning_task initializer_factor initializer_range model_type "

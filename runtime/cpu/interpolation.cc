@@ -1,13 +1,13 @@
-// Interpolation of images: each pixel of x is read, and each of the result written, once.
+// Interpolation of images: rows are blended into one, whose columns are then blended.
 #include "rondo/runtime/ops/interpolation.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -26,64 +26,60 @@ struct Image {
         inner(last ? given.size(1) : 1) {}
 };
 
-// The pixels of each result along a dimension, with weights in the dtype of the computation.
+// The pixels of each result along a dimension, with weights in the dtype of the computation: tables (width, size).
 template <class C> struct Places {
-  std::vector<int32_t> left, right;
-  std::vector<C> rest, weight;  // of the left and right pixel; empty: the left one is the result
-  Places(const ops::Interpolation& how, int64_t from, int64_t size) {
-    if (!how.linear || from == size) {
-      for (int64_t i = 0; i < size; ++i) left.push_back(static_cast<int32_t>(i * from / size));
-      return;
-    }
-    const ops::Neighbours n(from, size, how.align_corners);
-    left.assign(n.left.begin(), n.left.end());
-    right.assign(n.right.begin(), n.right.end());
-    for (const double w : n.weight) {
-      weight.push_back(static_cast<C>(w));
-      rest.push_back(C{1} - weight.back());
-    }
-  }
-  bool is_linear() const { return !weight.empty(); }
+  int64_t width, size;
+  std::vector<int32_t> pixels;
+  std::vector<C> weights;
+  Places(const ops::Interpolation& how, int64_t from, int64_t to) : Places(ops::Taps(from, to, how)) {}
+  explicit Places(ops::Taps taps)
+      : width(taps.width),
+        size(taps.size),
+        pixels(std::move(taps.pixel)),
+        weights(taps.weight.begin(), taps.weight.end()) {}
+  const int32_t* pixel(int64_t tap) const { return pixels.data() + tap * size; }
+  const C* weight(int64_t tap) const { return weights.data() + tap * size; }
 };
 
-// Row i of a result: `top` and `bottom` are rows of x, of n numbers.
-template <class T, class C> void blend_rows(const T* top, const T* bottom, C rest, C weight, int64_t n, C* out) {
-  for (int64_t k = 0; k < n; ++k) out[k] = static_cast<C>(top[k]) * rest + static_cast<C>(bottom[k]) * weight;
+// to[k] = or += from[k] * weight, for n numbers.
+template <class T, class C> void set_scaled(const T* from, C weight, int64_t n, C* to) {
+  for (int64_t k = 0; k < n; ++k) to[k] = static_cast<C>(from[k]) * weight;
 }
-
-template <class T, class C> void blend_columns(const C* row, const Places<C>& at, int64_t inner, T* y) {
-  const auto size = static_cast<int64_t>(at.left.size());
-  const int32_t *left = at.left.data(), *right = at.right.data();
-  const C *rest = at.rest.data(), *weight = at.weight.data();
-  if (!at.is_linear()) {
-    for (int64_t j = 0; j < size; ++j)
-      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(row[left[j] * inner + c]);
-  } else if (inner == 1) {
-    for (int64_t j = 0; j < size; ++j) y[j] = static_cast<T>(row[left[j]] * rest[j] + row[right[j]] * weight[j]);
-  } else {
-    for (int64_t j = 0; j < size; ++j) {
-      const C *a = row + left[j] * inner, *b = row + right[j] * inner, v = rest[j], w = weight[j];
-      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(a[c] * v + b[c] * w);
-    }
-  }
-}
-
-// Row r of a result, of W pixels of x. `row`: W * inner numbers of scratch.
-template <class T, class C>
-void interpolate_row(const T* image, T* y, size_t r, const Places<C>& rows, const Places<C>& columns, int64_t W,
-                     int64_t inner, C* row) {
-  const T* const top = image + rows.left[r] * W * inner;
-  if (rows.is_linear()) {
-    blend_rows(top, image + rows.right[r] * W * inner, rows.rest[r], rows.weight[r], W * inner, row);
-  } else {
-    for (int64_t k = 0; k < W * inner; ++k) row[k] = static_cast<C>(top[k]);
-  }
-  blend_columns(row, columns, inner, y);
-}
-
-// to[k] += from[k] * weight, for n numbers.
 template <class T, class C> void add_scaled(const T* from, C weight, int64_t n, C* to) {
   for (int64_t k = 0; k < n; ++k) to[k] += static_cast<C>(from[k]) * weight;
+}
+// to[k] = a[k] * v + b[k] * w.
+template <class T, class C, class To> void blend(const T* a, const T* b, C v, C w, int64_t n, To* to) {
+  for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(static_cast<C>(a[k]) * v + static_cast<C>(b[k]) * w);
+}
+
+// Row r of a result from rows of n numbers.
+template <class T, class C> void blend_rows(const T* image, const Places<C>& at, int64_t r, int64_t n, C* out) {
+  const auto row = [&](int64_t t) { return image + at.pixel(t)[r] * n; };
+  if (at.width == 2) return blend(row(0), row(1), at.weight(0)[r], at.weight(1)[r], n, out);
+  set_scaled(row(0), at.weight(0)[r], n, out);
+  for (int64_t t = 1; t < at.width; ++t) add_scaled(row(t), at.weight(t)[r], n, out);
+}
+
+// `pixel`: `inner` numbers of scratch.
+template <class T, class C> void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T* y) {
+  const int32_t *left = at.pixel(0), *right = at.pixel(at.width - 1);
+  const C *v = at.weight(0), *w = at.weight(at.width - 1);
+  if (at.width == 1) {
+    for (int64_t j = 0; j < at.size; ++j)
+      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(row[left[j] * inner + c]);
+  } else if (at.width == 2 && inner == 1) {
+    for (int64_t j = 0; j < at.size; ++j) y[j] = static_cast<T>(row[left[j]] * v[j] + row[right[j]] * w[j]);
+  } else if (at.width == 2) {
+    for (int64_t j = 0; j < at.size; ++j)
+      blend(row + left[j] * inner, row + right[j] * inner, v[j], w[j], inner, y + j * inner);
+  } else {
+    for (int64_t j = 0; j < at.size; ++j) {
+      set_scaled(row + left[j] * inner, v[j], inner, pixel);
+      for (int64_t t = 1; t < at.width; ++t) add_scaled(row + at.pixel(t)[j] * inner, at.weight(t)[j], inner, pixel);
+      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(pixel[c]);
+    }
+  }
 }
 
 // The gradient of channels [begin, end) of an image. Rows first: where x is the smaller image, what is left to add up
@@ -91,29 +87,25 @@ template <class T, class C> void add_scaled(const T* from, C weight, int64_t n, 
 template <class T, class C>
 void interpolate_gradient(const T* g, T* gx, const Places<C>& rows, const Places<C>& columns, int64_t H, int64_t W,
                           int64_t inner, int64_t begin, int64_t end, std::vector<C>& by_row, std::vector<C>& line) {
-  const auto oh = static_cast<int64_t>(rows.left.size()), ow = static_cast<int64_t>(columns.left.size());
-  const int64_t n = end - begin;
+  const int64_t oh = rows.size, ow = columns.size, n = end - begin;
   const bool whole = n == inner;
   by_row.assign(static_cast<size_t>(H * ow * n), C{0});
   for (int64_t i = 0; i < oh; ++i) {
-    const auto r = static_cast<size_t>(i);
     const T* const from = g + i * ow * inner + begin;
-    const auto add_to = [&](int32_t h, C weight) {
-      C* const to = by_row.data() + h * ow * n;
-      if (whole) return add_scaled(from, weight, ow * n, to);
-      for (int64_t j = 0; j < ow; ++j) add_scaled(from + j * inner, weight, n, to + j * n);
-    };
-    add_to(rows.left[r], rows.is_linear() ? rows.rest[r] : C{1});
-    if (rows.is_linear()) add_to(rows.right[r], rows.weight[r]);
+    for (int64_t t = 0; t < rows.width; ++t) {
+      C* const to = by_row.data() + rows.pixel(t)[i] * ow * n;
+      const C weight = rows.weight(t)[i];
+      if (whole) add_scaled(from, weight, ow * n, to);
+      else
+        for (int64_t j = 0; j < ow; ++j) add_scaled(from + j * inner, weight, n, to + j * n);
+    }
   }
   for (int64_t h = 0; h < H; ++h) {
     const C* const from = by_row.data() + h * ow * n;
     line.assign(static_cast<size_t>(W * n), C{0});
-    for (int64_t j = 0; j < ow; ++j) {
-      const auto at = static_cast<size_t>(j);
-      add_scaled(from + j * n, columns.is_linear() ? columns.rest[at] : C{1}, n, line.data() + columns.left[at] * n);
-      if (columns.is_linear()) add_scaled(from + j * n, columns.weight[at], n, line.data() + columns.right[at] * n);
-    }
+    for (int64_t j = 0; j < ow; ++j)
+      for (int64_t t = 0; t < columns.width; ++t)
+        add_scaled(from + j * n, columns.weight(t)[j], n, line.data() + columns.pixel(t)[j] * n);
     T* const to = gx + h * W * inner + begin;
     for (int64_t w = 0; w < W; ++w)
       for (int64_t c = 0; c < n; ++c) to[w * inner + c] = static_cast<T>(line[static_cast<size_t>(w * n + c)]);
@@ -137,10 +129,11 @@ void interpolate_kernel(const KernelContext& context) {
     const Places<C> rows(how, x.height, oh), columns(how, W, ow);
     const int64_t grain = std::max<int64_t>(1, kElementwiseGrain / (ow * inner));
     parallel_for(x.count * oh, grain, [&](int64_t begin, int64_t end) {
-      std::vector<C> row(static_cast<size_t>(W * inner));
-      for (int64_t i = begin; i < end; ++i)
-        interpolate_row(pointer<T>(x.tensor) + i / oh * x.height * W * inner, pointer<T>(y) + i * ow * inner,
-                        static_cast<size_t>(i % oh), rows, columns, W, inner, row.data());
+      std::vector<C> row(static_cast<size_t>(W * inner)), pixel(static_cast<size_t>(inner));
+      for (int64_t i = begin; i < end; ++i) {
+        blend_rows(pointer<T>(x.tensor) + i / oh * x.height * W * inner, rows, i % oh, W * inner, row.data());
+        blend_columns(row.data(), columns, inner, pixel.data(), pointer<T>(y) + i * ow * inner);
+      }
     });
   });
 }

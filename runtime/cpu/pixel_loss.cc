@@ -6,8 +6,8 @@
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/mean_loss.h"
+#include "rondo/runtime/ops/interpolation.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
@@ -15,14 +15,25 @@ namespace {
 
 constexpr int64_t kTile = 64;  // pixels
 
+// Along one dimension: the pixels on both sides of each result, and the weight of the right one.
+template <class C> struct Sides {
+  std::vector<int32_t> left, right;  // both rise
+  std::vector<C> weight;
+  Sides(int64_t from, int64_t size) : weight(static_cast<size_t>(size)) {
+    const ops::Taps taps(from, size, {.taps = 2});
+    left.assign(taps.pixel.begin(), taps.pixel.begin() + size);
+    right.assign(taps.pixel.end() - size, taps.pixel.end());
+    if (taps.width == 2) std::copy(taps.weight.end() - size, taps.weight.end(), weight.begin());
+  }
+};
+
 // logits (B, classes, h, w), dense, at the size (H, W). A band is the rows of pixels that lie between two rows of
 // logits, `k` and the next one. Bands share no pixel, so threads take bands.
 template <class T> struct PixelGrid {
   using C = ComputeType<T>;
   int64_t batch, classes, h, w, H, W;
   const T* logits;
-  ops::Neighbours rows, columns;
-  std::vector<C> row_weight, column_weight;
+  Sides<C> rows, columns;
   std::vector<int64_t> first;  // band k has the rows [first[k], first[k + 1])
 
   PixelGrid(const Tensor& x, const Dims& pixels)
@@ -33,10 +44,8 @@ template <class T> struct PixelGrid {
         H(pixels[1]),
         W(pixels[2]),
         logits(pointer<T>(x)),
-        rows(h, H, /*align_corners=*/false),
-        columns(w, W, /*align_corners=*/false),
-        row_weight(rows.weight.begin(), rows.weight.end()),
-        column_weight(columns.weight.begin(), columns.weight.end()) {
+        rows(h, H),
+        columns(w, W) {
     for (int64_t k = 0; k <= h; ++k)
       first.push_back(std::lower_bound(rows.left.begin(), rows.left.end(), k) - rows.left.begin());
   }
@@ -64,7 +73,7 @@ template <class T> class PixelTile {
 
   // The logits of row y's pixels, by class.
   C* at_row(int64_t y) {
-    const C below = grid_.row_weight[y], above = C(1) - below;
+    const C below = grid_.rows.weight[y], above = C(1) - below;
     if (below == C(0)) {  // the neighbour does not count: it may be infinite
       std::copy(upper_.begin(), upper_.end(), values_.begin());
       return values_.data();
@@ -97,7 +106,7 @@ template <class T> class PixelTile {
       const C* from = pixels + c * kTile;
       C* row = to + c * grid_.w;
       for (int64_t i = 0; i < n_; ++i) {
-        const C right = grid_.column_weight[x_ + i];
+        const C right = grid_.columns.weight[x_ + i];
         row[grid_.columns.left[x_ + i]] += from[i] * (C(1) - right);
         row[grid_.columns.right[x_ + i]] += from[i] * right;
       }
@@ -108,7 +117,7 @@ template <class T> class PixelTile {
  private:
   void widen(const T* row, C* to) const {
     for (int64_t i = 0; i < n_; ++i) {
-      const C right = grid_.column_weight[x_ + i];
+      const C right = grid_.columns.weight[x_ + i];
       const C own = static_cast<C>(row[grid_.columns.left[x_ + i]]);
       const C mixed = own * (C(1) - right) + static_cast<C>(row[grid_.columns.right[x_ + i]]) * right;
       to[i] = right == C(0) ? own : mixed;
@@ -190,7 +199,7 @@ template <class T> void pixel_gradient(const KernelContext& context, const Tenso
       }
       for (int64_t i = 0; i < tile.n(); ++i)
         if (counts[i] != C(0)) values[index[at + i] * kTile + i] -= scale;
-      const C low = grid.row_weight[y], up = C(1) - low;
+      const C low = grid.rows.weight[y], up = C(1) - low;
       for (int64_t i = 0; i < grid.classes * kTile; ++i) above[i] += values[i] * up;
       for (int64_t i = 0; i < grid.classes * kTile; ++i) below[i] += values[i] * low;
     }

@@ -2,6 +2,7 @@
 #include "rondo/runtime/ops/interpolation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
@@ -10,30 +11,106 @@
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
 
 namespace rondo::ops {
 
+Resampling::Resampling(int64_t from, int64_t size, const Interpolation& how)
+    : from(from),
+      size(size),
+      how(how),
+      distance(!how.align_corners ? static_cast<double>(from) / static_cast<double>(size)
+               : size > 1         ? static_cast<double>(from - 1) / static_cast<double>(size - 1)
+                                  : 0),
+      unit(how.antialias ? std::max(distance, 1.0) : 1),
+      reach(static_cast<double>(how.taps / 2) * unit),
+      a(how.antialias ? -0.5 : -0.75),
+      width(how.taps == 1 || from == size ? 1
+            : how.antialias               ? std::min(2 * static_cast<int64_t>(std::ceil(reach)) + 1, from)
+                                          : how.taps) {}
+
+Taps::Taps(int64_t from, int64_t size, const Interpolation& how) : width(0), size(size) {
+  const Resampling r(from, size, how);
+  width = r.width;
+  pixel.resize(static_cast<size_t>(width * size));
+  weight.assign(pixel.size(), 1);
+  for (int64_t i = 0; i < size; ++i) {
+    if (width == 1) {
+      pixel[static_cast<size_t>(i)] = static_cast<int32_t>(i * from / size);
+      continue;
+    }
+    const auto at = static_cast<double>(i);
+    double place = r.align_corners() ? at * r.distance : (at + 0.5) * r.distance - 0.5;
+    if (how.taps == 2 && !how.antialias) place = std::max(place, 0.0);
+    int64_t first = static_cast<int64_t>(std::floor(place)) - how.taps / 2 + 1, end = from;
+    if (how.antialias) {
+      first = static_cast<int64_t>(std::max(place - r.reach + 1, 0.0));
+      end = std::min(static_cast<int64_t>(place + r.reach + 1), from);
+    }
+    double sum = 0;
+    for (int64_t t = 0; t < width; ++t) {
+      const auto k = static_cast<size_t>(t * size + i);
+      const double d = std::abs(static_cast<double>(first + t) - place) / r.unit;
+      pixel[k] = static_cast<int32_t>(std::clamp<int64_t>(first + t, 0, end - 1));
+      weight[k] = how.antialias && first + t >= end ? 0
+                  : how.taps == 2                   ? std::max(1 - d, 0.0)
+                  : d < 1                           ? ((r.a + 2) * d - (r.a + 3)) * d * d + 1
+                  : d < 2                           ? (((d - 5) * d + 8) * d - 4) * r.a
+                                                    : 0;
+      sum += weight[k];
+    }
+    for (int64_t t = 0; how.antialias && t < width; ++t) weight[static_cast<size_t>(t * size + i)] /= sum;
+  }
+}
+
 namespace {
 
-// The neighbours of dimension `dim` of a tensor like `like`, as tensors; `weight` has sizes that broadcast along it.
-struct NeighbourTensors {
-  Tensor left, right, weight;
-  NeighbourTensors(const Tensor& like, int dim, int64_t from, int64_t size, const Interpolation& how) {
-    const Tensor at = Tensor::arange(size, {kI64, like.device()});
-    if (!how.linear) {
-      left = (at * from).to(kF64) / static_cast<double>(size);
-      left = left.to(kI64);  // both are below 2^53, so the quotient does not round up to the next integer
+// Taps along dimension `dim` of a tensor like `like`, as tensors.
+struct TapTensors {
+  int64_t width;
+  Tensor pixel, weight;  // (width, size)
+
+  TapTensors(const Tensor& like, int64_t from, int64_t size, const Interpolation& how) {
+    const Resampling r(from, size, how);
+    width = r.width;
+    const Tensor i = Tensor::arange(size, {kI64, like.device()}), at = i.to(kF64);
+    if (width == 1) {
+      // Both are below 2^53, so the quotient does not round up to the next integer.
+      pixel = ((i * from).to(kF64) / static_cast<double>(size)).to(kI64).view({1, size});
       return;
     }
-    const double scale = neighbour_distance(from, size, how.align_corners);
-    const Tensor place = how.align_corners ? at.to(kF64) * scale : maximum((at.to(kF64) + 0.5) * scale - 0.5, 0.0);
-    left = minimum(place.to(kI64), from - 1);
-    right = minimum(left + 1, from - 1);
-    Dims beside = {size};
-    while (beside.rank() < like.rank() - dim) beside.push_back(1);
-    weight = reshape((place - left.to(kF64)).to(like.dtype()), beside);
+    Tensor place = r.align_corners() ? at * r.distance : (at + 0.5) * r.distance - 0.5;
+    if (how.taps == 2 && !how.antialias) place = maximum(place, 0.0);
+    // No place lies below -1, so that 1 more rounds down as an integer.
+    const Tensor first = how.antialias ? maximum(place - r.reach + 1.0, 0.0).to(kI64)
+                                       : (place + 1.0).to(kI64) - how.taps / 2;
+    const Tensor all = first + Tensor::arange(width, {kI64, like.device()}).view({width, 1});
+    Tensor d = abs(all.to(kF64) - place);
+    if (how.antialias) d = d / r.unit;
+    if (how.taps == 2) {
+      weight = maximum(1.0 - d, 0.0);
+    } else {
+      const Tensor near = ((r.a + 2) * d - (r.a + 3)) * d * d + 1.0, far = (((d - 5.0) * d + 8.0) * d - 4.0) * r.a;
+      weight = where(less(d, 1.0), near, where(less(d, 2.0), far, 0.0));
+    }
+    if (how.antialias) {
+      const Tensor end = minimum((place + r.reach + 1.0).to(kI64), from);
+      weight = where(less(all, end), weight, 0.0);
+      weight = weight / sum(weight, {0});
+      pixel = minimum(all, end - 1);
+    } else {
+      pixel = maximum(minimum(all, from - 1), 0);
+    }
+    weight = weight.to(like.dtype());
+  }
+
+  Tensor pixels(int64_t tap) const { return select(pixel, 0, tap); }
+  // `x` times the weights along dimension `dim`.
+  Tensor weighted(const Tensor& x, int dim, int64_t tap) const {
+    if (!weight.defined()) return x;
+    Dims beside = {weight.size(1)};
+    while (beside.rank() < x.rank() - dim) beside.push_back(1);
+    return x * reshape(select(weight, 0, tap), beside);
   }
 };
 
@@ -44,9 +121,13 @@ void decompose_interpolate(std::span<const Tensor> in, const Attrs& attrs, std::
   for (int d = 0; d < 2; ++d) {
     const int dim = 2 + d;
     if (y.size(dim) == size[d]) continue;
-    const NeighbourTensors n(y, dim, y.size(dim), size[d], how);
-    const Tensor left = index_select(y, dim, n.left);
-    y = how.linear ? left * (1.0 - n.weight) + index_select(y, dim, n.right) * n.weight : left;
+    const TapTensors taps(y, y.size(dim), size[d], how);
+    Tensor sum;
+    for (int64_t t = 0; t < taps.width; ++t) {
+      const Tensor part = taps.weighted(index_select(y, dim, taps.pixels(t)), dim, t);
+      sum = t == 0 ? part : sum + part;
+    }
+    y = sum;
   }
   out[0] = y.to(in[0].dtype());
 }
@@ -58,12 +139,12 @@ void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, 
   for (int d = 0; d < 2; ++d) {
     const int dim = 2 + d;
     if (g.size(dim) == size[d]) continue;
-    const NeighbourTensors n(g, dim, size[d], g.size(dim), how);
+    const TapTensors taps(g, size[d], g.size(dim), how);
     Dims sizes = g.sizes();
     sizes[dim] = size[d];
-    const Tensor zeros = Tensor::zeros(sizes, {g.dtype(), g.device()});
-    g = how.linear ? index_add(index_add(zeros, dim, n.left, g * (1.0 - n.weight)), dim, n.right, g * n.weight)
-                   : index_add(zeros, dim, n.left, g);
+    Tensor sum = Tensor::zeros(sizes, {g.dtype(), g.device()});
+    for (int64_t t = 0; t < taps.width; ++t) sum = index_add(sum, dim, taps.pixels(t), taps.weighted(g, dim, t));
+    g = sum;
   }
   out[0] = g.to(in[0].dtype());
 }
@@ -83,6 +164,8 @@ void infer_resized(InferContext& c) {
   const Dims& x = c.sizes(0);
   if (x.rank() != 4 || c.attrs().ints.size() != Interpolation::kInts)
     c.fail("needs x (B, C, H, W), a size, and the numbers of an interpolation");
+  const int64_t taps = Interpolation::of(c.attrs()).taps;
+  if (taps != 1 && taps != 2 && taps != 4) c.fail(absl::StrCat("there is no interpolation by ", taps, " pixels"));
   const Extent size = Interpolation::size_in(c.attrs());
   require_sizes(x, size, [&](const std::string& what) { c.fail(what); });
   const Dims y = {x[0], x[1], size[0], size[1]};
@@ -92,7 +175,7 @@ void infer_resized(InferContext& c) {
 
 }  // namespace
 
-// Input x (B, C, H, W) -> (B, C, h, w). ints: {h, w, linear, align_corners}
+// Input x (B, C, H, W) -> (B, C, h, w). ints: {h, w} and those of Interpolation
 constexpr OpDef kInterpolate = {
     .name = "interpolate",
     .kind = OpKind::kOpaque,
@@ -108,7 +191,7 @@ constexpr OpDef kInterpolate = {
     .fuse_parts = false,
 };
 
-// The gradient (B, C, h, w) of a result -> that of x (B, C, H, W). ints: {H, W, linear, align_corners}
+// The gradient (B, C, h, w) of a result -> that of x (B, C, H, W). ints: {H, W} and those of Interpolation
 constexpr OpDef kInterpolateGrad = {
     .name = "interpolate_grad",
     .kind = OpKind::kOpaque,
@@ -128,20 +211,25 @@ Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options) {
   const FloatingPointScope floating_point;
   require_defined("interpolate", x);
   const auto fail = [&](const std::string& what) { throw_op_error("interpolate", what, x.where); };
-  const Interpolation how{options.mode == InterpolateMode::kBilinear, options.align_corners};
-  if (how.align_corners && !how.linear) fail("align_corners is for bilinear interpolation");
+  const bool nearest = options.mode == InterpolateMode::kNearest;
+  const Interpolation how{nearest                                      ? 1
+                          : options.mode == InterpolateMode::kBilinear ? 2
+                                                                       : 4,
+                          options.align_corners, options.antialias};
+  if (how.align_corners && nearest) fail("align_corners is for bilinear and bicubic interpolation");
+  if (how.antialias && nearest) fail("antialias is for bilinear and bicubic interpolation");
   const DType dtype = x.tensor.dtype();
   if (is_floating(dtype)) return call(kInterpolate, {x}, how.attrs({size[0], size[1]}));
   // A mask, which has no gradient.
-  if (how.linear)
-    fail(absl::StrCat("bilinear interpolation needs floating point, got ", std::string(name_of(dtype)),
-                      "; kNearest keeps integers as they are"));
+  if (!nearest)
+    fail(absl::StrCat(how.taps == 2 ? "bilinear" : "bicubic", " interpolation needs floating point, got ",
+                      std::string(name_of(dtype)), "; kNearest keeps integers as they are"));
   if (x.tensor.rank() != 4) fail(absl::StrCat("needs x (B, C, H, W), got ", to_string(x.tensor.sizes())));
   require_sizes(x.tensor.sizes(), {size[0], size[1]}, fail);
   Tensor y = x.tensor;
   for (int d = 0; d < 2; ++d) {
-    const NeighbourTensors n(y, 2 + d, y.size(2 + d), size[d], how);
-    y = select_slices({y, x.where}, 2 + d, n.left);
+    const TapTensors taps(y, y.size(2 + d), size[d], how);
+    y = select_slices({y, x.where}, 2 + d, taps.pixels(0));
   }
   return lies_channels_last(x.tensor) ? with_dense_strides(y.contiguous(), channels_last_strides(y.sizes()))
                                       : y.contiguous();

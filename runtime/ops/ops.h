@@ -265,12 +265,15 @@ Tensor avg_pool2d(TensorArg x, Spatial<2> kernel, AvgPool2dOptions options = {})
 // Means over windows [floor(i H / oh), ceil((i + 1) H / oh)): (B, C, oh, ow).
 Tensor adaptive_avg_pool2d(TensorArg x, Spatial<2> size);
 
-enum class InterpolateMode { kNearest, kBilinear };
+enum class InterpolateMode { kNearest, kBilinear, kBicubic };
 struct InterpolateOptions {
   InterpolateMode mode = InterpolateMode::kNearest;
-  bool align_corners = false;  // kBilinear: the corners' pixels stay where they are
+  bool align_corners = false;  // not kNearest: the corners' pixels stay where they are
+  // Not kNearest: a smaller image is a mean of all pixels, as in Pillow and PyTorch. Its bicubic filter has a = -0.5;
+  // without antialias a = -0.75, as in PyTorch.
+  bool antialias = false;
 };
-// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, masks of integers among them; kBilinear takes floats.
+// (B, C, h, w) for `size` {h, w}. kNearest takes every dtype, masks of integers among them; the others take floats.
 Tensor interpolate(TensorArg x, Spatial<2> size, InterpolateOptions options = {});
 
 enum class PadMode { kConstant, kReflect, kReplicate };

@@ -21,7 +21,7 @@ Tensor at_size_of(const Tensor& logits, const Tensor& target) {
 
 // The gradient of at_size_of(), for logits of `sizes`.
 Tensor back_to(const Dims& sizes, const Tensor& grad) {
-  return call(kInterpolateGrad, {grad}, Interpolation{.linear = true}.attrs({sizes[2], sizes[3]}));
+  return call(kInterpolateGrad, {grad}, Interpolation{.taps = 2}.attrs({sizes[2], sizes[3]}));
 }
 
 Tensor above_classes(const Tensor& of_pixels) { return unsqueeze(of_pixels, 1); }

@@ -6,29 +6,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/interpolation.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/ops/resample.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
 
 namespace rondo::ops {
-
-Neighbours::Neighbours(int64_t from, int64_t size, bool align_corners) {
-  const double scale = neighbour_distance(from, size, align_corners);
-  for (int64_t i = 0; i < size; ++i) {
-    const auto at = static_cast<double>(i);
-    const double place = align_corners ? at * scale : std::max(0.0, (at + 0.5) * scale - 0.5);
-    left.push_back(std::min(static_cast<int64_t>(place), from - 1));
-    right.push_back(std::min(left.back() + 1, from - 1));
-    weight.push_back(place - static_cast<double>(left.back()));
-  }
-}
-
-double neighbour_distance(int64_t from, int64_t size, bool align_corners) {
-  if (!align_corners) return static_cast<double>(from) / static_cast<double>(size);
-  return size > 1 ? static_cast<double>(from - 1) / static_cast<double>(size - 1) : 0;
-}
 
 namespace {
 

@@ -268,7 +268,10 @@ struct Drawing : nn::Module<Drawing> {
 TEST_F(ReplayTest, RepeatsInterpolation) {
   struct Up : nn::Module<Up> {
     Tensor forward(const Tensor& x) {
-      return ops::interpolate(x, {7, 9}, {.mode = ops::InterpolateMode::kBilinear}) + ops::interpolate(x * 2.0, {7, 9});
+      const Tensor large = ops::interpolate(x, {16, 20}, {.mode = ops::InterpolateMode::kBicubic});
+      return ops::interpolate(x, {7, 9}, {.mode = ops::InterpolateMode::kBilinear}) +
+             ops::interpolate(x * 2.0, {7, 9}) +
+             ops::interpolate(large, {7, 9}, {.mode = ops::InterpolateMode::kBicubic, .antialias = true});
     }
   };
   Up eager, compiled;

@@ -57,6 +57,12 @@ def record_pixel_ops(folder, seed):
         add(f"interpolate_nearest_{tag}", F.interpolate, size=size)
         add(f"interpolate_bilinear_{tag}", F.interpolate, size=size, mode="bilinear", align_corners=False)
         add(f"interpolate_corners_{tag}", F.interpolate, size=size, mode="bilinear", align_corners=True)
+        add(f"interpolate_bicubic_{tag}", F.interpolate, size=size, mode="bicubic", align_corners=False)
+        add(f"interpolate_bicubic_corners_{tag}", F.interpolate, size=size, mode="bicubic", align_corners=True)
+        for mode in ("bilinear", "bicubic"):
+            for corners in (False, True):
+                name = f"interpolate_{mode}_antialias{'_corners' if corners else ''}_{tag}"
+                add(name, F.interpolate, size=size, mode=mode, align_corners=corners, antialias=True)
     add("pad_constant", F.pad, (1, 2, -1, 3), value=0.5)
     add("pad_reflect", F.pad, (2, 1, 0, 5), mode="reflect")
     add("pad_replicate", F.pad, (2, 9, 1, 0), mode="replicate")

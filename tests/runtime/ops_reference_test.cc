@@ -86,11 +86,18 @@ void add_images(std::map<std::string, RunCase>& cases) {
   for (const auto& [tag, size] : {std::pair<std::string, ops::Spatial<2>>{"_up", {12, 17}}, {"_down", {4, 3}}}) {
     const ops::Spatial<2> to = size;
     add("interpolate_nearest" + tag, [=](const Tensor& x) { return ops::interpolate(x, to); });
-    add("interpolate_bilinear" + tag,
-        [=](const Tensor& x) { return ops::interpolate(x, to, {.mode = InterpolateMode::kBilinear}); });
-    add("interpolate_corners" + tag, [=](const Tensor& x) {
-      return ops::interpolate(x, to, {.mode = InterpolateMode::kBilinear, .align_corners = true});
-    });
+    for (const auto& [mode, options] : std::map<std::string, ops::InterpolateOptions>{
+             {"bilinear", {InterpolateMode::kBilinear}},
+             {"corners", {InterpolateMode::kBilinear, true}},
+             {"bilinear_antialias", {InterpolateMode::kBilinear, false, true}},
+             {"bilinear_antialias_corners", {InterpolateMode::kBilinear, true, true}},
+             {"bicubic", {InterpolateMode::kBicubic}},
+             {"bicubic_corners", {InterpolateMode::kBicubic, true}},
+             {"bicubic_antialias", {InterpolateMode::kBicubic, false, true}},
+             {"bicubic_antialias_corners", {InterpolateMode::kBicubic, true, true}}}) {
+      const ops::InterpolateOptions how = options;
+      add("interpolate_" + mode + tag, [=](const Tensor& x) { return ops::interpolate(x, to, how); });
+    }
   }
   add("pad_constant", [](const Tensor& x) { return ops::pad(x, {1, 2, -1, 3}, PadMode::kConstant, 0.5); });
   add("pad_reflect", [](const Tensor& x) { return ops::pad(x, {2, 1, 0, 5}, PadMode::kReflect); });

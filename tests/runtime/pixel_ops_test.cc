@@ -1,9 +1,11 @@
 // Pooling, interpolation, padding and pixel_shuffle, against loops over pixels; recorded values: ops_reference_test.cc.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
 
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/convolution.h"
@@ -19,7 +21,7 @@ using test::error_of;
 using test::same_bits;
 using test::uniform;
 
-constexpr ops::InterpolateMode kBilinear = ops::InterpolateMode::kBilinear;
+constexpr ops::InterpolateMode kBilinear = ops::InterpolateMode::kBilinear, kBicubic = ops::InterpolateMode::kBicubic;
 Tensor last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
 
 // First and second derivatives along random directions, against central differences.
@@ -85,6 +87,22 @@ TEST(PixelOps, Derivatives) {
       {"bilinear, corners",
        [](const Tensor& t) {
          return ops::interpolate(t, {4, 15}, {.mode = ops::InterpolateMode::kBilinear, .align_corners = true});
+       }},
+      {"bilinear, antialias",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {2, 9}, {.mode = ops::InterpolateMode::kBilinear, .antialias = true});
+       }},
+      {"bicubic",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {9, 4}, {.mode = ops::InterpolateMode::kBicubic});
+       }},
+      {"bicubic, corners",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 15}, {.mode = ops::InterpolateMode::kBicubic, .align_corners = true});
+       }},
+      {"bicubic, antialias",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {9, 2}, {.mode = ops::InterpolateMode::kBicubic, .antialias = true});
        }},
       {"constant",
        [](const Tensor& t) {
@@ -178,6 +196,14 @@ TEST(PixelOps, ResultsAreDenseAndShareNoMemoryWithTheOperand) {
        [](const Tensor& t) {
          return ops::interpolate(t, {8, 5}, {.mode = kBilinear});
        }},
+      {"same size, bicubic",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {4, 5}, {.mode = kBicubic, .antialias = true});
+       }},
+      {"bicubic",
+       [](const Tensor& t) {
+         return ops::interpolate(t, {2, 5}, {.mode = kBicubic, .antialias = true});
+       }},
   };
   const Tensor x = uniform({2, 3, 4, 5}, -1, 1, 1).to(kF32);
   for (const auto& [name, run] : cases)
@@ -203,6 +229,58 @@ TEST(PixelOps, PaddingOfAnEmptyBatchKeepsItsHistory) {
   EXPECT_EQ(y.to_vector<float>(), std::vector<float>(6, 4.0f));
   y.sum().backward();
   EXPECT_EQ(to_string(row.grad().sizes()), "[2, 0]");
+}
+
+// Results of random sizes and options, in every dtype and layout, are those of a sum over all pixels in f64.
+TEST(PixelOps, RandomInterpolationsEqualASumOverAllPixels) {
+  std::mt19937 random(11);
+  const auto below = [&](uint32_t n) { return static_cast<int64_t>(random() % n); };
+  for (int round = 0; round < 60; ++round) {
+    const ops::InterpolateOptions how{
+        .mode = below(2) == 0 ? kBilinear : kBicubic, .align_corners = below(2) == 0, .antialias = below(2) == 0};
+    const auto size = [&] { return 1 + (below(2) == 0 ? below(6) : below(40)); };
+    const Dims from = {1 + below(2), 1 + below(5), size(), size()};
+    const ops::Extent to = {size(), size()};
+    const Tensor x = uniform(from, -1, 1, static_cast<uint64_t>(round));
+    // (size, from): the weight of each pixel in each result. The definition, from PyTorch's documentation and Pillow's.
+    const auto matrix = [&](int64_t n, int64_t results) {
+      std::vector<double> weights;
+      const double distance = !how.align_corners ? static_cast<double>(n) / static_cast<double>(results)
+                              : results > 1      ? static_cast<double>(n - 1) / static_cast<double>(results - 1)
+                                                 : 0;
+      const bool cubic = how.mode == kBicubic;
+      const double unit = how.antialias ? std::max(distance, 1.0) : 1, a = how.antialias ? -0.5 : -0.75;
+      for (int64_t i = 0; i < results; ++i) {
+        const auto at = static_cast<double>(i);
+        double place = how.align_corners && !how.antialias ? at * distance : (at + 0.5) * distance - 0.5;
+        if (!cubic && !how.antialias) place = std::max(place, 0.0);
+        std::vector<double> row(static_cast<size_t>(n));
+        double sum = 0;
+        const int64_t around = how.antialias ? 0 : 3;  // pixels beyond the border are those at it
+        for (int64_t p = -around; p < n + around; ++p) {
+          const double d = std::abs(static_cast<double>(p) - place) / unit;
+          const double w = !cubic  ? std::max(0.0, 1 - d)
+                           : d < 1 ? (a + 2) * d * d * d - (a + 3) * d * d + 1
+                           : d < 2 ? a * (d * d * d - 5 * d * d + 8 * d - 4)
+                                   : 0;
+          row[static_cast<size_t>(std::clamp<int64_t>(p, 0, n - 1))] += n == results ? (p == i ? 1 : 0) : w;
+          sum += n == results ? (p == i ? 1 : 0) : w;
+        }
+        for (const double w : row) weights.push_back(w / sum);
+      }
+      return Tensor::from(weights, {results, n});
+    };
+    const Tensor rows = matrix(from[2], to[0]), columns = matrix(from[3], to[1]).transpose(0, 1).contiguous();
+    const Tensor want = ops::matmul(ops::matmul(rows, x), columns);
+    for (const DType dtype : {kF64, kF32, kBF16, kF16}) {
+      const double within = dtype == kF64 ? 1e-13 : dtype == kF32 ? 4e-6 : dtype == kF16 ? 3e-3 : 2e-2;
+      for (const bool channels_last : {false, true}) {
+        const Tensor in = channels_last ? last(x.to(dtype)) : x.to(dtype);
+        const double error = ops::max(ops::abs(ops::interpolate(in, {to[0], to[1]}, how).to(kF64) - want)).item();
+        EXPECT_LT(error, within) << name_of(dtype) << " " << to_string(from) << " to " << to[0] << " " << to[1];
+      }
+    }
+  }
 }
 
 // Masks keep their classes.
@@ -233,7 +311,9 @@ TEST(PixelOps, ErrorsNameTheNumbers) {
          }),
          "a size may be at most 268435456: [1, 6, 4, 5]");
   expect(error_of([&] { ops::interpolate(x.to(kU8), 3, {.mode = kBilinear}); }), "floating point, got u8; kNearest");
+  expect(error_of([&] { ops::interpolate(x.to(kU8), 3, {.mode = kBicubic}); }), "bicubic interpolation needs floating");
   expect(error_of([&] { ops::interpolate(x, 3, {.align_corners = true}); }), "align_corners is for bilinear");
+  expect(error_of([&] { ops::interpolate(x, 3, {.antialias = true}); }), "antialias is for bilinear");
   expect(error_of([&] {
            ops::pad(x, {5, 0}, ops::PadMode::kReflect);
          }),

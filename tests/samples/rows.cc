@@ -95,13 +95,21 @@ Samples max_pool2d_samples(bool large) {
 }
 Samples interpolate_samples(bool large) {
   Samples samples;
-  const auto add = [&](const Tensor& x, ops::Extent size) {
-    for (const ops::Interpolation how :
-         {ops::Interpolation{}, {.linear = true}, {.linear = true, .align_corners = true}})
-      samples.push_back({absl::StrCat(to_string(x.sizes()), " to ", size[0], " ", size[1], how.linear ? " linear" : "",
-                                      how.align_corners ? " corners" : ""),
+  // `brief`: leaves out what only differs in where results lie.
+  const auto add = [&](const Tensor& x, ops::Extent size, bool brief = false) {
+    for (const ops::Interpolation how : {ops::Interpolation{},
+                                         {.taps = 2},
+                                         {.taps = 2, .align_corners = true},
+                                         {.taps = 2, .antialias = true},
+                                         {.taps = 4},
+                                         {.taps = 4, .align_corners = true},
+                                         {.taps = 4, .antialias = true}}) {
+      if (brief && (how.align_corners || (how.antialias && how.taps == 2))) continue;
+      samples.push_back({absl::StrCat(to_string(x.sizes()), " to ", size[0], " ", size[1], " by ", how.taps,
+                                      how.align_corners ? " corners" : "", how.antialias ? " antialias" : ""),
                          {x},
                          how.attrs(size)});
+    }
   };
   if (large) {
     add(real({2, 19, 31, 40}), {57, 85});
@@ -109,11 +117,11 @@ Samples interpolate_samples(bool large) {
   }
   add(real({2, 3, 4, 5}), {8, 11});
   add(real({1, 2, 9, 7}), {4, 3});
-  add(real({1, 2, 3, 6}), {3, 4});
-  add(real({1, 1, 1, 1}), {3, 2});
-  add(real({2, 1, 5, 4}), {1, 1});
-  add(real({0, 2, 5, 4}), {3, 2});
-  add(real({2, 0, 5, 4}), {3, 2});
+  add(real({1, 2, 3, 6}), {3, 4}, true);
+  add(real({1, 1, 1, 1}), {3, 2}, true);
+  add(real({2, 1, 5, 4}), {1, 1}, true);
+  add(real({0, 2, 5, 4}), {3, 2}, true);
+  add(real({2, 0, 5, 4}), {3, 2}, true);
   return samples;
 }
 Samples rms_norm_samples(bool large) {

@@ -1,0 +1,115 @@
+// How a published vision model wants its pictures: preprocessor_config.json.
+//
+//   const auto processor = nn::ImageProcessor::from_pretrained("models/vit");
+//   const Tensor picture = io::read_image("cat.jpg", {.mode = io::ImageMode::kRgb});   // (3, H, W) u8
+//   const Tensor logits = model(processor(picture));                                   // of (1, 3, 224, 224) f32
+//   processor.save_pretrained("tuned");                                                // what transformers reads
+//
+// A picture is resized, its middle is cut out, and its bytes become (byte * rescale_factor - mean) / std. The results
+// are those of transformers' processors that use Pillow: the same bytes after resizing, the same floats after
+// normalising. (Its processors that use torchvision differ by 1 of 255 in some pixels.)
+//
+// Classes: ViTImageProcessor, DeiTImageProcessor, SegformerImageProcessor, ConvNextImageProcessor (ResNet and RegNet,
+// too), BitImageProcessor, CLIPImageProcessor; also under their older names (ViTFeatureExtractor). Fields that would
+// change pictures in a way that is not here are a ConfigError that lists them, as in config.json (auto_model.h).
+//
+// Thread safety: all calls of one processor may run at the same time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/pretrained/config_error.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+struct ConfigField;
+
+// Either height and width, or shortest_edge, which keeps the picture's proportions, and with it, if not 0, the most
+// that the longer edge may have.
+struct ImageSize {
+  int64_t height = 0;
+  int64_t width = 0;
+  int64_t shortest_edge = 0;
+  int64_t longest_edge = 0;
+};
+
+// The fields of the file; the defaults are those of ViTImageProcessor.
+struct ImageProcessorConfig {
+  std::string type = "ViTImageProcessor";  // image_processor_type
+  bool do_resize = true;
+  ImageSize size = {.height = 224, .width = 224};
+  ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as Pillow
+  // ConvNextImageProcessor, for a shortest edge below 384: that edge is resized to size / crop_pct, then the middle,
+  // a square of that size, is cut out. From 384 on the picture is squeezed into the square.
+  double crop_pct = 224.0 / 256.0;
+  bool do_center_crop = false;  // with zeros around smaller pictures
+  ImageSize crop_size = {};     // height and width
+  bool do_rescale = true;
+  double rescale_factor = 1.0 / 255.0;
+  bool do_normalize = true;
+  std::array<double, 3> image_mean = {0.5, 0.5, 0.5};
+  std::array<double, 3> image_std = {0.5, 0.5, 0.5};
+  bool do_convert_rgb = false;    // takes gray pictures, and those with alpha, which is laid over white
+  bool do_reduce_labels = false;  // SegformerImageProcessor: masks() makes 255 of class 0, and 0 of class 1
+};
+
+struct ImageProcessorOptions {
+  // Fields that this version does not know are ignored. Without it they are an error: they may change the pictures.
+  bool allow_unknown_fields = false;
+  // The most bytes that a step of one picture may take, or its result: small files can ask for much.
+  int64_t max_bytes = int64_t{1} << 28;
+};
+
+class ImageProcessor {
+ public:
+  static constexpr const char* kFile = "preprocessor_config.json";
+  // A size in the file, and the edges that follow from it.
+  static constexpr int64_t kMostEdge = 1 << 16;
+
+  // Throws Error if the config contradicts itself.
+  explicit ImageProcessor(ImageProcessorConfig config, const ImageProcessorOptions& options = {});
+  // A file that does not name its class has that of the model_type in config.json. Throws FileError, ConfigError.
+  static ImageProcessor from_pretrained(const std::string& folder, const ImageProcessorOptions& options = {});
+  ImageProcessor(const ImageProcessor&);
+  ImageProcessor(ImageProcessor&&) noexcept;
+  ImageProcessor& operator=(const ImageProcessor&);
+  ImageProcessor& operator=(ImageProcessor&&) noexcept;
+  ~ImageProcessor();
+
+  const ImageProcessorConfig& config() const { return config_; }
+
+  // Pictures u8 (C, H, W) of any size, as io::read_image() makes them, -> f32 (B, 3, h, w) in host memory. Throws Error
+  // if a picture is of another dtype or shape, has other than 3 channels (unless do_convert_rgb), or would take more
+  // than max_bytes, and if two pictures come out in different sizes: a size of height and width, or a crop, prevents
+  // that.
+  Tensor operator()(std::span<const Tensor> images) const;
+  Tensor operator()(const Tensor& image) const { return (*this)({&image, 1}); }
+  // SegformerImageProcessor: masks (H, W) of an integer dtype, as io::read_mask() makes them, -> i64 (B, h, w), each
+  // pixel with the class of the nearest one. Throws Error, also for other processors.
+  Tensor masks(std::span<const Tensor> masks) const;
+  Tensor masks(const Tensor& mask) const { return masks({&mask, 1}); }
+
+  // Writes preprocessor_config.json, whole or not at all. Fields of the original file that are not in config() stay.
+  // Throws FileError.
+  void save_pretrained(const std::string& folder) const;
+
+ private:
+  // `image` is for errors: what the caller passed.
+  Tensor resized(const Tensor& image, const Tensor& pixels) const;  // u8 (H, W, 3) -> (h, w, 3)
+  std::array<int64_t, 2> resized_edges(const Tensor& image, int64_t height, int64_t width) const;
+  void check_memory(const Tensor& image, double bytes) const;
+
+  ImageProcessorConfig config_;
+  ImageProcessorOptions options_;
+  std::vector<ConfigField> others_;
+};
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop
