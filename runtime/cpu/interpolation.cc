@@ -42,42 +42,49 @@ template <class C> struct Places {
 };
 
 // to[k] = or += from[k] * weight, for n numbers.
-template <class T, class C> void set_scaled(const T* from, C weight, int64_t n, C* to) {
+template <class T, class C> void set_scaled(const T* from, C weight, int64_t n, C* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<C>(from[k]) * weight;
 }
-template <class T, class C> void add_scaled(const T* from, C weight, int64_t n, C* to) {
+template <class T, class C> void add_scaled(const T* from, C weight, int64_t n, C* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] += static_cast<C>(from[k]) * weight;
 }
 // to[k] = a[k] * v + b[k] * w.
-template <class T, class C, class To> void blend(const T* a, const T* b, C v, C w, int64_t n, To* to) {
+template <class T, class C, class To> void blend(const T* a, const T* b, C v, C w, int64_t n, To* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(static_cast<C>(a[k]) * v + static_cast<C>(b[k]) * w);
+}
+template <class From, class To> void convert(const From* from, int64_t n, To* __restrict to) {
+  for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(from[k]);
 }
 
 // Row r of a result from rows of n numbers.
 template <class T, class C> void blend_rows(const T* image, const Places<C>& at, int64_t r, int64_t n, C* out) {
   const auto row = [&](int64_t t) { return image + at.pixel(t)[r] * n; };
+  if (at.width == 1) return convert(row(0), n, out);
   if (at.width == 2) return blend(row(0), row(1), at.weight(0)[r], at.weight(1)[r], n, out);
   set_scaled(row(0), at.weight(0)[r], n, out);
   for (int64_t t = 1; t < at.width; ++t) add_scaled(row(t), at.weight(t)[r], n, out);
 }
 
 // `pixel`: `inner` numbers of scratch.
-template <class T, class C> void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T* y) {
+template <class T, class C>
+void blend_columns(const C* row, const Places<C>& at, int64_t inner, C* pixel, T* __restrict y) {
+  const int64_t size = at.size;
   const int32_t *left = at.pixel(0), *right = at.pixel(at.width - 1);
   const C *v = at.weight(0), *w = at.weight(at.width - 1);
-  if (at.width == 1) {
-    for (int64_t j = 0; j < at.size; ++j)
-      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(row[left[j] * inner + c]);
+  if (at.width == 1 && inner == 1) {
+    for (int64_t j = 0; j < size; ++j) y[j] = static_cast<T>(row[left[j]]);
+  } else if (at.width == 1) {
+    for (int64_t j = 0; j < size; ++j) convert(row + left[j] * inner, inner, y + j * inner);
   } else if (at.width == 2 && inner == 1) {
-    for (int64_t j = 0; j < at.size; ++j) y[j] = static_cast<T>(row[left[j]] * v[j] + row[right[j]] * w[j]);
+    for (int64_t j = 0; j < size; ++j) y[j] = static_cast<T>(row[left[j]] * v[j] + row[right[j]] * w[j]);
   } else if (at.width == 2) {
-    for (int64_t j = 0; j < at.size; ++j)
+    for (int64_t j = 0; j < size; ++j)
       blend(row + left[j] * inner, row + right[j] * inner, v[j], w[j], inner, y + j * inner);
   } else {
-    for (int64_t j = 0; j < at.size; ++j) {
+    for (int64_t j = 0; j < size; ++j) {
       set_scaled(row + left[j] * inner, v[j], inner, pixel);
       for (int64_t t = 1; t < at.width; ++t) add_scaled(row + at.pixel(t)[j] * inner, at.weight(t)[j], inner, pixel);
-      for (int64_t c = 0; c < inner; ++c) y[j * inner + c] = static_cast<T>(pixel[c]);
+      convert(pixel, inner, y + j * inner);
     }
   }
 }
@@ -103,9 +110,15 @@ void interpolate_gradient(const T* g, T* gx, const Places<C>& rows, const Places
   for (int64_t h = 0; h < H; ++h) {
     const C* const from = by_row.data() + h * ow * n;
     line.assign(static_cast<size_t>(W * n), C{0});
-    for (int64_t j = 0; j < ow; ++j)
-      for (int64_t t = 0; t < columns.width; ++t)
-        add_scaled(from + j * n, columns.weight(t)[j], n, line.data() + columns.pixel(t)[j] * n);
+    for (int64_t t = 0; t < columns.width; ++t) {
+      const int32_t* const pixel = columns.pixel(t);
+      const C* const weight = columns.weight(t);
+      C* const sums = line.data();
+      if (n == 1)
+        for (int64_t j = 0; j < ow; ++j) sums[pixel[j]] += from[j] * weight[j];
+      else
+        for (int64_t j = 0; j < ow; ++j) add_scaled(from + j * n, weight[j], n, sums + pixel[j] * n);
+    }
     T* const to = gx + h * W * inner + begin;
     for (int64_t w = 0; w < W; ++w)
       for (int64_t c = 0; c < n; ++c) to[w * inner + c] = static_cast<T>(line[static_cast<size_t>(w * n + c)]);

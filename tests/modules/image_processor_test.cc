@@ -98,7 +98,7 @@ TEST(ImageProcessor, RandomSettingsHaveTheReferencesBits) {
     write_folder(temp.path(), s.file, s.model_type);
     const ImageProcessor first = ImageProcessor::from_pretrained(temp.path());
     std::vector<ImageProcessor> processors = {first};
-    if (keep != nullptr || n % 10 == 0) {  // a save waits for the disk
+    if (keep != nullptr || n % 40 == 0) {  // a save waits for the disk
       const std::string saved = keep != nullptr ? absl::StrCat(keep, "/", n) : temp / "saved";
       first.save_pretrained(saved);
       processors.push_back(ImageProcessor::from_pretrained(saved));
