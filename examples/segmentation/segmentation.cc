@@ -177,6 +177,10 @@ class Segmenter : optim::Callback {
     say_skipped(*pictures);
     const std::string folder = o_.output_dir + "/predictions";
     io::make_folders(folder);
+    // "a_classes.png" there may be a picture, and what is written for "a.png".
+    if (std::error_code ignored; fs::equivalent(o_.predict, folder, ignored))
+      throw Error(absl::StrCat("--predict=", o_.predict, " is the folder that predictions are written to: ",
+                               "set another --output_dir, or move the pictures"));
     network_.module->eval();
     const NoGrad off;
     for (int64_t i = 0; i < pictures->size(); ++i) {

@@ -294,6 +294,12 @@ std::string encode_image(const Tensor& image, ImageFormat format, const WriteIma
   if (pixels.channels == 2 || pixels.channels == 4)
     throw_op_error("write_image", absl::StrCat("JPEG has no alpha; the image has ", pixels.channels, " channels"),
                    where);
+  constexpr int64_t kMostJpeg = 65500;  // of libjpeg; the format ends at 65535
+  if (pixels.height > kMostJpeg || pixels.width > kMostJpeg)
+    throw_op_error("write_image",
+                   absl::StrCat("JPEG has at most ", kMostJpeg, " rows and columns; the image is ",
+                                to_string(image.sizes()), ": write a PNG"),
+                   where);
   return encode_jpeg(pixels, options.jpeg_quality);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("encode_image");

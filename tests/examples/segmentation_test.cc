@@ -289,6 +289,12 @@ TEST_F(Segmentation, AKilledRunGoesOnExactly) {
   EXPECT_EQ(predicted.status, 0) << predicted.out;
   EXPECT_EQ(to_string(io::read_mask(at("a/predictions/one_classes.png")).sizes()), "[100, 128]");
   EXPECT_EQ(io::image_info(at("a/predictions/one_shown.png")).height, 100);
+  const Finished onto_itself = run(absl::StrCat("--init_from=", at("a/model.safetensors"),
+                                                " --predict=", at("a/predictions"), " --output_dir=", at("a/../a")));
+  EXPECT_EQ(onto_itself.status, 1);
+  EXPECT_NE(onto_itself.out.find("is the folder that predictions are written to"), std::string::npos)
+      << onto_itself.out;
+  EXPECT_FALSE(fs::exists(at("a/predictions/one_classes_classes.png")));
 
   // One name twice: nothing is written, so nothing is written over.
   io::write_image(at("photos/one.jpg"), SyntheticPictures(1, 3).get(0).image);

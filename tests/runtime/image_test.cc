@@ -159,6 +159,10 @@ TEST(Image, ErrorsNameTheFileAndTheReason) {
             std::string::npos);
   EXPECT_NE(error_of([&] { write_image(folder / "x.png", sample(5, 2, 2)); }).find("[5, 2, 2]"), std::string::npos);
   EXPECT_NE(error_of([&] {
+              write_image(folder / "x.jpg", Tensor::zeros({1, 65501}, kU8));
+            }).find("write_image: JPEG has at most 65500"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
               write_image(folder / "x.png", Tensor::empty({3, 0, 2}, {kU8, kCPU}));
             }).find("no pixels"),
             std::string::npos);

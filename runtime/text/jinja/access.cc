@@ -115,7 +115,7 @@ std::optional<Value> Evaluator::subscript(const Value& value, const Value& key) 
       if (value.is(Kind::kRange)) return Value::integer(value.range().start + index * value.range().step);
       if (!value.is_string()) return value.items()[static_cast<size_t>(index)];
       const std::string_view rest = value.text().substr(byte_of_point(value.text(), index));
-      return Value::string(rest.substr(0, byte_of_point(rest, 1)));
+      return Value::string(rest.substr(0, byte_of_point(rest, 1)), value.is_markup());
     }
     default: return std::nullopt;
   }

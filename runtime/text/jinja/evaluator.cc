@@ -5,7 +5,6 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/text/jinja/parser.h"
 
 namespace rondo::text::jinja {
 
@@ -64,9 +63,18 @@ int64_t LoopState::count() {
 
 // ---- Statements
 
-Rendered Evaluator::run(const Body& body, const std::vector<std::pair<std::string, Value>>& variables) {
+Evaluator::Scope& Evaluator::Scope::hide(const Values& unset) {
+  for (const Value& name : unset) {
+    Budget::step();
+    names.set(name, Value::undefined(absl::StrCat("'", brief(name.text()), "' is undefined")));
+  }
+  return *this;
+}
+
+Rendered Evaluator::run(const Parsed& parsed, const std::vector<std::pair<std::string, Value>>& variables) {
   for (const auto& [name, value] : variables) variables_.set(Value::string(name), value);
-  run_body(body, root_);
+  root_.hide(parsed.unset);
+  run_body(parsed.body, root_);
   // The text is copied out, so let its memory be the only one.
   root_.names = {};
   for (Value::Dict& fields : namespaces_) fields = {};
@@ -98,6 +106,7 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
     case Statement::kFilterBlock: {
       Flow flow = Flow::kOn;
       Scope own{.outer = &scope};
+      own.hide(statement.unset);
       Value value = Value::string(captured(statement.body, own, flow));
       if (flow != Flow::kOn) return flow;
       if (statement.expression != nullptr) {
@@ -112,6 +121,7 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
     }
     case Statement::kWith: {
       Scope inner{.outer = &scope};
+      inner.hide(statement.unset);
       for (const auto& [target, value] : statement.assignments) assign(target, evaluate(*value, scope), inner);
       return run_body(statement.body, inner);
     }
@@ -148,6 +158,7 @@ void Evaluator::run_generation(const Statement& statement, Scope& scope) {
   const size_t begin = text_.size();
   Flow flow = Flow::kOn;
   Scope inner{.outer = &scope};
+  inner.hide(statement.unset);
   const Text text = captured(statement.body, inner, flow);
   in_generation_ = false;
   write(text);
@@ -178,6 +189,7 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
   while (loop->next()) {
     any = true;
     Scope inner{.outer = &scope};
+    inner.hide(statement.unset);
     inner.names.set(loop_name_, Value::loop(loop));
     assign(statement.target, *loop->current, inner);
     const Flow flow = run_body(statement.body, inner);
@@ -187,6 +199,7 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
   loop->ended = true;
   if (any) return Flow::kOn;
   Scope inner{.outer = &scope};
+  inner.hide(statement.otherwise_unset);
   return run_body(statement.otherwise, inner);
 }
 
@@ -222,6 +235,7 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
   };
   if (given.positional.size() > names.size()) fail(absl::StrCat("takes not more than ", names.size(), " argument(s)"));
   Scope scope{.outer = &root_};
+  // All parameters are there before the first default is computed: a default never sees what they hide.
   size_t named = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     std::optional<Value> value;
@@ -231,14 +245,17 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
       value = *found;
       ++named;
     }
-    const size_t first_default = names.size() - macro.defaults.size();
-    if (!value && i >= first_default) value = evaluate(*macro.defaults[i - first_default], scope);
     if (!value) value = Value::undefined(absl::StrCat("parameter ", io::shown(names[i].text()), " was not provided"));
     scope.names.set(names[i], *std::move(value));
   }
   for (const auto& [name, value] : given.named.items)
     if (named < given.named.items.size() && scope.names.find(name) == nullptr)
       fail(absl::StrCat("takes no keyword argument ", io::shown(name.text())));
+  scope.hide(macro.unset);
+  const size_t first_default = names.size() - macro.defaults.size();
+  for (size_t i = std::max(first_default, given.positional.size()); i < names.size(); ++i)
+    if (given.named.find(names[i]) == nullptr)
+      scope.names.set(names[i], evaluate(*macro.defaults[i - first_default], scope));
   Flow flow = Flow::kOn;
   Text text = captured(macro.body, scope, flow);
   line_ = line;
@@ -279,7 +296,7 @@ Rendered Template::render(const std::vector<std::pair<std::string, Value>>& vari
   Budget budget(options.limits, impl_->bytes, options.stop, options.used);
   int line = 1;
   try {
-    return Evaluator(options, line).run(impl_->parsed.body, variables);
+    return Evaluator(options, line).run(impl_->parsed, variables);
   } catch (const Error& error) {
     if (budget.cancelled()) throw TemplateCancelled(impl_->name, line, error.what());
     throw TemplateError(impl_->name, line, error.what());

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/text/jinja/syntax.h"
+#include "rondo/runtime/text/jinja/parser.h"
 #include "rondo/runtime/text/jinja/template.h"
 #include "rondo/runtime/text/jinja/value.h"
 
@@ -45,12 +45,14 @@ class Evaluator {
   // `line` is, at any time, that of what is evaluated. REQUIRES: a Budget in force as long as this lives.
   Evaluator(const RenderOptions& options, int& line) : options_(options), line_(line) {}
   // Throws Error.
-  Rendered run(const Body& body, const std::vector<std::pair<std::string, Value>>& variables);
+  Rendered run(const Parsed& parsed, const std::vector<std::pair<std::string, Value>>& variables);
 
  private:
   struct Scope {
     Scope* outer = nullptr;
     Value::Dict names{};
+    // Lets names be undefined until they are set: Statement::unset.
+    Scope& hide(const Values& unset);
   };
   enum class Flow { kOn, kBreak, kContinue };
 
@@ -129,6 +131,8 @@ class Evaluator {
 // and missing ones; the first `required` are needed.
 using Bound = List<std::optional<Value>>;
 Bound bind(Given given, std::initializer_list<const char*> names, size_t required = 0);
+// Throws Error if the call of `name`, whose arguments Python does not name, has a named one.
+void refuse_named(std::string_view name, const Given& given);
 // An optional argument that is there, and not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
 // The text of a value. Throws Error, with `what` in its message, if it is none.

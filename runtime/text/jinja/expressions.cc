@@ -262,18 +262,6 @@ bool Evaluator::contains(const Value& container, const Value& value) {
   return false;
 }
 
-namespace {
-// True if jinja2 computes the expression when it reads the template. It also does so for pure calls, filters and tests
-// of constants; here they count as computed later.
-bool is_constant(const Expression& e) {
-  if (e.type == Expression::kName || e.type == Expression::kCall || e.type == Expression::kFilter ||
-      e.type == Expression::kTest)
-    return false;
-  return std::all_of(e.parts.begin(), e.parts.end(),
-                     [](const ExpressionPtr& part) { return part == nullptr || is_constant(*part); });
-}
-}  // namespace
-
 Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   const Value value = evaluate(*expression.parts[0], scope);
   std::optional<int64_t> bounds[3];
@@ -289,13 +277,10 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   if (value.is_undefined()) throw Error(value.reason());
   const bool sequence = value.is_string() || value.is(Kind::kList) || value.is(Kind::kTuple);
   if (value.is(Kind::kRange)) throw Error("a slice of a range is not supported; put |list behind it");
-  if (!sequence || !numbers) {
-    const std::string error = sequence ? "slice bounds must be integers or none"
-                                       : absl::StrCat("'", value.type_name(), "' object cannot be sliced");
-    // As jinja2: a slice is Python's own and raises, but one of constants is undefined like an index that does not fit.
-    if (!is_constant(expression)) throw Error(error);
-    return Value::undefined(error);
-  }
+  // jinja2 takes some slices of constants, such as 1[:2], as undefined. Nobody means that.
+  if (!sequence || !numbers)
+    throw Error(sequence ? "slice bounds must be integers or none"
+                         : absl::StrCat("'", value.type_name(), "' object cannot be sliced"));
   const int64_t size = length(value);
   // Further than to the other end makes no difference.
   const int64_t step = std::clamp(bounds[2].value_or(1), -size - 1, size + 1);
@@ -311,10 +296,10 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   const int64_t count = Value::Range{start, stop, step}.size();
   if (value.is_string()) {
     const std::string_view text = value.text();
-    if (count == 0) return Value::string("");
-    if (step != 1) return Value::string(every_point(text, start, step, count));
+    if (count == 0) return Value::string("", value.is_markup());
+    if (step != 1) return Value::string(every_point(text, start, step, count), value.is_markup());
     const std::string_view rest = text.substr(byte_of_point(text, start));
-    return Value::string(rest.substr(0, byte_of_point(rest, count)));
+    return Value::string(rest.substr(0, byte_of_point(rest, count)), value.is_markup());
   }
   Values items;
   items.reserve(static_cast<size_t>(count));

@@ -136,7 +136,7 @@ JsonStyle json_style(const Bound& at) {
     style.multiline = true;
     style.item_separator = ",";
     if (at[1]->is_string()) style.indent = at[1]->text();
-    else style.indent = Text(static_cast<size_t>(std::clamp<int64_t>(to_integer(*at[1]), 0, 1000)), ' ');
+    else style.indent = repeat_text(" ", to_integer(*at[1]));
   }
   if (given(at[2])) {
     const Value& pair = *at[2];
@@ -153,10 +153,10 @@ JsonStyle json_style(const Bound& at) {
 
 std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& value, Given& arguments) {
   const auto none = [&] { bind(std::move(arguments), {}); };
-  if (name == "upper") return none(), Value::string(to_upper_text(str(value)));
-  if (name == "lower") return none(), Value::string(to_lower_text(str(value)));
+  if (name == "upper") return none(), Value::string(to_upper_text(str(value)), value.is_markup());
+  if (name == "lower") return none(), Value::string(to_lower_text(str(value)), value.is_markup());
   if (name == "title") return none(), Value::string(title_words(str(value)));
-  if (name == "capitalize") return none(), Value::string(capitalize_text(str(value)));
+  if (name == "capitalize") return none(), Value::string(capitalize_text(str(value)), value.is_markup());
   if (name == "string") return none(), value.is_string() ? value : Value::string(str(value));
   if (name == "safe") return none(), Value::string(str(value), true);
   if (name == "escape" || name == "e" || name == "forceescape") {
@@ -167,8 +167,8 @@ std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& 
   if (name == "trim") {
     const auto at = bind(std::move(arguments), {"chars"});
     const Text text = str(value);
-    if (!given(at[0])) return Value::string(strip_text(text, Ends::kBoth));
-    return Value::string(strip_text(text, Ends::kBoth, str(*at[0])));
+    if (!given(at[0])) return Value::string(strip_text(text, Ends::kBoth), value.is_markup());
+    return Value::string(strip_text(text, Ends::kBoth, str(*at[0])), value.is_markup());
   }
   if (name == "replace") {
     const auto at = bind(std::move(arguments), {"old", "new", "count"}, 2);
@@ -196,10 +196,12 @@ std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& 
   }
   if (name == "center") {
     const auto at = bind(std::move(arguments), {"width"});
-    return call_text_method(str(value), "center", {.positional = {at[0].value_or(Value::integer(80))}});
+    const Value out = call_text_method(str(value), "center", {.positional = {at[0].value_or(Value::integer(80))}});
+    return value.is_markup() ? Value::string(out.text(), true) : out;
   }
   if (name == "format") {
     if (!arguments.named.items.empty()) throw Error("the filter \"format\" with named arguments is not supported");
+    if (value.is_markup()) throw Error("format of Markup is not supported");
     return percent_format(Value::string(str(value)), Value::tuple(std::move(arguments.positional)));
   }
   if (name == "truncate") {
@@ -211,6 +213,7 @@ std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& 
       throw Error("the length of truncate is shorter than its end, or its leeway is negative");
     if (!value.is_string()) throw Error(absl::StrCat("truncate of ", value.type_name(), " is not supported"));
     if (count_points(text) - most <= leeway) return value;
+    if (value.is_markup() || (at[2] && at[2]->is_markup())) throw Error("truncate of Markup is not supported");
     std::string_view head = std::string_view(text).substr(0, byte_of_point(text, kept));
     if (!is_true(at[1], false)) head = rsplit_text(head, " ", 1)[0];
     return Value::string(std::move(Text(head) += end));

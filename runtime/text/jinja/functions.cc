@@ -27,6 +27,10 @@ Bound bind(Given given, std::initializer_list<const char*> names, size_t require
   return out;
 }
 
+void refuse_named(std::string_view name, const Given& given) {
+  if (!given.named.items.empty()) throw Error(absl::StrCat(std::string(name), "() takes no keyword arguments"));
+}
+
 // ---- Globals
 
 bool is_global_function(std::string_view name) {
@@ -41,6 +45,7 @@ Value Evaluator::call_function(std::string_view name, Given given) {
     throw Error(absl::StrCat("the template refuses this conversation: ", brief(str(*at[0]))));
   }
   if (name == "range") {
+    refuse_named(name, given);
     const Bound at = bind(std::move(given), {"start", "stop", "step"}, 1);
     const int64_t first = to_integer(*at[0]);
     const int64_t start = at[1] ? first : 0, stop = at[1] ? to_integer(*at[1]) : first;
@@ -113,7 +118,7 @@ Value Evaluator::call_method(const Value& self, std::string_view name, Given giv
   if (self.is(Kind::kDict)) {
     const Value::Dict& dict = self.dict();
     if (name == "get") {
-      if (!given.named.items.empty()) throw Error("dict.get() takes no keyword arguments");
+      refuse_named(name, given);
       const Bound at = bind(std::move(given), {"key", "default"}, 1);
       if (!is_hashable(*at[0])) throw Error("unhashable type: '" + at[0]->type_name() + "'");
       const Value* found = dict.find(*at[0]);
@@ -135,6 +140,7 @@ Value Evaluator::call_method(const Value& self, std::string_view name, Given giv
   if (self.is(Kind::kList) || self.is(Kind::kTuple)) {
     const Values& items = self.items();
     if (name == "copy") return bind(std::move(given), {}), self;
+    refuse_named(name, given);
     const Bound at = bind(std::move(given), {"value", "start", "stop"}, 1);
     if (at[1]) throw Error(absl::StrCat("the method ", io::shown(name), " of a sequence with bounds is not supported"));
     Budget::steps(items.size());
@@ -145,6 +151,7 @@ Value Evaluator::call_method(const Value& self, std::string_view name, Given giv
     return Value::integer(found - items.begin());
   }
   if (self.is(Kind::kLoop)) {
+    refuse_named(name, given);
     LoopState& loop = self.loop();
     if (name == "cycle") {
       if (given.positional.empty()) throw Error("no items for cycling given");

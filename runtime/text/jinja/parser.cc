@@ -98,6 +98,7 @@ std::unique_ptr<Statement> Parser::for_statement(int line) {
   expect_end_of_block();
   ++scopes_;
   ++loops_;
+  ++for_depth_;
   static constexpr std::string_view kEnds[] = {"else", "endfor"};
   out->body = body(kEnds);
   --loops_;
@@ -106,6 +107,7 @@ std::unique_ptr<Statement> Parser::for_statement(int line) {
     expect_end_of_block();
     out->otherwise = local_body("endfor");
   }
+  --for_depth_;
   return out;
 }
 
@@ -132,10 +134,16 @@ std::unique_ptr<Statement> Parser::if_statement(int line) {
   return out;
 }
 
+bool Parser::names_loop(const Target& target) {
+  if (!target.is_tuple) return target.name.text() == "loop" && !target.field.is_string();
+  return std::any_of(target.parts.begin(), target.parts.end(), names_loop);
+}
+
 std::unique_ptr<Statement> Parser::set_statement(int line) {
   auto out = std::make_unique<Statement>();
   out->line = line;
   out->target = target(true, false);
+  if (for_depth_ > 0 && names_loop(out->target)) fail(line, "can't assign to the loop variable in a for loop");
   if (take_sign("=")) {
     out->type = Statement::kSet;
     out->expression = tuple(true, false);
@@ -250,17 +258,13 @@ Target Parser::target(bool with_namespace, bool ends_at_in) {
     Target out{.is_tuple = true};
     out.parts.push_back(std::move(first));
     while (take_sign(",")) {
-      if ((ends_at_in && is_name("in")) || now().type == Token::kBlockEnd) break;
+      if (ends_at_in && is_name("in")) fail(line, "expected the name of a variable behind the comma");
+      if (now().type == Token::kBlockEnd) break;
       out.parts.push_back(primary_target(with_namespace));
     }
     first = std::move(out);
   }
-  const auto check_loop = [&](const Target& one, const auto& self) -> void {
-    if (ends_at_in && !one.is_tuple && one.name.text() == "loop")
-      fail(line, "can't assign to the loop variable in a for loop's target");
-    for (const Target& part : one.parts) self(part, self);
-  };
-  check_loop(first, check_loop);
+  if (ends_at_in && names_loop(first)) fail(line, "can't assign to the loop variable in a for loop's target");
   return first;
 }
 
@@ -268,7 +272,9 @@ Parsed parse_template(std::string_view source) {
   int line = 1;
   try {
     Parser parser(tokenize(source), line);
-    return parser.parse();
+    Parsed parsed = parser.parse();
+    find_unset_names(parsed);
+    return parsed;
   } catch (const TemplateError&) {
     throw;
   } catch (const Error& error) {  // of the budget

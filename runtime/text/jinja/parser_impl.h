@@ -116,6 +116,7 @@ class Parser {
   Body local_body(std::string_view end);
   Target target(bool with_namespace, bool ends_at_in);
   Target primary_target(bool with_namespace);
+  static bool names_loop(const Target& target);
 
   // ---- Expressions
   ExpressionPtr tuple(bool conditional, bool in_parentheses, std::string_view end_name = "");
@@ -148,6 +149,7 @@ class Parser {
   int expression_depth_ = 0, statement_depth_ = 0;
   int scopes_ = 0;                                 // bodies with names of their own around this place
   int loops_ = 0;                                  // loops that a break here would leave
+  int for_depth_ = 0;                              // {% for %} around this place, an else of theirs included
   const Value::Dict* macro_parameters_ = nullptr;  // of the macro around this place
   Parsed out_;
 };

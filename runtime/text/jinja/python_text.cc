@@ -346,7 +346,7 @@ Parts split_text(std::string_view text, std::optional<std::string_view> separato
   Budget::convert(text.size());
   while (!text.empty()) {
     if (most == 0) {
-      out.push_back(strip_text(text, Ends::kRight));
+      out.push_back(text);  // with the white space behind it
       break;
     }
     size_t end = 0;
@@ -379,7 +379,7 @@ Parts rsplit_text(std::string_view text, std::optional<std::string_view> separat
     Budget::convert(text.size());
     while (!text.empty()) {
       if (most == 0) {
-        out.push_back(strip_text(text, Ends::kLeft));
+        out.push_back(text);  // with the white space before it
         break;
       }
       size_t begin = text.size();

@@ -201,15 +201,16 @@ std::optional<Value> Evaluator::position_filter(std::string_view name, const Val
     }
     if (name == "reverse" && value.is_string()) {
       const int64_t size = length(value);
-      return Value::string(every_point(value.text(), size - 1, -1, size));
+      return Value::string(every_point(value.text(), size - 1, -1, size), value.is_markup());
     }
     Values items = to_items(value);
-    if (name == "last") return items.empty() ? Value::undefined("No last item, sequence was empty.") : items.back();
+    if (name == "last" && items.empty()) return Value::undefined("No last item, sequence was empty.");
+    if (name == "last") return value.is_markup() ? Value::string(items.back().text(), true) : items.back();
     std::reverse(items.begin(), items.end());
     return deferred([items = std::move(items)]() mutable { return std::move(items); }, {value}, "list_reverseiterator");
   }
   if (name == "batch" || name == "slice") {
-    const auto at = bind(std::move(arguments), {"linecount", "fill_with"}, 1);
+    const auto at = bind(std::move(arguments), {name == "batch" ? "linecount" : "slices", "fill_with"}, 1);
     const int64_t count = to_integer(*at[0]);
     if (count < 1 || count > 100'000) throw Error("the number of parts must be from 1 to 100000");
     const Value fill = at[1].value_or(Value::none());
@@ -277,8 +278,7 @@ std::optional<Value> Evaluator::sequence_filter(std::string_view name, const Val
   if (name == "attr") {
     const auto at = bind(std::move(arguments), {"name"}, 1);
     const Text key = str(*at[0]);
-    if (!value.is_undefined())
-      if (auto found = python_attribute(value, key)) return *std::move(found);
+    if (auto found = python_attribute(value, key)) return *std::move(found);
     return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", brief(key), "'"));
   }
   if (auto out = ordering_filter(name, value, arguments)) return out;
@@ -290,7 +290,7 @@ std::optional<Value> Evaluator::sequence_filter(std::string_view name, const Val
 bool Evaluator::test(std::string_view name, const Value& value, const Given& given_arguments) {
   Budget::step();
   const auto none = [&] { bind(given_arguments, {}); };
-  const auto other = [&] { return *bind(given_arguments, {"other"}, 1)[0]; };
+  const auto other = [&](const char* argument = "other") { return *bind(given_arguments, {argument}, 1)[0]; };
   const auto kind = [&](Kind wanted) { return none(), value.is(wanted); };
   if (name == "defined") return none(), !value.is_undefined();
   if (name == "undefined") return none(), value.is_undefined();
@@ -329,7 +329,7 @@ bool Evaluator::test(std::string_view name, const Value& value, const Given& giv
     const Value rest = arithmetic(Expression::kMod, value, Value::integer(2));
     return equals(rest, Value::integer(name == "odd" ? 1 : 0));
   }
-  if (name == "divisibleby") return equals(arithmetic(Expression::kMod, value, other()), Value::integer(0));
+  if (name == "divisibleby") return equals(arithmetic(Expression::kMod, value, other("num")), Value::integer(0));
   if (name == "sameas") {
     const Value with = other();
     // Whether two equal texts or numbers are one object is Python's own affair.
@@ -338,7 +338,8 @@ bool Evaluator::test(std::string_view name, const Value& value, const Given& giv
       throw Error("the test \"sameas\" on numbers and texts is not supported");
     return value.same_object(with);
   }
-  if (name == "in") return contains(other(), value);
+  if (name == "in") return contains(other("seq"), value);
+  refuse_named(name, given_arguments);  // Python's operators
   if (name == "==" || name == "eq" || name == "equalto") return equals(value, other());
   if (name == "!=" || name == "ne") return !equals(value, other());
   if (name == "<" || name == "lt" || name == "lessthan") return is_less(value, other());

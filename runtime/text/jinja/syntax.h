@@ -71,6 +71,7 @@ struct Macro : ChargedNode {
   Values parameters;     // texts, each another one
   Expressions defaults;  // of the last parameters
   Body body;
+  Values unset;  // as Statement::unset
   int line = 0;
 };
 
@@ -101,6 +102,9 @@ struct Statement : ChargedNode {
   List<std::pair<Target, ExpressionPtr>> assignments{};  // kWith
   List<Branch> branches{};
   Body body{}, otherwise{};
+  // Names that the body (`otherwise`) sets before it reads them, and that a body inside reads: they are undefined until
+  // they are set, whatever the caller calls so. See unset_names.cc.
+  Values unset{}, otherwise_unset{};
   std::unique_ptr<Macro> macro{};
 };
 

@@ -197,6 +197,7 @@ std::optional<Value> Evaluator::search_text(std::string_view text, std::string_v
 
 std::optional<Value> Evaluator::pad_text(std::string_view text, std::string_view name, Given& given_arguments) {
   if (name == "center" || name == "ljust" || name == "rjust" || name == "zfill") {
+    if (name == "zfill" && given_arguments.positional.size() > 1) throw Error("str.zfill() takes one argument");
     const Bound at = bind(std::move(given_arguments), {"width", "fillchar"}, 1);
     const int64_t width = to_integer(*at[0]), size = count_points(text);
     const std::string_view fill = name == "zfill" ? "0" : at[1] ? need_text(*at[1], "the character to fill with") : " ";
@@ -214,6 +215,10 @@ std::optional<Value> Evaluator::pad_text(std::string_view text, std::string_view
 }
 
 Value Evaluator::call_text_method(std::string_view text, std::string_view name, Given given_arguments) {
+  // Python names the arguments of these only, and since 3.13 the count of replace().
+  if (name != "split" && name != "rsplit" && name != "splitlines" && name != "format" &&
+      !(name == "replace" && given_arguments.named.find("count") != nullptr))
+    refuse_named(name, given_arguments);
   const auto none = [&] { bind(std::move(given_arguments), {}); };
   const auto number_or = [](const std::optional<Value>& value, int64_t unset) {
     return value ? to_integer(*value) : unset;
