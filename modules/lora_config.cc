@@ -83,12 +83,18 @@ int64_t rank(io::JsonReader& json, const std::string& field) {
   return static_cast<int64_t>(value);
 }
 
-// Regular expressions and their values, in the order of the file: the first that fits counts.
+// Regular expressions and their values, in the order of the file: the first that fits counts. Of two equal names PEFT's
+// reader takes the last value, so they are refused.
 template <class T, class Value>
 std::vector<std::pair<std::string, T>> pattern_values(io::JsonReader& json, const Value& value) {
   std::vector<std::pair<std::string, T>> values;
+  std::set<std::string> seen;
   if (json.peek() == 'n') json.skip();
-  else json.object([&](std::string& name) { values.emplace_back(name, value()); });
+  else
+    json.object([&](std::string& name) {
+      if (!seen.insert(name).second) json.fail("the pattern " + io::shown(name) + " stands there twice");
+      values.emplace_back(name, value());
+    });
   return values;
 }
 

@@ -40,6 +40,7 @@ class Pattern {
       : function_(function), option_(option), text_(text) {
     if (text.size() > kLongestPattern)
       throw Error(absl::StrCat(function, ": ", option, " has ", text.size(), " bytes; at most ", kLongestPattern));
+    refuse_ambiguous();
     int error = 0;
     PCRE2_SIZE at = 0;
     code_.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
@@ -72,6 +73,28 @@ class Pattern {
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(absl::StrCat(function_, ": ", option_, " '", text_, "' ", why));
   }
+  // What PCRE2 accepts and Python, in which PEFT matches, reads otherwise: x{,3} is x{0,3} there and five signs here,
+  // and only here is [[:digit:]] a class. The adapter would go to other modules, or have another scaling.
+  void refuse_ambiguous() const {
+    bool in_class = false;
+    for (size_t i = 0; i + 1 < text_.size(); ++i) {
+      const char sign = text_[i], next = text_[i + 1];
+      if (sign == '\\') {
+        ++i;
+      } else if (sign == '[' && !in_class) {
+        in_class = true;
+        i += next == '^' ? 1 : 0;
+        i += i + 1 < text_.size() && text_[i + 1] == ']' ? 1 : 0;  // a "]" that comes first is one of the signs
+      } else if (sign == '[' && (next == ':' || next == '.' || next == '=')) {
+        fail(absl::StrCat("has \"[", text_.substr(i + 1, 1),
+                          "\" in a class, where Python reads it as two signs: write \\["));
+      } else if (sign == ']') {
+        in_class = false;
+      } else if (sign == '{' && next == ',' && !in_class) {
+        fail("has \"{,\", which is a count in Python only: write {0, for a count, \\{ for the sign");
+      }
+    }
+  }
   const char* function_;
   const char* option_;
   std::string text_;
@@ -99,18 +122,24 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
 
 bool ends_in(const std::string& path, const std::string& name) { return path == name || path.ends_with("." + name); }
 
-// The number of the layer that a module is in: that behind the last list of this name, or with "" of any name.
+// The number of the layer that a module is in: that behind the first list of this name, or with "" of any name. Lists
+// inside of a layer, such as experts, have numbers of their own. A list of any name that the path begins with counts
+// only if there is no other: PEFT sees whole models, in which a layer's list has a place.
 std::optional<int64_t> layer_behind(const std::string& path, const std::string& list) {
-  for (size_t end = path.rfind('.'); end != path.npos && end > 0; end = path.rfind('.', end - 1)) {
-    const size_t dot = path.rfind('.', end - 1);
-    if (dot == path.npos) break;
+  std::optional<int64_t> of_first;
+  const size_t first = path.find('.');
+  size_t end = 0;
+  for (size_t dot = first; dot != path.npos; dot = end) {
+    end = path.find('.', dot + 1);
+    if (end == path.npos) break;
     int64_t number = 0;
     const char *begin = path.data() + dot + 1, *last = path.data() + end;
     const auto [stop, error] = std::from_chars(begin, last, number);
     if (error != std::errc() || stop != last || number < 0) continue;
-    if (list.empty() || ends_in(path.substr(0, dot), list)) return number;
+    if (list.empty() && dot == first) of_first = number;
+    else if (list.empty() || ends_in(path.substr(0, dot), list)) return number;
   }
-  return std::nullopt;
+  return of_first;
 }
 
 // As PEFT decides (tuners_utils.py, check_target_module_exists).

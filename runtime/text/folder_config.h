@@ -22,20 +22,28 @@ struct FolderConfig {
   bool clean_up_tokenization_spaces = false, clean_up_byte_pairs = false;
   std::optional<int64_t> model_max_length{};
   SpecialNames names{};
+  // Roles that are null: no token has them, not even the one that the class has by itself.
+  std::vector<std::string SpecialNames::*> without{};
+  bool has_decoder = false;           // added_tokens_decoder is there: older files say nothing then
   std::vector<AddedToken> added{};    // added_tokens_decoder
+  std::vector<AddedToken> older{};    // added_tokens.json; those of tokenizer.json with the same ids replace them
   std::vector<AddedToken> special{};  // those that `names` names
   // Tokens that only this model has, by name, such as image_token: those of an object extra_special_tokens, fields of
   // their own, and model_specific_special_tokens. If a name is there twice, the last one counts.
   std::vector<std::pair<std::string, AddedToken>> named{};
-  std::vector<AddedToken> further{};  // lists additional_special_tokens and extra_special_tokens
+  // Lists of special tokens without a role, if they are there. The first one counts; without it the second.
+  std::optional<std::vector<AddedToken>> extra{}, additional{};
+  std::vector<AddedToken> further() const { return extra ? *extra : additional.value_or(std::vector<AddedToken>()); }
   std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
 };
 
 // The tokenizer classes that differ here. kWholeFile: any other, which takes tokenizer.json as it is.
 enum class ClassKind { kWholeFile, kBert, kGpt2, kRoberta, kQwen2, kLlama };
 ClassKind kind_named(std::string tokenizer_class);
-// Fills in the special tokens that a class has by itself, where `names` has none.
-void set_usual_names(ClassKind kind, SpecialNames& names);
+// The config's names, and where it says nothing, those that the class has by itself.
+SpecialNames names_of(ClassKind kind, const FolderConfig& config);
+// The same where null says nothing either: what the classes put around a text.
+SpecialNames usual_names(ClassKind kind, SpecialNames names);
 
 // How Qwen2Tokenizer cuts text into words.
 inline constexpr char kQwen2Pattern[] =

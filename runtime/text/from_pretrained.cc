@@ -46,14 +46,15 @@ AddedToken read_special(io::JsonReader& json) {
   return token;
 }
 
-std::string* name_of(SpecialNames& names, std::string_view key) {
-  if (key == "bos_token") return &names.bos;
-  if (key == "eos_token") return &names.eos;
-  if (key == "unk_token") return &names.unk;
-  if (key == "pad_token") return &names.pad;
-  if (key == "sep_token") return &names.sep;
-  if (key == "cls_token") return &names.cls;
-  if (key == "mask_token") return &names.mask;
+using Role = std::string SpecialNames::*;
+Role role_of(std::string_view key) {
+  if (key == "bos_token") return &SpecialNames::bos;
+  if (key == "eos_token") return &SpecialNames::eos;
+  if (key == "unk_token") return &SpecialNames::unk;
+  if (key == "pad_token") return &SpecialNames::pad;
+  if (key == "sep_token") return &SpecialNames::sep;
+  if (key == "cls_token") return &SpecialNames::cls;
+  if (key == "mask_token") return &SpecialNames::mask;
   return nullptr;
 }
 
@@ -68,11 +69,14 @@ AddedToken read_as_special(io::JsonReader& json) {
 }
 
 // Special tokens without a role: a list, or an object that names each.
-void read_further_tokens(io::JsonReader& json, NamedTokens& named, Config& out) {
-  if (read_null(json)) return;
-  if (json.peek() == '{')
+void read_further_tokens(io::JsonReader& json, NamedTokens& named, std::optional<std::vector<AddedToken>>& list) {
+  list.reset();
+  if (json.peek() == '{') {
     json.object([&](std::string& name) { named.emplace_back(std::move(name), read_as_special(json)); });
-  else json.array([&] { out.further.push_back(read_as_special(json)); });
+  } else {
+    list.emplace();
+    if (!read_null(json)) json.array([&] { list->push_back(read_as_special(json)); });
+  }
 }
 
 // A field such as "image_token" whose value is a token. add_bos_token has another one.
@@ -145,16 +149,25 @@ FolderTemplates folder_templates(const std::string& folder, const Config& config
   return out;
 }
 
+void read_role(io::JsonReader& json, Role role, Config& out) {
+  out.names.*role = "";
+  std::erase(out.without, role);
+  if (read_null(json)) {
+    out.without.push_back(role);
+    return;
+  }
+  AddedToken token = read_as_special(json);
+  out.names.*role = token.content;
+  out.special.push_back(std::move(token));
+}
+
 void read_config(const std::string& path, Config& out) {
   const std::string text = io::read_text(path, kLargestFile);
   io::JsonReader json(path, text);
   NamedTokens extra, alone, specific;  // as transformers: what comes later replaces what comes before
   json.object([&](std::string& key) {
-    if (std::string* name = name_of(out.names, key)) {
-      if (read_null(json)) return;
-      AddedToken token = read_as_special(json);
-      *name = token.content;
-      out.special.push_back(std::move(token));
+    if (const Role role = role_of(key)) {
+      read_role(json, role, out);
     } else if (key == "tokenizer_class") {
       out.tokenizer_class = read_optional_string(json).value_or("");
     } else if (key == "do_lower_case") {
@@ -169,8 +182,10 @@ void read_config(const std::string& path, Config& out) {
       if (!read_null(json)) out.legacy = json.boolean();
     } else if (key == "split_special_tokens") {
       out.split_special_tokens = read_flag(json, false);
-    } else if (key == "additional_special_tokens" || key == "extra_special_tokens") {
-      read_further_tokens(json, extra, out);
+    } else if (key == "additional_special_tokens") {
+      read_further_tokens(json, extra, out.additional);
+    } else if (key == "extra_special_tokens") {
+      read_further_tokens(json, extra, out.extra);
     } else if (key == "model_specific_special_tokens") {
       if (!read_null(json))
         json.object([&](std::string& name) { specific.emplace_back(std::move(name), read_as_special(json)); });
@@ -195,6 +210,8 @@ void read_config(const std::string& path, Config& out) {
     } else if (key == "chat_template") {
       read_chat_templates(json, out);
     } else if (key == "added_tokens_decoder") {
+      out.has_decoder = true;
+      out.added.clear();
       json.object([&](std::string& id) {
         AddedToken& token = out.added.emplace_back();
         const auto [end, error] = std::from_chars(id.data(), id.data() + id.size(), token.id);
@@ -210,14 +227,71 @@ void read_config(const std::string& path, Config& out) {
   });
   json.finish();
   for (const NamedTokens* tokens : {&extra, &alone, &specific}) set_named(*tokens, out.named);
+  // The older name counts where the newer one is absent or empty.
+  if (out.additional && extra.empty() && (!out.extra || out.extra->empty())) {
+    out.extra = std::move(out.additional);
+    out.additional.reset();
+  }
+}
+
+// special_tokens_map.json, which older programs wrote and transformers reads if there is no added_tokens_decoder. It
+// has the last word on roles; named tokens it adds only, and a list additional_special_tokens counts if there is no
+// other.
+void read_older_map(const std::string& path, Config& out) {
+  const std::string text = io::read_text(path, kLargestFile);
+  io::JsonReader json(path, text);
+  NamedTokens named = std::move(out.named), alone, extra;
+  out.named.clear();
+  json.object([&](std::string& key) {
+    if (const Role role = role_of(key)) {
+      read_role(json, role, out);
+    } else if (key == "additional_special_tokens") {
+      read_further_tokens(json, extra, out.additional);
+    } else if (key == "extra_special_tokens") {
+      std::optional<std::vector<AddedToken>> more;
+      read_further_tokens(json, extra, more);
+      if (!out.extra) out.extra = std::move(more);
+      else if (more) out.extra->insert(out.extra->end(), more->begin(), more->end());
+    } else if (is_named_token(key, json)) {
+      alone.emplace_back(key, read_as_special(json));
+    } else {
+      json.skip();
+    }
+  });
+  json.finish();
+  for (const NamedTokens* tokens : {&std::as_const(alone), &std::as_const(named), &std::as_const(extra)})
+    set_named(*tokens, out.named);
+}
+
+// added_tokens.json, of the same age: texts and their ids.
+void read_older_tokens(const std::string& path, Config& out) {
+  const std::string text = io::read_text(path, kLargestFile);
+  io::JsonReader json(path, text);
+  const std::vector<AddedToken> further = out.extra.value_or(std::vector<AddedToken>());
+  const auto is_special = [&](const std::string& content) {
+    const SpecialNames& n = out.names;
+    for (const std::string* name : {&n.bos, &n.eos, &n.unk, &n.pad, &n.sep, &n.cls, &n.mask})
+      if (*name == content) return true;
+    return std::any_of(further.begin(), further.end(),
+                       [&](const AddedToken& token) { return token.content == content; });
+  };
+  json.object([&](std::string& content) {
+    const uint64_t id = json.unsigned_integer();
+    if (id > INT32_MAX || content.empty()) json.fail(absl::StrCat("added token ", io::shown(content), " has no id"));
+    const bool special = is_special(content);
+    out.older.push_back(
+        {.id = static_cast<int32_t>(id), .content = content, .normalized = !special, .special = special});
+  });
+  json.finish();
 }
 
 // Adds the named tokens that the vocabulary has, and those of added_tokens_decoder.
 void add_special_tokens(Impl& out, const Config& config, const std::string& vocab_path) {
-  for (const AddedToken& token : config.added)
-    if (!out.add_token(token))
-      throw FileError(config.path, absl::StrCat("added token ", io::shown(token.content), ": its id ", token.id,
-                                                " is neither the vocabulary's nor the next free one"));
+  for (const std::vector<AddedToken>* tokens : {&config.added, &config.older})
+    for (const AddedToken& token : *tokens)
+      if (!out.add_token(token))
+        throw FileError(config.path, absl::StrCat("added token ", io::shown(token.content), ": its id ", token.id,
+                                                  " is neither the vocabulary's nor the next free one"));
   const SpecialNames& names = config.names;
   for (const std::string& name : {names.bos, names.eos, names.unk, names.pad, names.sep, names.cls, names.mask}) {
     if (name.empty() || out.added_token(out.id(name)) != nullptr) continue;
@@ -265,7 +339,7 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
   out->decoders.present = true;
   out->decoders.steps.push_back(byte_level_decoder());
   // A vocabulary of one's own may lack the one that GPT-2 and Qwen2 have for all purposes.
-  if (roberta || out->model->vocabulary().id("<|endoftext|>") >= 0) set_usual_names(kind, config.names);
+  if (roberta || out->model->vocabulary().id("<|endoftext|>") >= 0) config.names = names_of(kind, config);
   if (roberta) {
     const int32_t mask = out->model->vocabulary().id(config.names.mask);
     const bool listed = std::any_of(config.added.begin(), config.added.end(),
@@ -275,8 +349,9 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
   }
   add_special_tokens(*out, config, vocab_path);
   if (roberta) {
-    set_bert_template(out->post_processor, need_token(*out, config.names.cls, vocab_path),
-                      need_token(*out, config.names.sep, vocab_path));
+    const SpecialNames usual = usual_names(kind, config.names);
+    set_bert_template(out->post_processor, need_token(*out, usual.cls, vocab_path),
+                      need_token(*out, usual.sep, vocab_path));
     make_roberta_template(out->post_processor);
     out->post_processor.trim_offsets = true;
     out->post_processor.add_prefix_space = config.add_prefix_space.value_or(false);
@@ -288,7 +363,7 @@ std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
   if (!config.tokenizer_class.empty() && kind_named(config.tokenizer_class) != ClassKind::kBert)
     throw FileError(config.path, "tokenizer_class " + io::shown(config.tokenizer_class) +
                                      " with vocab.txt is not supported: BertTokenizer is; or save a tokenizer.json");
-  set_usual_names(ClassKind::kBert, config.names);
+  config.names = names_of(ClassKind::kBert, config);
   auto out = std::make_unique<Impl>();
   out->model = make_word_piece(Vocabulary::read_lines(io::read_text(vocab_path, kLargestFile), vocab_path),
                                {.unk_token = config.names.unk}, vocab_path);
@@ -298,8 +373,9 @@ std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
   out->decoders.present = true;
   out->decoders.steps.push_back(word_piece_decoder("##", true));
   add_special_tokens(*out, config, vocab_path);
-  set_bert_template(out->post_processor, need_token(*out, config.names.cls, vocab_path),
-                    need_token(*out, config.names.sep, vocab_path));
+  const SpecialNames usual = usual_names(ClassKind::kBert, config.names);
+  set_bert_template(out->post_processor, need_token(*out, usual.cls, vocab_path),
+                    need_token(*out, usual.sep, vocab_path));
   return out;
 }
 
@@ -347,9 +423,11 @@ void AutoTokenizer::copy_files(const std::string& from, const std::string& to) t
 PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) try {
   const auto in_folder = [&](const char* name) { return folder + "/" + name; };
   Config config{.path = in_folder("tokenizer_config.json")};
-  // The older file first: what both say, tokenizer_config.json decides.
-  for (const std::string& path : {in_folder("special_tokens_map.json"), config.path})
-    if (is_file(path)) read_config(path, config);
+  if (is_file(config.path)) read_config(config.path, config);
+  if (!config.has_decoder) {
+    if (const std::string path = in_folder("special_tokens_map.json"); is_file(path)) read_older_map(path, config);
+    if (const std::string path = in_folder("added_tokens.json"); is_file(path)) read_older_tokens(path, config);
+  }
   const std::string vocab = in_folder("vocab.json"), merges = in_folder("merges.txt"), lines = in_folder("vocab.txt");
   std::unique_ptr<Impl> impl;
   if (const std::string whole = in_folder("tokenizer.json"); is_file(whole)) {

@@ -160,7 +160,8 @@ class PreTrainedTokenizer : public io::Tokenizer {
 class AutoTokenizer {
  public:
   // A model's folder: tokenizer.json; else vocab.json and merges.txt; else vocab.txt. Names of special tokens come from
-  // tokenizer_config.json, where it is present. Where it disagrees with tokenizer.json, ids are those of transformers
+  // tokenizer_config.json, where it is present; null takes a role away. special_tokens_map.json, which replaces roles,
+  // and added_tokens.json are of older programs: they count if there is no added_tokens_decoder. Where it disagrees with tokenizer.json, ids are those of transformers
   // 5: BertTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer and RobertaTokenizer take vocabulary and merges
   // from the file, and build its steps themselves from do_lower_case, strip_accents, tokenize_chinese_chars,
   // add_prefix_space and legacy; other classes take the whole file. Special tokens that the file lacks are added.

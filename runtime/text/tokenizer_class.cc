@@ -103,6 +103,7 @@ struct FileFacts {
   std::string unk;
   bool byte_fallback = false, fuse_unk = false;
   std::vector<std::string> added;
+  std::vector<int64_t> added_ids;
 };
 FileFacts facts_of(const std::string& text, const std::string& path) {
   FileFacts out;
@@ -112,6 +113,7 @@ FileFacts facts_of(const std::string& text, const std::string& path) {
       json.array([&] {
         json.object([&](std::string& field) {
           if (field == "content") out.added.push_back(json.string());
+          else if (field == "id") out.added_ids.push_back(static_cast<int64_t>(json.unsigned_integer()));
           else json.skip();
         });
       });
@@ -141,7 +143,13 @@ ClassKind kind_named(std::string name) {
   return ClassKind::kWholeFile;
 }
 
-void set_usual_names(ClassKind kind, SpecialNames& names) {
+SpecialNames names_of(ClassKind kind, const FolderConfig& config) {
+  SpecialNames names = usual_names(kind, config.names);
+  for (const auto role : config.without) names.*role = "";
+  return names;
+}
+
+SpecialNames usual_names(ClassKind kind, SpecialNames names) {
   const auto fill = [](std::string& name, const char* usual) {
     if (name.empty()) name = usual;
   };
@@ -158,6 +166,7 @@ void set_usual_names(ClassKind kind, SpecialNames& names) {
     fill(names.bos, "<s>"), fill(names.eos, "</s>"), fill(names.sep, "</s>"), fill(names.cls, "<s>");
     fill(names.unk, "<unk>"), fill(names.pad, "<pad>"), fill(names.mask, "<mask>");
   }
+  return names;
 }
 
 std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string& folder, const FolderConfig& config) {
@@ -168,10 +177,9 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
   const ClassKind kind = choose_kind(folder, text, config);
   Amendments amendments;
   set_steps(kind, config, amendments);
-  SpecialNames names = config.names;
-  set_usual_names(kind, names);
+  SpecialNames names = names_of(kind, config);
+  const FileFacts facts = facts_of(text, path);
   if (kind != ClassKind::kWholeFile) {
-    const FileFacts facts = facts_of(text, path);
     if (kind == ClassKind::kBert && !facts.unk.empty() && facts.unk != names.unk)
       throw FileError(config.path,
                       absl::StrCat("unk_token: ", io::shown(names.unk), ", but the model in tokenizer.json has ",
@@ -190,6 +198,9 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
   }
   // In the order in which ids are given: added_tokens_decoder by its ids, then tokens with a role, then the others.
   amendments.tokens = config.added;
+  for (const AddedToken& token : config.older)
+    if (std::find(facts.added_ids.begin(), facts.added_ids.end(), token.id) == facts.added_ids.end())
+      amendments.tokens.push_back(token);
   std::stable_sort(amendments.tokens.begin(), amendments.tokens.end(),
                    [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
   const auto add = [&](AddedToken token) {
@@ -208,7 +219,7 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
   }
   std::vector<AddedToken> further;
   for (const auto& [name, token] : config.named) further.push_back(token);
-  further.insert(further.end(), config.further.begin(), config.further.end());
+  for (AddedToken& token : config.further()) further.push_back(std::move(token));
   for (const AddedToken& token : further) add(token);
   if (kind == ClassKind::kQwen2)  // adds all of these once more, without their flags
     for (AddedToken& token : amendments.tokens)
@@ -219,7 +230,8 @@ std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string
   auto out = read_tokenizer_json(text, path, amendments);
   if (kind == ClassKind::kBert || kind == ClassKind::kRoberta) {
     out->post_processor = {};
-    set_bert_template(out->post_processor, out->id(names.cls), out->id(names.sep));
+    const SpecialNames usual = usual_names(kind, config.names);
+    set_bert_template(out->post_processor, out->id(usual.cls), out->id(usual.sep));
     if (kind == ClassKind::kRoberta) {
       make_roberta_template(out->post_processor);
       out->post_processor.trim_offsets = true;

@@ -30,12 +30,14 @@
 #include "rondo/tests/errors.h"
 #include "rondo/tests/modules/lora_models.h"
 #include "rondo/tests/paths.h"
+#include "rondo/tests/small_modules.h"
 
 namespace rondo::nn {
 namespace {
 
 using namespace test_lora;
 using test::error_of;
+using test::OneLinear;
 using test::same_bits;
 using test::TempFolder;
 
@@ -285,6 +287,45 @@ TEST(LoraFiles, RanksAndAlphasByPattern) {
   EXPECT_THROW(add_lora(model, {.targets = {"c_attn"}, .rank_pattern = {{"c_attn", 0}}}), Error);
 }
 
+// PEFT matches in Python. What means something else there is refused, not guessed.
+TEST(LoraFiles, PatternsThatPythonReadsOtherwise) {
+  GPT2 model(kTiny, 1);
+  for (const char* name : {"c_at.{,3}", "[[:alpha:]_]+", "[^][=a=]]attn", "c_at{,}n"}) {
+    const std::string what = error_of([&] { add_lora(model, {.targets = {"c_attn"}, .alpha_pattern = {{name, 2}}}); });
+    EXPECT_NE(what.find("Python"), std::string::npos) << name << ": " << what;
+    EXPECT_NE(error_of([&] { add_lora(model, {.target_pattern = std::string(".*") + name}); }).find("Python"),
+              std::string::npos)
+        << name;
+  }
+  for (const char* name :
+       {"h[.]1[.]attn[.]c_attn", R"(c\_attn|x\{,3})", "[c:]_attn", "c_att[^]:[]", "c_at{2}n|c_attn"}) {
+    const std::string escaped = name;
+    EXPECT_NO_THROW(add_lora(model, {.targets = {"c_attn"}, .alpha_pattern = {{escaped, 2}}})) << name;
+    remove_adapter(model, "default");
+  }
+}
+
+// A layer's number is the first one in its path, as in PEFT: a list inside of a layer has numbers, too.
+struct Experts : Module<Experts> {
+  ModuleList<OneLinear> experts = child("experts", 2, 4);
+};
+struct Mixture : Module<Mixture> {
+  ModuleList<Experts> layers = child("layers", 2);
+};
+struct Wrapped : Module<Wrapped> {
+  Mixture model = child("model");
+};
+TEST(LoraFiles, ListsInsideOfLayers) {
+  using Names = std::vector<std::string>;
+  LoraOptions options = {.targets = {"fc"}, .layers_to_transform = {0}};
+  Wrapped wrapped, by_list;
+  EXPECT_EQ(add_lora(wrapped, options).targets, (Names{"model.layers.0.experts.0.fc", "model.layers.0.experts.1.fc"}));
+  Mixture bare;  // PEFT takes no list that the path begins with, if there is another
+  EXPECT_EQ(add_lora(bare, options).targets, (Names{"layers.0.experts.0.fc", "layers.1.experts.0.fc"}));
+  options.layers_pattern = {"experts"};
+  EXPECT_EQ(add_lora(by_list, options).targets, (Names{"model.layers.0.experts.0.fc", "model.layers.1.experts.0.fc"}));
+}
+
 TEST(LoraFiles, SomeLayersOnly) {
   const auto targets = [](const LoraOptions& options) {
     GPT2 model(kTiny, 1);
@@ -408,6 +449,10 @@ TEST(LoraFiles, DamagedFilesAreRefused) {
   EXPECT_NE(with("\"rank_pattern\": {}", "\"rank_pattern\": {\"c_attn\": 0}").find("rank_pattern must be in [1,"),
             std::string::npos);
   EXPECT_NE(with("\"alpha_pattern\": {}", "\"alpha_pattern\": {\"c_attn\": \"2\"}"), "");
+  for (const std::string name : {"alpha_pattern", "rank_pattern"})
+    EXPECT_NE(with("\"" + name + "\": {}", "\"" + name + R"(": {"c_attn": 2, "c_proj": 2, "c\u005fattn": 4})")
+                  .find("the pattern \"c_attn\" stands there twice"),
+              std::string::npos);
   EXPECT_NE(with("\"layers_to_transform\": null", "\"layers_to_transform\": [0, -1]"), "");
   EXPECT_NE(with("\"layers_pattern\": null", "\"layers_pattern\": [\"(h)\"]").find("is no name of a module"),
             std::string::npos);
