@@ -6,8 +6,8 @@
 //   processor.save_pretrained("tuned");                                                // what transformers reads
 //
 // A picture is resized, its middle is cut out, and its bytes become (byte * rescale_factor - mean) / std. The results
-// are those of transformers' processors that use Pillow: the same bytes after resizing, the same floats after
-// normalising. (Its processors that use torchvision differ by 1 of 255 in some pixels.)
+// are those of transformers' processors that use Pillow 13: the same bytes after resizing, the same floats after
+// normalising. Its processors that use torchvision, and older Pillows, may round some pixels otherwise.
 //
 // Classes: ViTImageProcessor, DeiTImageProcessor, SegformerImageProcessor, ConvNextImageProcessor (ResNet and RegNet,
 // too), BitImageProcessor, CLIPImageProcessor; also under their older names (ViTFeatureExtractor). Fields that would

@@ -129,7 +129,7 @@ void decompose_interpolate(std::span<const Tensor> in, const Attrs& attrs, std::
     }
     y = sum;
   }
-  out[0] = y.to(in[0].dtype());
+  out[0] = y.is_same(in[0]) ? y.clone() : y.to(in[0].dtype());  // the caller may write to it
 }
 
 void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
@@ -146,7 +146,7 @@ void decompose_interpolate_grad(std::span<const Tensor> in, const Attrs& attrs, 
     for (int64_t t = 0; t < taps.width; ++t) sum = index_add(sum, dim, taps.pixels(t), taps.weighted(g, dim, t));
     g = sum;
   }
-  out[0] = g.to(in[0].dtype());
+  out[0] = g.is_same(in[0]) ? g.clone() : g.to(in[0].dtype());
 }
 
 // `fail` is told what is wrong with sizes of images (B, C, ., .), if something is.
