@@ -256,8 +256,11 @@ void Training::announce() {
   if (o_.shard_optimizer && n == 1) say("--shard_optimizer: one process keeps all states.");
 }
 
+// The rows of a step are the same however it is cut into batches and over processes.
 data::Batch Training::windows(int64_t number) const {
-  const data::TokenBatch batch = corpus_.train.sample(o_.batch_size, seed_, number, group_->rank() * o_.batch_size);
+  const int64_t step = number / o_.gradient_accumulation_steps, micro = number % o_.gradient_accumulation_steps;
+  const int64_t first_row = (micro * group_->world_size() + group_->rank()) * o_.batch_size;
+  const data::TokenBatch batch = corpus_.train.sample(o_.batch_size, seed_, step, first_row);
   return {batch.x, batch.y};
 }
 

@@ -26,21 +26,24 @@ Published describe(ModuleBase& module, const std::string& model_type) {
                            " is none of the published models: ", absl::StrJoin(classes, ", ")));
 }
 
-int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
-  const std::optional<int64_t> named = config.entries("id2label");
-  const int64_t said = config.size("num_labels", 2, kMostLabels);
-  const int64_t n = named && *named > 0 ? *named : said;
+std::optional<int64_t> wanted_labels(const PretrainedOptions& options) {
   const auto given = static_cast<int64_t>(options.label_names.size());
   if (given > 0 && options.num_labels.value_or(given) != given)
     throw Error(absl::StrCat("PretrainedOptions: num_labels is ", *options.num_labels, ", but there are ", given,
                              " label_names"));
   for (const std::string& name : options.label_names)
     if (!io::is_valid_utf8(name)) throw Error("PretrainedOptions: a label name is not UTF-8");
-  if (!options.num_labels) return given > 0 ? given : n;
-  if (*options.num_labels < 1 || *options.num_labels > kMostLabels)
+  if (given > 0) return given;
+  if (options.num_labels && (*options.num_labels < 1 || *options.num_labels > kMostLabels))
     throw Error(
         absl::StrCat("PretrainedOptions::num_labels must be from 1 to ", kMostLabels, ", got ", *options.num_labels));
-  return *options.num_labels;
+  return options.num_labels;
+}
+
+int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
+  const std::optional<int64_t> named = config.entries("id2label");
+  const int64_t said = config.size("num_labels", 2, kMostLabels);
+  return wanted_labels(options).value_or(named && *named > 0 ? *named : said);
 }
 
 std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options) {

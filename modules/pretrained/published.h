@@ -5,6 +5,7 @@
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -97,6 +98,8 @@ std::span<const Family* const> families();
 
 // ---- For the families' files
 
+// The number of classes that the caller wants: num_labels, or as many as label_names. Throws Error if these two differ.
+std::optional<int64_t> wanted_labels(const PretrainedOptions& options);
 // The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
 // The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).

@@ -46,13 +46,14 @@ class TorchvisionShapes {
   // Those of the file's head; of a file without one, those of the fresh head that the caller asks for.
   int64_t classes(const PretrainedOptions& options) const {
     const std::string head = "fc.weight";
-    if (has(head)) return options.num_labels.value_or(size(head, 2, 0));
+    const std::optional<int64_t> wanted = wanted_labels(options);
+    if (has(head)) return wanted.value_or(size(head, 2, 0));
     const bool starts_fresh = std::any_of(options.fresh.begin(), options.fresh.end(),
                                           [&](const std::string& prefix) { return head.starts_with(prefix); });
-    if (!starts_fresh || !options.num_labels)
+    if (!starts_fresh || !wanted)
       throw FileError(path_,
                       "has no fc.weight: PretrainedOptions' num_labels and fresh = {\"fc.\"} give it a new head");
-    return *options.num_labels;
+    return *wanted;
   }
 
   const std::string& path_;

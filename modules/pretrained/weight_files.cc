@@ -45,6 +45,20 @@ bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) 
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
 
+// Dtype, shape and bytes.
+bool same_values(const WeightFiles::Place& a, const WeightFiles::Place& b) {
+  if (a.entry->dtype != b.entry->dtype || !(a.entry->shape == b.entry->shape)) return false;
+  const uint64_t bytes = a.entry->end - a.entry->begin;
+  std::vector<std::byte> x(static_cast<size_t>(std::min<uint64_t>(bytes, kBuffer))), y(x.size());
+  for (uint64_t at = 0; at < bytes; at += x.size()) {
+    const size_t n = static_cast<size_t>(std::min<uint64_t>(x.size(), bytes - at));
+    a.file->read(*a.entry, at, x.data(), n);
+    b.file->read(*b.entry, at, y.data(), n);
+    if (std::memcmp(x.data(), y.data(), n) != 0) return false;
+  }
+  return true;
+}
+
 std::string described(DType dtype, const Dims& sizes) {
   return absl::StrCat(std::string(name_of(dtype)), to_string(sizes));
 }
@@ -81,9 +95,15 @@ WeightFiles::WeightFiles(const std::string& folder, io::Reading reading) {
     places_[name] = {&shard, entry};
   }
   for (const auto& [name, shard] : files_)
-    for (const io::TensorEntry& entry : shard->entries())
-      if (!places_.contains(entry.name))
+    for (const io::TensorEntry& entry : shard->entries()) {
+      const auto at = places_.find(entry.name);
+      if (at == places_.end())
         throw FileError(index, absl::StrCat("does not name ", io::shown(entry.name), ", which ", name, " holds"));
+      // Programs that read all shards take the value that they read last.
+      if (at->second.entry != &entry && !same_values(at->second, {shard.get(), &entry}))
+        throw FileError(index, absl::StrCat("has two shards with values of ", io::shown(entry.name),
+                                            " that differ: ", name, " and the one that it names"));
+    }
 }
 
 namespace {
@@ -243,23 +263,11 @@ class Loader {
     for (const auto& [name, tied_to] : published_.aliases) {
       const auto *alias = find(name), *original = find(tied_to);
       if (alias == nullptr || original == nullptr) continue;
-      const io::TensorEntry &a = *alias->second.entry, &b = *original->second.entry;
-      if (a.dtype != b.dtype || !(a.shape == b.shape) || !same_bytes(alias->second, original->second))
+      if (!same_values(alias->second, original->second))
         report_.mismatched.push_back(
             absl::StrCat(alias->first, ": config.json ties it to ", original->first, ", but the values differ"));
     }
     if (!report_.empty()) throw StateDictError(what(), report_);
-  }
-  static bool same_bytes(const WeightFiles::Place& a, const WeightFiles::Place& b) {
-    const uint64_t bytes = a.entry->end - a.entry->begin;
-    std::vector<std::byte> x(static_cast<size_t>(std::min<uint64_t>(bytes, kBuffer))), y(x.size());
-    for (uint64_t at = 0; at < bytes; at += x.size()) {
-      const size_t n = static_cast<size_t>(std::min<uint64_t>(x.size(), bytes - at));
-      a.file->read(*a.entry, at, x.data(), n);
-      b.file->read(*b.entry, at, y.data(), n);
-      if (std::memcmp(x.data(), y.data(), n) != 0) return false;
-    }
-    return true;
   }
 
   ModuleBase& module_;

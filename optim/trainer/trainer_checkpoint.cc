@@ -276,6 +276,7 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
 
   data::BatchSource::Position at{number("epoch"), number("batch")};
   OrderOf order(source_, data_checksum_);
+  bool same_batches = true;
   if (options_.ignore_data_skip) {
     at = {};
   } else {
@@ -284,6 +285,7 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
     const data::BatchSource::Rows rows = source_.rows();
     if (checkpoint.state.contains("rows_per_batch")) then = {number("rows_per_batch"), number("rows_of_order")};
     if (then.batch > 0 && rows.batch > 0 && !(then == rows) && order.cut_from(then.order)) {
+      same_batches = then.batch == rows.batch;
       if (at.batch >= number("batches_per_epoch")) {
         at.batch = train_data_.size();
       } else {
@@ -316,9 +318,10 @@ void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& p
   if (checkpoint.state.contains("best_loss")) state.best.loss = checkpoint.get<double>("best_loss");
   // Note [Other steps]. Files of before had no such numbers, and steps of one size.
   int64_t epoch_offset = 0;
-  if (checkpoint.state.contains("batches_per_step") && !options_.ignore_data_skip)
-    epoch_offset = (number("batches_per_step") == batches_per_step() ? number("epoch_steps") : epoch_steps_at(at)) -
-                   state.step;
+  if (checkpoint.state.contains("batches_per_step") && !options_.ignore_data_skip) {
+    const bool same_steps = same_batches && number("batches_per_step") == batches_per_step();
+    epoch_offset = (same_steps ? number("epoch_steps") : epoch_steps_at(at)) - state.step;
+  }
   const nn::StateDict best = with_prefix(checkpoint.extra, kBest), scaler = with_prefix(checkpoint.extra, kScaler);
   if (options_.load_best_model_at_end && state.best.loss) {
     if (best.empty())

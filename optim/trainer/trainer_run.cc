@@ -420,9 +420,9 @@ bool Trainer::Run::due(int64_t every) const {
   return every > 0 ? state_.step % every == 0 : (state_.step + epoch_offset_) % steps_per_epoch_ == 0;
 }
 
-// Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each. Steps are then counted on,
-// so that checkpoints keep their order, and epoch_offset_ is added to them where they stand for a part of the epochs:
-// at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
+// Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each, or batches of another size.
+// Steps are then counted on, so that checkpoints keep their order, and epoch_offset_ is added to them where they stand
+// for a part of the epochs: at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
 int64_t Trainer::Run::planned_step() const {
   return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_;
 }

@@ -161,14 +161,15 @@ class AutoTokenizer {
  public:
   // A model's folder: tokenizer.json; else vocab.json and merges.txt; else vocab.txt. Names of special tokens come from
   // tokenizer_config.json, where it is present; null takes a role away. special_tokens_map.json, which replaces roles,
-  // and added_tokens.json are of older programs: they count if there is no added_tokens_decoder. Where it disagrees with tokenizer.json, ids are those of transformers
-  // 5: BertTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer and RobertaTokenizer take vocabulary and merges
-  // from the file, and build its steps themselves from do_lower_case, strip_accents, tokenize_chinese_chars,
-  // add_prefix_space and legacy; other classes take the whole file. Special tokens that the file lacks are added.
-  // Chat templates see tokens with names of their own (image_token, model_specific_special_tokens). decode() ends with
-  // clean_up_tokenization_spaces, for byte pair models only if the folder asks for that by the flag's long name.
-  // add_bos_token and add_eos_token say nothing beside a tokenizer.json, whose post-processor decides; without one they
-  // are a FileError. Throws FileError, which names the field that cannot be followed.
+  // and added_tokens.json are of older programs: they count if there is no added_tokens_decoder. Where it disagrees
+  // with tokenizer.json, ids are those of transformers 5: BertTokenizer, GPT2Tokenizer, LlamaTokenizer, Qwen2Tokenizer
+  // and RobertaTokenizer take vocabulary and merges from the file, and build its steps themselves from do_lower_case,
+  // strip_accents, tokenize_chinese_chars, add_prefix_space and legacy; other classes take the whole file. Special
+  // tokens that the file lacks are added. Chat templates see tokens with names of their own (image_token,
+  // model_specific_special_tokens). decode() ends with clean_up_tokenization_spaces, for byte pair models only if the
+  // folder asks for that by the flag's long name. add_bos_token and add_eos_token say nothing beside a tokenizer.json,
+  // whose post-processor decides; without one they are a FileError. Throws FileError, which names the field that cannot
+  // be followed.
   static PreTrainedTokenizer from_pretrained(const std::string& folder);
   // True if the folder has one of these.
   static bool is_in(const std::string& folder);

@@ -47,6 +47,21 @@ diff <(without_timings "$folder/a") <(without_timings "$folder/b") || { echo "th
 cmp "$folder/a/ckpt-00000200.safetensors" "$folder/b/ckpt-00000200.safetensors" || { echo "the checkpoints differ"; exit 1; }
 [ "$(sed -n '/^$/,$p' "$folder/a.log" | sed '$d')" = "$(sed -n '/^$/,$p' "$folder/b.log" | sed '$d')" ] || { echo "the samples differ"; exit 1; }
 
+# ---- As many rows a step, cut otherwise: the same rows, and the same losses but for the order of sums.
+cut() {  # cut OUT_DIR BATCH_SIZE ACCUMULATION STEPS
+  "$train_gpt" --data="$folder/text" --out_dir="$1" --init_from=resume --compile="$compile" --threads=1 --n_layer=1 --n_head=2 --n_embd=16 \
+    --block_size=16 --batch_size="$2" --gradient_accumulation_steps="$3" --max_iters="$4" --lr_decay_iters=12 --warmup_iters=2 --log_interval=1 \
+    --eval_interval=20 --eval_iters=1 --sample_tokens=0 >"$1.log" 2>&1 || { cat "$1.log"; exit 1; }
+}
+losses() { sed -E 's/.*"loss":([0-9.e+-]+).*/\1/' "$1/metrics.jsonl"; }
+cut "$folder/whole" 4 1 12
+cut "$folder/parts" 4 1 5
+cut "$folder/parts" 2 2 9
+cut "$folder/parts" 1 4 12
+paste <(losses "$folder/whole") <(losses "$folder/parts") |
+  awk '{ d = $1 - $2; if (d < 0) d = -d; if (NF != 2 || d > 1e-4) bad = 1 } END { exit bad || NR < 12 }' ||
+  { paste <(losses "$folder/whole") <(losses "$folder/parts"); echo "batches cut otherwise have other rows"; exit 1; }
+
 # ---- A run that diverges saves nothing: neither where every step is skipped from there on, nor where NaN reaches the parameters.
 diverge() {  # diverge OUT_DIR GRAD_CLIP
   "$train_gpt" --data="$folder/text" --out_dir="$1" --compile="$compile" --threads=1 --n_layer=1 --n_head=2 --n_embd=32 --block_size=16 \

@@ -420,6 +420,17 @@ TEST(PretrainedWeights, Index) {
   write_bytes(index, "{\"metadata\": {}}");
   expect_file_error(index, "has no weight_map", load);
   write_bytes(index, good);
+  // A tensor in two shards must be the same in both: programs differ in which of them they take.
+  io::TensorMap shard;
+  for (const auto& [name, tensor] : io::load_safetensors(first).tensors) shard[name] = tensor.clone();
+  const std::string before = read_bytes(first);
+  shard["model.norm.weight"] = io::load_safetensors(folder / last).tensors.at("model.norm.weight").clone();
+  io::save_safetensors(first, shard, {});
+  ASSERT_NO_THROW(load());
+  shard.at("model.norm.weight").add_(1);
+  io::save_safetensors(first, shard, {});
+  expect_file_error(index, "has two shards with values of \"model.norm.weight\" that differ", load);
+  write_bytes(first, before);
   poke(first, 20, '\x01');
   EXPECT_THROW(load(), FileError);
   fs::remove(index);

@@ -238,6 +238,16 @@ TEST(ResNetFile, FoldersHeadsAndOldFiles) {
   EXPECT_EQ(no_grad([&] { return (*fresh)(x); }).size(1), 5);
   EXPECT_TRUE(same_bits(fresh->layer4[0].parameters()[0].detach(), whole->layer4[0].parameters()[0].detach()));
   EXPECT_GT(fresh->fc.weight.detach().abs().max().item(), 0);
+  const auto named = ResNet::from_pretrained(folder.path(), {.label_names = {"cat", "dog"}, .fresh = {"fc."}});
+  EXPECT_EQ(named->config.n_class, 2);
+  EXPECT_NE(error_of([&] {
+              ResNet::from_pretrained(folder.path(), {.num_labels = 3, .label_names = {"cat"}, .fresh = {"fc."}});
+            }).find("num_labels is 3, but there are 1 label_names"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              ResNet::from_pretrained(folder.path(), {.num_labels = int64_t{1} << 40, .fresh = {"fc."}});
+            }).find("num_labels must be from 1 to"),
+            std::string::npos);
   for (const PretrainedOptions& options : {PretrainedOptions{}, {.num_labels = 5}, {.fresh = {"fc."}}})
     EXPECT_NE(error_of([&] { ResNet::from_pretrained(folder.path(), options); }).find("has no fc.weight"),
               std::string::npos);

@@ -42,14 +42,14 @@ struct Steps : Callback {
 };
 
 struct RowsRun {
-  RowsRun(int64_t batch_size, int64_t accumulate, TrainerOptions options)
+  RowsRun(int64_t batch_size, int64_t accumulate, TrainerOptions options, int64_t save_steps = 1000)
       : model({.vocab_size = 64, .block_size = 24, .n_layer = 1, .n_head = 2, .n_embd = 16}, 3),
         batches(some_examples(), {.batch_size = batch_size, .max_length = 24, .seed = 5}) {
     model.to(kF64);
     optimizer.emplace(model.parameters(), SGDOptions{.lr = 0.1, .momentum = 0.9});
     options.gradient_accumulation_steps = accumulate;
     options.count_targets = unmasked_targets;
-    options.save_steps = 1000;
+    options.save_steps = save_steps;
     trainer.emplace(
         model, *optimizer,
         [this](const data::Batch& b) {
@@ -119,6 +119,45 @@ TEST(TrainerRows, ThereAndBack) {
   second.trainer->train();
   EXPECT_EQ(first.steps.losses, second.steps.losses);
   EXPECT_EQ(first.steps.rows.size(), 7u);
+}
+
+// As many batches a step as before, but of another size: the epochs end where they would have ended, no row comes twice
+// and none is left out, and what happens once an epoch happens at its end.
+TEST(TrainerRows, AnotherBatchSizeAloneEndsWithTheEpochs) {
+  struct Ends : Callback {
+    std::vector<double> epochs;
+    void on_save(const Progress& now, const std::string& /*path*/) override { epochs.push_back(now.epoch); }
+  };
+  for (const auto& [before, now, after] :
+       {std::tuple(4, 1, 5), std::tuple(4, 2, 12), std::tuple(4, 1, 17), std::tuple(1, 4, 46), std::tuple(2, 4, 6)}) {
+    SCOPED_TRACE(testing::Message() << before << " to " << now << " after " << after);
+    const TempFolder folder;
+    RowsRun first(before, 1, {.max_steps = after, .output_dir = folder.path()});
+    first.trainer->train();
+    std::vector<double> rates;
+    const auto rate = [&](int64_t step) {
+      rates.push_back(static_cast<double>(step));
+      return 0.1;
+    };
+    RowsRun run(now, 1, {.num_train_epochs = 3, .lr_schedules = {rate}, .output_dir = folder.path()}, /*save_steps=*/0);
+    Ends ends;
+    run.trainer->add_callback(ends);
+    ASSERT_EQ(run.trainer->resume_from_checkpoint(folder.path())->step, after);
+    EXPECT_EQ(run.trainer->train().last.epoch, 3);
+    const int64_t of_an_epoch = run.batches.size();
+    std::vector<double> whole;
+    for (int64_t epoch = first.batches.position().epoch + 1; epoch <= 3; ++epoch)
+      whole.push_back(static_cast<double>(epoch));
+    if (first.batches.position().batch == first.batches.size()) whole.erase(whole.begin());
+    EXPECT_EQ(ends.epochs, whole);
+    EXPECT_EQ(rates.back(), static_cast<double>(3 * of_an_epoch - 1));
+    std::map<int64_t, int> times;
+    for (const Steps* steps : {&first.steps, &run.steps})
+      for (const auto& [step, rows] : steps->rows)
+        for (const int64_t row : rows) ++times[row];
+    EXPECT_EQ(times.size(), 46u);
+    for (const auto& [row, n] : times) EXPECT_EQ(n, 3) << row;
+  }
 }
 
 TEST(TrainerRows, WhatDoesNotFitChangesNothing) {
