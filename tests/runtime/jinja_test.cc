@@ -103,6 +103,8 @@ TEST(Jinja, NamesWhatItLacks) {
       {"{{ ('<b>'|safe)[:2] + '<' }}", "marked safe"},
       {"{{ 1[:2] }}", "'int' object cannot be sliced"},
       {"{{ [1, 'abc'['a':]] }}", "slice bounds must be integers"},
+      {"{% set n = 2 %}{{ -2 ** n }}", "to the power of a variable"},
+      {"{% set n = 2 %}{{ (1 - 3) ** n }}", "to the power of a variable"},
       {"{{ 1 is sameas 1 }}", "\"sameas\""},
       {"{{ é }}", "unexpected character"},
       {"{{ \"\\N{BULLET}\" }}", "\\N{...}"},

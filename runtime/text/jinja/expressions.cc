@@ -55,7 +55,8 @@ Value integer_arithmetic(Expression::Operator op, int64_t a, int64_t b) {
     case Expression::kMod:
       if (b == 0) throw Error("integer modulo by zero");
       if (b == -1) return Value::integer(0);
-      return Value::integer(a - floor_div(a, b) * b);
+      out = a % b;
+      return Value::integer(out != 0 && (out < 0) != (b < 0) ? out + b : out);
     case Expression::kPow: {
       if (b < 0) {
         if (a == 0) throw Error("0.0 cannot be raised to a negative power");

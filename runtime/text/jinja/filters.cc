@@ -208,13 +208,12 @@ std::optional<Value> Evaluator::text_filter(std::string_view name, const Value& 
     const auto at = bind(std::move(arguments), {"length", "killwords", "end", "leeway"});
     const Text text = str(value), end = at[2] ? str(*at[2]) : Text("...");
     const int64_t most = at[0] ? to_integer(*at[0]) : 255, leeway = given(at[3]) ? to_integer(*at[3]) : 5;
-    const int64_t kept = most - count_points(end);
-    if (kept < 0 || leeway < 0)
+    if (most < count_points(end) || leeway < 0)
       throw Error("the length of truncate is shorter than its end, or its leeway is negative");
     if (!value.is_string()) throw Error(absl::StrCat("truncate of ", value.type_name(), " is not supported"));
     if (count_points(text) - most <= leeway) return value;
     if (value.is_markup() || (at[2] && at[2]->is_markup())) throw Error("truncate of Markup is not supported");
-    std::string_view head = std::string_view(text).substr(0, byte_of_point(text, kept));
+    std::string_view head = std::string_view(text).substr(0, byte_of_point(text, most - count_points(end)));
     if (!is_true(at[1], false)) head = rsplit_text(head, " ", 1)[0];
     return Value::string(std::move(Text(head) += end));
   }

@@ -124,11 +124,23 @@ ExpressionPtr Parser::product() {
   return left;
 }
 
+// True if jinja2 may compute the expression when it reads the template.
+static bool is_constant(const Expression& e) {
+  Budget::step();
+  if (e.type == Expression::kName || e.type == Expression::kCall) return false;
+  const auto constant = [](const ExpressionPtr& part) { return part == nullptr || is_constant(*part); };
+  return std::all_of(e.parts.begin(), e.parts.end(), constant) &&
+         std::all_of(e.arguments.positional.begin(), e.arguments.positional.end(), constant);
+}
+
 ExpressionPtr Parser::power() {
   ExpressionPtr left = unary();
   while (is_sign("**")) {
     const int line = take().line;
     ExpressionPtr right = unary();
+    // jinja2 writes it as Python code, where -2 ** n is -(2 ** n), but only if -2 is what it has computed.
+    if (left->type != Expression::kConstant && is_constant(*left) && !is_constant(*right))
+      fail(line, "a computed constant to the power of a variable is not supported: jinja2 reads -2 ** n as -(2 ** n)");
     left = make(Expression::kArithmetic, line, list(std::move(left), std::move(right)));
     left->operators = {Expression::kPow};
   }
