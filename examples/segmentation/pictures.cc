@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
@@ -23,7 +24,7 @@ constexpr std::array<int32_t, 34> kCityscapesClasses = {255, 255, 255, 255, 255,
 constexpr int64_t kCityscapesCount = 19;
 
 bool is_image(const fs::path& path) {
-  const std::string end = path.extension().string();
+  const std::string end = absl::AsciiStrToLower(path.extension().string());  // cameras write IMG_1.JPG
   return end == ".png" || end == ".jpg" || end == ".jpeg";
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
@@ -57,6 +58,7 @@ int write_all(int fd, const char* data, size_t bytes, int64_t offset = -1) {
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path, Access access) try : path_(std::move(path)) {
+  check_path(path_);
   static std::atomic<uint64_t> counter{0};
   const std::filesystem::path target(path_);
   if (target.filename().empty()) throw FileError(path_, "cannot write: the path names a folder");

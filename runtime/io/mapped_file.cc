@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/open_file.h"
 
 namespace rondo::io {
 
@@ -16,6 +17,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path, Mapp
   const auto fail = [&](const std::string& what) {
     throw FileError(path, what + ": " + std::generic_category().message(errno));
   };
+  check_path(path);
   // O_NONBLOCK: opening a FIFO must not wait for its writer.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail("cannot open");

@@ -13,7 +13,12 @@
 
 namespace rondo::io {
 
+void check_path(const std::string& path) {
+  if (path.find('\0') != path.npos) throw FileError(path, "is a path with a zero byte, where the system would end it");
+}
+
 OpenFile::OpenFile(std::string path) : path_(std::move(path)) {
+  check_path(path_);
   const auto fail = [&](const char* what) {
     const std::string reason = absl::StrCat(what, ": ", std::generic_category().message(errno));
     if (fd_ >= 0) ::close(fd_);

@@ -13,6 +13,9 @@
 
 namespace rondo::io {
 
+// Throws FileError if the path holds a zero byte. The system reads a path up to there: it would be another file.
+void check_path(const std::string& path);
+
 class OpenFile {
  public:
   // Throws FileError if `path` is not a readable regular file.

@@ -8,10 +8,12 @@
 #include <system_error>
 
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/io/open_file.h"
 
 namespace rondo::io {
 
 int open_to_write(const std::string& path, int flags, Links links, int mode) {
+  check_path(path);
   const int no_links = links == Links::kRefuse ? O_NOFOLLOW : 0;
   const int fd = ::open(path.c_str(), flags | O_CREAT | O_CLOEXEC | O_NONBLOCK | no_links, mode);
   if (fd < 0) {

@@ -160,6 +160,7 @@ std::string bytes_of_file(const std::string& path) {
 
 TEST_F(Segmentation, FoldersOfImagesAndMasks) {
   make_folder("train", 3);
+  fs::rename(at("set/train/images/p1.jpg"), at("set/train/images/p1.JPG"));  // as cameras write it
   const auto set = FolderPictures::open(at("set"), "train", {.classes = 5, .max_pixels = 1 << 20});
   ASSERT_EQ(set->size(), 3);
   const Picture first = set->get(0), made = SyntheticPictures(3, 9, 64).get(0);

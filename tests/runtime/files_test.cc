@@ -1,4 +1,6 @@
 // The JSON reader, atomic and mapped files, checksums.
+#include <fcntl.h>
+#include <gmock/gmock.h>
 #include <sys/stat.h>
 
 #include <cstdlib>
@@ -10,7 +12,11 @@
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/io/mapped_file.h"
+#include "rondo/runtime/io/open_file.h"
+#include "rondo/runtime/io/open_to_write.h"
 #include "rondo/runtime/io/safetensors.h"
+#include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo::io {
@@ -128,6 +134,19 @@ TEST(MappedFile, RefusesWhatIsNotAFile) {
   write_bytes(folder / "empty", "");
   EXPECT_EQ(MappedFile::open(folder / "empty")->size(), 0u);
   EXPECT_EQ(MappedFile::open(folder / "empty")->text(), "");
+}
+
+// The system would read "folder/a" and write it.
+TEST(Paths, WithAZeroByteAreRefused) {
+  TempFolder folder;
+  write_bytes(folder / "a", "kept");
+  const std::string path = folder / std::string("a\0b", 3);
+  const auto refused = [&](auto call) { EXPECT_THAT(test::error_of(call), testing::HasSubstr("zero byte")); };
+  refused([&] { OpenFile file(path); });
+  refused([&] { MappedFile::open(path); });
+  refused([&] { write_file_atomic(path, "x"); });
+  refused([&] { open_to_write(path, O_WRONLY | O_TRUNC, Links::kFollow, 0666); });
+  EXPECT_EQ(read_text(folder / "a", 10), "kept");
 }
 
 // Values of the specification's reference implementation.
