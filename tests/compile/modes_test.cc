@@ -4,6 +4,7 @@
 #include "rondo/compile/exec/tuner.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/gpt2.h"
+#include "rondo/runtime/cpu/product.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
@@ -208,10 +209,13 @@ TEST_F(Modes, AChoiceOfAProductIsOneOfItsLayout) {
     product(x);
     return compile::Tuner::instance().measured() - before;
   };
+  // Our own product, where it is the faster one, knows one way.
+  const cpu::MatmulCall call(kF32, 250, 260, 260, {260, 1}, {260, 1}, {260, 1});
+  const int64_t choices = default_device() == kCPU && cpu::Product::get(call)->slices() == 0 ? 0 : 1;
   EXPECT_EQ(measures(w, true), 0);
-  EXPECT_EQ(measures(w, false), 1);
+  EXPECT_EQ(measures(w, false), choices);
   EXPECT_EQ(measures(w, false), 0);
-  EXPECT_EQ(measures(w.t(), false), 1);
+  EXPECT_EQ(measures(w.t(), false), choices);
 }
 
 // Nor a choice of other chunks, whose sums are other sums, too.
