@@ -14,7 +14,8 @@
 namespace rondo::io {
 
 void check_path(const std::string& path) {
-  if (path.find('\0') != path.npos) throw FileError(path, "is a path with a zero byte, where the system would end it");
+  if (const size_t end = path.find('\0'); end != path.npos)
+    throw FileError(path.substr(0, end), "is what the system would read of a path that has a zero byte");
 }
 
 OpenFile::OpenFile(std::string path) : path_(std::move(path)) {
