@@ -83,8 +83,8 @@ int64_t rank(io::JsonReader& json, const std::string& field) {
   return static_cast<int64_t>(value);
 }
 
-// Regular expressions and their values, in the order of the file: the first that fits counts. Of two equal names PEFT's
-// reader takes the last value, so they are refused.
+// Regular expressions and their values, in the order of the file; a layer takes the value of the first one that matches
+// it. PEFT takes the last value of a name that stands there twice: such a file is refused.
 template <class T, class Value>
 std::vector<std::pair<std::string, T>> pattern_values(io::JsonReader& json, const Value& value) {
   std::vector<std::pair<std::string, T>> values;

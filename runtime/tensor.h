@@ -235,7 +235,7 @@ class Tensor {
   Tensor reshape(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor transpose(int64_t a, int64_t b, std::source_location where = std::source_location::current()) const;
   Tensor permute(const Dims& order, std::source_location where = std::source_location::current()) const;
-  // Of a tensor of two dimensions, else an error; transpose() swaps any two of several.
+  // The transpose of a matrix. Throws Error unless there are two dimensions; transpose() swaps two of any number.
   Tensor t(std::source_location where = std::source_location::current()) const;
   Tensor expand(const Dims& sizes, std::source_location where = std::source_location::current()) const;
   Tensor select(int64_t dim, int64_t index, std::source_location where = std::source_location::current()) const;

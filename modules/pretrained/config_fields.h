@@ -40,7 +40,7 @@ class ConfigFields {
  public:
   static constexpr uint64_t kMostBytes = 16 << 20;
 
-  // Of preprocessor_config.json: its rows in the table of harmless fields.
+  // The name under which the table of harmless fields lists those of preprocessor_config.json.
   static constexpr std::string_view kImageProcessor = "image_processor";
 
   // Throws FileError if `text` is not one JSON object without duplicate names.

@@ -201,7 +201,7 @@ Edges edges_after(const ImageProcessorConfig& c, double height, double width) {
   throw Error(absl::StrCat(c.type, ": ", what));
 }
 
-// Of u8 (C, H, W): (H, W, 3), dense.
+// u8 (C, H, W) -> u8 (H, W, 3), dense.
 Tensor rgb_bytes(const Tensor& image) {
   const Tensor pixels = image.permute({1, 2, 0}).contiguous();
   const int64_t channels = pixels.size(2), n = pixels.size(0) * pixels.size(1);

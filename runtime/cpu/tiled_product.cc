@@ -76,7 +76,8 @@ struct Tile {
   int64_t matrix, row, rows, column, columns;
 };
 
-// What a thread has packed, of which product: two pieces of one are run by the same thread, with nothing between them.
+// What is packed in this thread's memory, and of which product. It stays there from one tile of that product to the
+// next, since the thread runs nothing else between them.
 struct Packed {
   uint64_t product = 0;
   const void *left = nullptr, *right = nullptr;

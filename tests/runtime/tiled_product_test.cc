@@ -1,4 +1,4 @@
-// Products of our own, on every processor, whatever its library has.
+// tiled_product() itself, on every processor: also on those whose products are the library's.
 #include "rondo/runtime/cpu/tiled_product.h"
 
 #include <gtest/gtest.h>

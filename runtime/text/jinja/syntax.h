@@ -103,7 +103,7 @@ struct Statement : ChargedNode {
   List<Branch> branches{};
   Body body{}, otherwise{};
   // Names that the body (`otherwise`) sets before it reads them, and that a body inside reads: they are undefined until
-  // they are set, whatever the caller calls so. See unset_names.cc.
+  // they are set, even if the caller gave variables of these names. See unset_names.cc.
   Values unset{}, otherwise_unset{};
   std::unique_ptr<Macro> macro{};
 };
