@@ -9,6 +9,10 @@
 #include "oneapi/dnnl/dnnl.h"
 #include "oneapi/dnnl/dnnl_debug.h"
 
+#ifndef RONDO_DNNL_SPARSE  // Library would have other members than elsewhere
+#error "What includes this links rondo::onednn_headers (cmake/onednn.cmake)."
+#endif
+
 // The functions that are called, there or by us. A call of another one does not link.
 #define RONDO_ONEDNN_FUNCTIONS(F)            \
   F(dnnl_engine_create)                      \
