@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "rondo/runtime/cpu/product.h"
+#include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/parallel.h"
 
@@ -80,6 +81,7 @@ bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exac
   if (epilogues.size() > kMaxEpilogues || (dtype != kF32 && dtype != kBF16)) return false;
   // `dtype` is that of the product itself; what is widened is added to as f32 is.
   for (size_t i = 0; i < epilogues.size(); ++i) {
+    if (is_wrong(epilogues[i])) return false;
     if (exact && (dtype != kF32 || epilogues[i] != Epilogue::kAdd)) return false;
     if (epilogues[i] == Epilogue::kWiden && (i != 0 || dtype != kBF16)) return false;
   }

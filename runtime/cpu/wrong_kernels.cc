@@ -1,5 +1,6 @@
 #include "rondo/runtime/cpu/wrong_kernels.h"
 
+#include "rondo/runtime/cpu/backend.h"
 #include "rondo/runtime/cpu/onednn_versions.h"
 
 namespace rondo::cpu {
@@ -101,5 +102,8 @@ bool is_wrong(std::string_view kernel, const ConvolutionCall& call) {
 bool is_wrong(std::string_view kernel, const MatmulCall& call) {
   return kVersion2 ? is_wrong_product_2(kernel, call) : is_wrong_product_3(kernel, call);
 }
+
+// eltwise_gelu_erf, AVX-512: a polynomial in the place of erf makes NaN of infinity.
+bool is_wrong(Epilogue epilogue) { return !kVersion2 && epilogue == Epilogue::kGelu && library_has_avx512(); }
 
 }  // namespace rondo::cpu
