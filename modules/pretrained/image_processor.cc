@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,21 +132,32 @@ std::array<double, 3> read_channels(ConfigFields& config, std::string_view name,
 }
 
 ImageProcessorConfig read_config(ConfigFields& config, const ProcessorType& type) {
+  // null is not the class's default: it turns a step off, and what a step needs must have a value.
+  const auto flag = [&](std::string_view name, bool otherwise) {
+    return config.flag(name, otherwise && !config.is_null(name));
+  };
+  const auto needs = [&](bool step, std::initializer_list<std::string_view> names) {
+    for (const std::string_view name : names)
+      if (step && config.is_null(name)) config.invalid(name, "a value");
+  };
   ImageProcessorConfig c = type.fresh;
   c.type = absl::StrCat(type.name, "ImageProcessor");
-  c.do_resize = config.flag("do_resize", c.do_resize);
-  c.size = read_size(config, "size", c.size, config.flag("default_to_square", type.square));
+  c.do_resize = flag("do_resize", c.do_resize);
+  c.size = read_size(config, "size", c.size, flag("default_to_square", type.square));
   if (const std::optional<int64_t> code = config.count("resample", 5)) {
     if (*code == 0) c.resample = InterpolateMode::kNearest;
     else if (*code == 2) c.resample = InterpolateMode::kBilinear;
     else if (*code == 3) c.resample = InterpolateMode::kBicubic;
     else config.unsupported("resample");
   }
+  needs(c.do_resize, {"resample"});
   if (type.name == std::string_view("ConvNext")) {
     c.crop_pct = config.positive("crop_pct", c.crop_pct);
+    needs(c.do_resize && c.size.shortest_edge < kWarped, {"crop_pct"});
     if (c.do_resize && c.size.shortest_edge == 0) config.invalid("size", "a shortest_edge");
   }
-  if (type.crops && config.flag("do_center_crop", c.do_center_crop)) {
+  if (type.crops && flag("do_center_crop", c.do_center_crop)) {
+    needs(true, {"crop_size"});
     c.do_center_crop = true;
     c.crop_size = read_size(config, "crop_size", c.crop_size, true);
     if (c.crop_size.shortest_edge > 0) config.invalid("crop_size", "height and width");
@@ -153,17 +165,19 @@ ImageProcessorConfig read_config(ConfigFields& config, const ProcessorType& type
     c.do_center_crop = false;
     c.crop_size = {};
   }
-  c.do_rescale = config.flag("do_rescale", c.do_rescale);
+  c.do_rescale = flag("do_rescale", c.do_rescale);
   c.rescale_factor = config.positive("rescale_factor", c.rescale_factor);
-  c.do_normalize = config.flag("do_normalize", c.do_normalize);
+  needs(c.do_rescale, {"rescale_factor"});
+  c.do_normalize = flag("do_normalize", c.do_normalize);
   c.image_mean = read_channels(config, "image_mean", c.image_mean);
   c.image_std = read_channels(config, "image_std", c.image_std);
+  needs(c.do_normalize, {"image_mean", "image_std"});
   if (std::any_of(c.image_std.begin(), c.image_std.end(), [](double s) { return !(s > 0); }))
     config.invalid("image_std", "numbers above 0");
-  c.do_convert_rgb = config.flag("do_convert_rgb", c.do_convert_rgb);
+  c.do_convert_rgb = flag("do_convert_rgb", c.do_convert_rgb);
   if (type.name == std::string_view("Segformer")) {
-    const bool older = config.flag("reduce_labels", false);
-    c.do_reduce_labels = config.flag("do_reduce_labels", older);
+    const bool older = flag("reduce_labels", false);
+    c.do_reduce_labels = flag("do_reduce_labels", older);
   }
   return c;
 }

@@ -156,6 +156,29 @@ TEST(ImageProcessor, FieldsThatAreNotReadStay) {
   EXPECT_FALSE(fields.contains("feature_extractor_type"));
 }
 
+// In Python null is None, which is not the class's default: a step is off then, and lacks what it needs.
+TEST(ImageProcessor, NullIsNotTheDefault) {
+  const TempFolder temp;
+  const auto config = [&](const std::string& kind, const std::string& fields) {
+    write_folder(temp.path(), R"({"image_processor_type": ")" + kind + R"(ImageProcessor", )" + fields + "}");
+    return ImageProcessor::from_pretrained(temp.path()).config();
+  };
+  for (const char* kind : {"ViT", "DeiT", "Segformer", "ConvNext", "Bit", "CLIP"}) {
+    const ImageProcessorConfig c = config(kind, R"("do_resize": null, "do_rescale": null, "do_normalize": null,
+        "do_center_crop": null, "do_convert_rgb": null, "crop_size": null, "resample": null, "rescale_factor": null,
+        "image_mean": null, "image_std": null, "crop_pct": null)");
+    EXPECT_FALSE(c.do_resize || c.do_rescale || c.do_normalize || c.do_center_crop || c.do_convert_rgb) << kind;
+  }
+  EXPECT_EQ(config("DeiT", R"("size": 9, "default_to_square": null)").size.shortest_edge, 9);
+  EXPECT_EQ(config("ConvNext", R"("size": 384, "crop_pct": null)").size.shortest_edge, 384);
+  EXPECT_FALSE(config("Segformer", R"("reduce_labels": true, "do_reduce_labels": null)").do_reduce_labels);
+  for (const char* field : {"resample", "rescale_factor", "image_mean", "image_std", "crop_size", "crop_pct"}) {
+    const char* const kind = field == std::string_view("crop_pct") ? "ConvNext" : "CLIP";
+    const std::string null = absl::StrCat("\"size\": 224, \"", field, "\": null");
+    expect_part(error_of([&] { config(kind, null); }), absl::StrCat(field, ": null, wanted a value"));
+  }
+}
+
 // The folder of a model that was loaded and saved holds all that the model needs.
 TEST(ImageProcessor, AModelOfImagesBringsItsFile) {
   const TempFolder temp;
