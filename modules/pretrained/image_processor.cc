@@ -260,16 +260,25 @@ ImageProcessor::ImageProcessor(ImageProcessorConfig config, const ImageProcessor
   const bool exact = edge(size.height) && edge(size.width) && size.shortest_edge == 0 && size.longest_edge == 0;
   const bool keeps = edge(size.shortest_edge) && size.height == 0 && size.width == 0 &&
                      (size.longest_edge == 0 || edge(size.longest_edge));
+  const bool none = size.height == 0 && size.width == 0 && size.shortest_edge == 0 && size.longest_edge == 0;
   const bool by_edge = type->name == std::string_view("ConvNext");
-  if (config_.do_resize && !(by_edge ? keeps : exact || keeps))
+  if (config_.do_resize ? !(keeps || (exact && !by_edge)) : !(keeps || exact || none))
     fail(config_, absl::StrCat("size must be ", by_edge ? "" : "height and width, or ", "a shortest_edge, from 1 to ",
                                kMostEdge));
+  const ImageSize& crop = config_.crop_size;
   if (config_.do_center_crop && !type->crops) fail(config_, "does not crop pictures");
-  if (config_.do_center_crop && !(edge(config_.crop_size.height) && edge(config_.crop_size.width)))
+  if (config_.do_center_crop &&
+      !(edge(crop.height) && edge(crop.width) && crop.shortest_edge == 0 && crop.longest_edge == 0))
     fail(config_, absl::StrCat("crop_size must be a height and a width from 1 to ", kMostEdge));
-  if (!(config_.crop_pct > 0)) fail(config_, "crop_pct must be above 0");
-  for (const double s : config_.image_std)
-    if (!(s > 0)) fail(config_, "image_std must be above 0");
+  // What the file can say: numbers of JSON are finite.
+  const auto positive = [&](double value, const char* name) {
+    if (!(value > 0 && std::isfinite(value))) fail(config_, absl::StrCat(name, " must be a number above 0"));
+  };
+  positive(config_.crop_pct, "crop_pct");
+  positive(config_.rescale_factor, "rescale_factor");
+  for (const double s : config_.image_std) positive(s, "image_std");
+  for (const double m : config_.image_mean)
+    if (!std::isfinite(m)) fail(config_, "image_mean must be numbers");
 }
 ImageProcessor::ImageProcessor(const ImageProcessor&) = default;
 ImageProcessor::ImageProcessor(ImageProcessor&&) noexcept = default;

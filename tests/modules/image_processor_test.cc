@@ -245,8 +245,19 @@ TEST(ImageProcessor, ConfigsThatContradictThemselves) {
   expect_part(error({.type = "ConvNextImageProcessor"}), "size must be a shortest_edge");
   expect_part(error({.do_center_crop = true}), "crop_size must be");
   expect_part(error({.type = "SegformerImageProcessor", .do_center_crop = true}), "does not crop");
-  expect_part(error({.crop_pct = std::numeric_limits<double>::quiet_NaN()}), "crop_pct");
-  expect_part(error({.image_std = {1, 0, 1}}), "image_std must be above 0");
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+  expect_part(error({.crop_pct = kNan}), "crop_pct");
+  expect_part(error({.image_std = {1, 0, 1}}), "image_std must be a number above 0");
+  // What no file can say, or would be refused in one.
+  expect_part(error({.crop_pct = kInf}), "crop_pct must be a number above 0");
+  for (const double factor : {kNan, kInf, 0.0, -1.0})
+    expect_part(error({.rescale_factor = factor}), "rescale_factor must be a number above 0");
+  expect_part(error({.image_std = {1, 1, kInf}}), "image_std must be a number above 0");
+  for (const double mean : {kNan, kInf}) expect_part(error({.image_mean = {0, mean, 0}}), "image_mean must be numbers");
+  const ImageSize both = {.height = 8, .width = 8, .shortest_edge = 8};
+  expect_part(error({.do_resize = false, .size = both}), "size must be height and width, or a shortest_edge");
+  expect_part(error({.do_center_crop = true, .crop_size = both}), "crop_size must be a height and a width");
+  EXPECT_EQ(error({.do_resize = false, .size = {}}), "");
 }
 
 TEST(ImageProcessor, PicturesThatMeanHarm) {
