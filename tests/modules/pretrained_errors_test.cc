@@ -480,6 +480,11 @@ TEST(PretrainedModels, ErrorsNameTheCallersLine) {
   EXPECT_NE(error_of([&] { gpt2(ids); }).find(here(__LINE__)), std::string::npos);
   EXPECT_NE(error_of([&] { gpt2.loss(Tensor(), ids); }).find(here(__LINE__)), std::string::npos);
   EXPECT_NE(error_of([&] { gpt2.loss(ids * 0, Tensor()); }).find(here(__LINE__)), std::string::npos);
+  const Tensor zeros = ids * 0, floats = zeros.to(kF32), none;
+  EXPECT_NE(error_of([&] { gpt2.loss(zeros, floats); }).find(here(__LINE__)), std::string::npos);
+  auto tagger = AutoModelForTokenClassification::from_pretrained(recorded_folder("roberta_token"));
+  EXPECT_NE(error_of([&] { tagger.loss(zeros, none, none, floats); }).find(here(__LINE__)), std::string::npos);
+  EXPECT_NE(error_of([&] { tagger.loss(zeros, none, none, none); }).find(here(__LINE__)), std::string::npos);
   auto body = AutoModel::from_pretrained(recorded_folder("gpt2"));
   EXPECT_NE(error_of([&] { body(ids); }).find(here(__LINE__)), std::string::npos);
   auto bert = AutoModelForSequenceClassification::from_pretrained(recorded_folder("bert_sequence"));
