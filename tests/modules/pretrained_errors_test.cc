@@ -114,6 +114,10 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
   Copy dropout("llama2");
   dropout.set("attention_dropout", "0.5");
   EXPECT_NO_THROW(dropout.load({.dropout = 0.0}));
+  // And an error shows the caller's value.
+  EXPECT_EQ(dropout.problems({.dropout = 0.25}).unsupported, Names{"attention_dropout: 0.25"});
+  EXPECT_EQ(Copy("bert_sequence").problems({.num_labels = 1, .problem_type = ProblemType::kSingleLabel}).invalid,
+            Names{"problem_type: \"single_label_classification\", wanted \"regression\", or at least two labels"});
 }
 
 TEST(PretrainedConfig, UnknownFieldsAreListedUnlessAllowed) {
