@@ -131,13 +131,13 @@ std::string config_word(const std::string& folder, std::string_view field) {
   return word;
 }
 
-// config.json has this field, and not as null.
-bool config_has(const std::string& folder, std::string_view field) {
+// config.json has this token: its field is neither null nor below 0, as in the first Llamas.
+bool config_has_token(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   bool has = false;
   io::JsonReader json(path, text);
   json.object([&](std::string& key) {
-    has = has || (key == field && json.peek() != 'n');
+    has = has || (key == field && json.peek() != 'n' && json.peek() != '-');
     json.skip();
   });
   return has;
@@ -349,7 +349,7 @@ class Classifier : optim::Callback {
     if (trains) options.fresh = {"classifier.", "bert.pooler.", "pre_classifier.", "score."};
     // A decoder's classifier finds the last token of a row by it. Language models seldom have one in config.json.
     const bool encoder = absl::c_linear_search(std::array{"bert", "roberta", "distilbert"}, family);
-    if (!encoder && !config_has(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
+    if (!encoder && !config_has_token(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
       options.pad_token_id = tokenizer_.pad_token_id();
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
     const nn::TextFacts facts = model_->facts();

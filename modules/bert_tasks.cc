@@ -90,13 +90,13 @@ Tensor BertForTokenClassification::forward(const Tensor& idx, const Tensor& mask
 Tensor BertForTokenClassification::loss(const Tensor& idx, const Tensor& mask, const Tensor& segments,
                                         const Tensor& targets, std::source_location where) {
   const Tensor logits = (*this)({idx, where}, mask, segments);
-  if (!(targets.sizes() == idx.sizes()))
+  if (!(targets.sizes(where) == idx.sizes()))
     throw_op_error(
         "BertForTokenClassification::loss",
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
         where);
   const int64_t n = idx.numel();
-  return ops::cross_entropy({logits.view({n, config.n_class}), where}, targets.reshape({n}));
+  return ops::cross_entropy({logits.view({n, config.n_class}), where}, {targets.reshape({n}), where});
 }
 
 BertMaskedHead::BertMaskedHead(const BertConfig& config)

@@ -240,11 +240,14 @@ class Matcher {
     std::vector<PublishedPart> parts = {};
     bool any() const { return whole || !parts.empty(); }
   };
+  // A file's names are Transformers'. Where these are others, the tree's mean nothing in it: "dense", which PEFT finds
+  // nowhere in a DistilBERT, is not its ffn.lin1.
+  bool counts_tree_names() const { return !lenient_ || layout_.parts == nullptr; }
   // Chooses what has a name of which `fits` is true: the tree's name, or Transformers'. Returns whether there is any.
   bool choose(size_t i, absl::FunctionRef<bool(const std::string&)> fits) {
     if (modules_[i].name.empty()) return false;
     Choice& choice = chosen_[i];
-    bool any = fits(modules_[i].name);
+    bool any = counts_tree_names() && fits(modules_[i].name);
     choice.whole = choice.whole || any;
     for (const PublishedPart& part : published_[i]) {
       if (!fits(part.path)) continue;
@@ -265,7 +268,7 @@ class Matcher {
     if (fitting > 0 && fitting < static_cast<int64_t>(parts.size()))
       fail(absl::StrCat("modules_to_save names '", name, "', which is a part of ", modules_[i].name,
                         " here; a module is saved whole or not at all"));
-    return fitting > 0 || fits(modules_[i].name);
+    return fitting > 0 || (counts_tree_names() && fits(modules_[i].name));
   }
   // PEFT leaves a target out if modules_to_save has it, or what it is in, by a name between dots.
   bool saved_by_whole_name(size_t i) const {

@@ -19,8 +19,9 @@ Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::
         model.type_name() + "::loss",
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
         where);
-  if (whole) return ops::cross_entropy({x.view({n, x.size(-1)}), where}, targets.reshape({n}));
-  return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, bias, targets.reshape({n}));
+  const Tensor flat = targets.reshape({n});
+  if (whole) return ops::cross_entropy({x.view({n, x.size(-1)}), where}, {flat, where});
+  return ops::linear_cross_entropy({x.reshape({n, weight.size(1)}), where}, weight, bias, {flat, where});
 }
 
 void check_positions(const char* model, const Tensor& idx, const Tensor& positions) {

@@ -76,10 +76,11 @@ struct PretrainedOptions {
   // {"classifier."} for a new head.
   std::vector<std::string> fresh = {};
   uint64_t seed = 0;  // of fresh tensors
-  // Replaces config.json's. A sequence classifier of the decoders needs one to take more than one row.
+  // Replaces config.json's. A sequence classifier of the decoders needs one to take more than one row, and refuses the
+  // -1 of the first Llamas, which is no token.
   std::optional<int64_t> pad_token_id = std::nullopt;
-  // Tensors of the file whose names begin with one of these are left out: {"cls."} for the heads of BERT's first
-  // training.
+  // Tensors of the file that the model has no place for are no error if their names begin with one of these: {"cls."}
+  // for the heads of BERT's first training.
   std::vector<std::string> ignore = {};
 };
 

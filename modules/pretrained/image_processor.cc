@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -131,21 +132,32 @@ std::array<double, 3> read_channels(ConfigFields& config, std::string_view name,
 }
 
 ImageProcessorConfig read_config(ConfigFields& config, const ProcessorType& type) {
+  // null is not the class's default: it turns a step off, and what a step needs must have a value.
+  const auto flag = [&](std::string_view name, bool otherwise) {
+    return config.flag(name, otherwise && !config.is_null(name));
+  };
+  const auto needs = [&](bool step, std::initializer_list<std::string_view> names) {
+    for (const std::string_view name : names)
+      if (step && config.is_null(name)) config.invalid(name, "a value");
+  };
   ImageProcessorConfig c = type.fresh;
   c.type = absl::StrCat(type.name, "ImageProcessor");
-  c.do_resize = config.flag("do_resize", c.do_resize);
-  c.size = read_size(config, "size", c.size, config.flag("default_to_square", type.square));
+  c.do_resize = flag("do_resize", c.do_resize);
+  c.size = read_size(config, "size", c.size, flag("default_to_square", type.square));
   if (const std::optional<int64_t> code = config.count("resample", 5)) {
     if (*code == 0) c.resample = InterpolateMode::kNearest;
     else if (*code == 2) c.resample = InterpolateMode::kBilinear;
     else if (*code == 3) c.resample = InterpolateMode::kBicubic;
     else config.unsupported("resample");
   }
+  needs(c.do_resize, {"resample"});
   if (type.name == std::string_view("ConvNext")) {
     c.crop_pct = config.positive("crop_pct", c.crop_pct);
+    needs(c.do_resize && c.size.shortest_edge < kWarped, {"crop_pct"});
     if (c.do_resize && c.size.shortest_edge == 0) config.invalid("size", "a shortest_edge");
   }
-  if (type.crops && config.flag("do_center_crop", c.do_center_crop)) {
+  if (type.crops && flag("do_center_crop", c.do_center_crop)) {
+    needs(true, {"crop_size"});
     c.do_center_crop = true;
     c.crop_size = read_size(config, "crop_size", c.crop_size, true);
     if (c.crop_size.shortest_edge > 0) config.invalid("crop_size", "height and width");
@@ -153,17 +165,19 @@ ImageProcessorConfig read_config(ConfigFields& config, const ProcessorType& type
     c.do_center_crop = false;
     c.crop_size = {};
   }
-  c.do_rescale = config.flag("do_rescale", c.do_rescale);
+  c.do_rescale = flag("do_rescale", c.do_rescale);
   c.rescale_factor = config.positive("rescale_factor", c.rescale_factor);
-  c.do_normalize = config.flag("do_normalize", c.do_normalize);
+  needs(c.do_rescale, {"rescale_factor"});
+  c.do_normalize = flag("do_normalize", c.do_normalize);
   c.image_mean = read_channels(config, "image_mean", c.image_mean);
   c.image_std = read_channels(config, "image_std", c.image_std);
+  needs(c.do_normalize, {"image_mean", "image_std"});
   if (std::any_of(c.image_std.begin(), c.image_std.end(), [](double s) { return !(s > 0); }))
     config.invalid("image_std", "numbers above 0");
-  c.do_convert_rgb = config.flag("do_convert_rgb", c.do_convert_rgb);
+  c.do_convert_rgb = flag("do_convert_rgb", c.do_convert_rgb);
   if (type.name == std::string_view("Segformer")) {
-    const bool older = config.flag("reduce_labels", false);
-    c.do_reduce_labels = config.flag("do_reduce_labels", older);
+    const bool older = flag("reduce_labels", false);
+    c.do_reduce_labels = flag("do_reduce_labels", older);
   }
   return c;
 }
@@ -246,16 +260,25 @@ ImageProcessor::ImageProcessor(ImageProcessorConfig config, const ImageProcessor
   const bool exact = edge(size.height) && edge(size.width) && size.shortest_edge == 0 && size.longest_edge == 0;
   const bool keeps = edge(size.shortest_edge) && size.height == 0 && size.width == 0 &&
                      (size.longest_edge == 0 || edge(size.longest_edge));
+  const bool none = size.height == 0 && size.width == 0 && size.shortest_edge == 0 && size.longest_edge == 0;
   const bool by_edge = type->name == std::string_view("ConvNext");
-  if (config_.do_resize && !(by_edge ? keeps : exact || keeps))
+  if (config_.do_resize ? !(keeps || (exact && !by_edge)) : !(keeps || exact || none))
     fail(config_, absl::StrCat("size must be ", by_edge ? "" : "height and width, or ", "a shortest_edge, from 1 to ",
                                kMostEdge));
+  const ImageSize& crop = config_.crop_size;
   if (config_.do_center_crop && !type->crops) fail(config_, "does not crop pictures");
-  if (config_.do_center_crop && !(edge(config_.crop_size.height) && edge(config_.crop_size.width)))
+  if (config_.do_center_crop &&
+      !(edge(crop.height) && edge(crop.width) && crop.shortest_edge == 0 && crop.longest_edge == 0))
     fail(config_, absl::StrCat("crop_size must be a height and a width from 1 to ", kMostEdge));
-  if (!(config_.crop_pct > 0)) fail(config_, "crop_pct must be above 0");
-  for (const double s : config_.image_std)
-    if (!(s > 0)) fail(config_, "image_std must be above 0");
+  // What the file can say: numbers of JSON are finite.
+  const auto positive = [&](double value, const char* name) {
+    if (!(value > 0 && std::isfinite(value))) fail(config_, absl::StrCat(name, " must be a number above 0"));
+  };
+  positive(config_.crop_pct, "crop_pct");
+  positive(config_.rescale_factor, "rescale_factor");
+  for (const double s : config_.image_std) positive(s, "image_std");
+  for (const double m : config_.image_mean)
+    if (!std::isfinite(m)) fail(config_, "image_mean must be numbers");
 }
 ImageProcessor::ImageProcessor(const ImageProcessor&) = default;
 ImageProcessor::ImageProcessor(ImageProcessor&&) noexcept = default;

@@ -73,7 +73,7 @@ class ImageProcessor {
   // A size in the file, and the edges that follow from it.
   static constexpr int64_t kMostEdge = 1 << 16;
 
-  // Throws Error if the config contradicts itself.
+  // Throws Error if the config contradicts itself, or if from_pretrained() would refuse it in a file.
   explicit ImageProcessor(ImageProcessorConfig config, const ImageProcessorOptions& options = {});
   // A file that does not name its class has that of the model_type in config.json. Throws FileError, ConfigError.
   static ImageProcessor from_pretrained(const std::string& folder, const ImageProcessorOptions& options = {});

@@ -231,6 +231,9 @@ static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, c
   if (task == Task::kSequenceClassification) {
     task_options.n_class = read_labels(config, options);
     task_options.problem_type = read_problem_type(config, task_options.n_class, options);
+    // For an embedding it counts from the end. No token equals it: the classifier would find no padding.
+    if (config.negative("pad_token_id"))
+      config.invalid("pad_token_id", "a token, which ends no row (PretrainedOptions::pad_token_id)");
   }
   config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);

@@ -47,7 +47,8 @@ int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
 }
 
 std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options) {
-  std::optional<ProblemType> problem = options.problem_type;
+  if (options.problem_type) config.set("problem_type", json_text(name_of(*options.problem_type)));
+  std::optional<ProblemType> problem;
   const std::string word = config.word("problem_type", "");
   for (const ProblemType type : {ProblemType::kRegression, ProblemType::kSingleLabel, ProblemType::kMultiLabel})
     if (!problem && word == name_of(type)) problem = type;
@@ -104,10 +105,10 @@ ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string
 std::string gelu_name(ops::GeluKind kind) { return kind == ops::GeluKind::kErf ? "gelu" : "gelu_new"; }
 
 double read_dropout(ConfigFields& config, std::string_view name, double otherwise, const PretrainedOptions& options) {
-  const double p = config.probability(name, otherwise);
   if (options.dropout && !(*options.dropout >= 0 && *options.dropout <= 1))
     throw Error(absl::StrCat("PretrainedOptions::dropout must be in [0, 1], got ", *options.dropout));
-  return options.dropout.value_or(p);
+  if (options.dropout) config.set(std::string(name), json_text(*options.dropout));
+  return config.probability(name, otherwise);
 }
 
 std::vector<PublishedTensor> same_names(ModuleBase& module, const std::string& prefix) {

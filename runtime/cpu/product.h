@@ -45,6 +45,7 @@ class Product {
   static Grid grid_of(const MatmulCall& call, int variant);
 
   MatmulCall call_;
+  bool adds_a_copy_ = false;  // Note [Sums of vectors]
   Own* own_ = nullptr;
   std::vector<std::unique_ptr<const Primitive>> primitives_;  // one for each shape of a slice: one to four
   std::vector<Slice> slices_;

@@ -79,6 +79,23 @@ TEST_F(Epilogues, SumsOfProductsChainInPlace) {
   EXPECT_EQ(report.library_calls, 3);
 }
 
+// oneDNN's product of a vector and a matrix starts its sums from what it adds to.
+TEST_F(Epilogues, SumsOfVectorsHaveTheBitsOfSeparateSums) {
+  const Tensor matrix = Tensor::randn({33, 1064}).slice(1, {0, 40}), wide = Tensor::randn({40, 1064}).slice(1, {0, 33});
+  for (const bool row : {true, false}) {
+    const Tensor other = Tensor::randn(row ? Dims{1, 33} : Dims{33, 1});
+    const auto [eager, compiled] = both(
+        [&](const Tensor& x) {
+          return row ? ops::matmul(x, matrix) + ops::matmul(other, matrix)
+                     : ops::matmul(wide, x) + ops::matmul(wide, other);
+        },
+        Tensor::randn(other.sizes()), {.exact = true, .epilogues = compile::Epilogues::kAlways});
+    EXPECT_TRUE(same_bits(eager, compiled));
+    EXPECT_EQ(report.library_calls, 2);
+    EXPECT_EQ(report.kernels, 0);
+  }
+}
+
 TEST_F(Epilogues, EachSumHasItsOwnOperand) {
   const Tensor w = Tensor::randn({16, 16}), first = Tensor::randn({40, 16}), second = Tensor::randn({40, 16});
   const auto [eager, compiled] = both([&](const Tensor& x) { return (ops::matmul(x, w) + first) + second; },

@@ -13,6 +13,8 @@
 #include "rondo/modules/init.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/modules/pretrained/config_fields.h"
+#include "rondo/runtime/io/open_file.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"
@@ -131,7 +133,7 @@ TEST_F(Classify, DistilBertAndADecoder) {
     nn::save_pretrained(model, folder_ / "model");
   }
   train_and_sort();
-  // The tokenizer names the padding token, which config.json does not.
+  // The tokenizer names the padding token, which config.json does not: -1, as in the first Llamas, is none.
   nn::Llama model({.vocab_size = 800,
                    .block_size = 32,
                    .n_layer = 2,
@@ -142,6 +144,10 @@ TEST_F(Classify, DistilBertAndADecoder) {
                    .qkv_bias = true,
                    .o_bias = false});
   nn::save_pretrained(model, folder_ / "model");
+  const std::string config = folder_ / "model/config.json";
+  nn::ConfigFields fields(config, io::read_text(config, nn::ConfigFields::kMostBytes));
+  fields.set("pad_token_id", "-1");
+  nn::write_fields(config, fields.fields());
   std::filesystem::copy_file(absl::StrCat(tests::kReferenceDir, "/tokenizers/qwen2.json"),
                              folder_ / "model/tokenizer.json", std::filesystem::copy_options::overwrite_existing);
   std::ofstream(folder_ / "model/tokenizer_config.json") << R"({"pad_token": "<|endoftext|>"})";

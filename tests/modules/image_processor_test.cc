@@ -156,6 +156,29 @@ TEST(ImageProcessor, FieldsThatAreNotReadStay) {
   EXPECT_FALSE(fields.contains("feature_extractor_type"));
 }
 
+// In Python null is None, which is not the class's default: a step is off then, and lacks what it needs.
+TEST(ImageProcessor, NullIsNotTheDefault) {
+  const TempFolder temp;
+  const auto config = [&](const std::string& kind, const std::string& fields) {
+    write_folder(temp.path(), R"({"image_processor_type": ")" + kind + R"(ImageProcessor", )" + fields + "}");
+    return ImageProcessor::from_pretrained(temp.path()).config();
+  };
+  for (const char* kind : {"ViT", "DeiT", "Segformer", "ConvNext", "Bit", "CLIP"}) {
+    const ImageProcessorConfig c = config(kind, R"("do_resize": null, "do_rescale": null, "do_normalize": null,
+        "do_center_crop": null, "do_convert_rgb": null, "crop_size": null, "resample": null, "rescale_factor": null,
+        "image_mean": null, "image_std": null, "crop_pct": null)");
+    EXPECT_FALSE(c.do_resize || c.do_rescale || c.do_normalize || c.do_center_crop || c.do_convert_rgb) << kind;
+  }
+  EXPECT_EQ(config("DeiT", R"("size": 9, "default_to_square": null)").size.shortest_edge, 9);
+  EXPECT_EQ(config("ConvNext", R"("size": 384, "crop_pct": null)").size.shortest_edge, 384);
+  EXPECT_FALSE(config("Segformer", R"("reduce_labels": true, "do_reduce_labels": null)").do_reduce_labels);
+  for (const char* field : {"resample", "rescale_factor", "image_mean", "image_std", "crop_size", "crop_pct"}) {
+    const char* const kind = field == std::string_view("crop_pct") ? "ConvNext" : "CLIP";
+    const std::string null = absl::StrCat("\"size\": 224, \"", field, "\": null");
+    expect_part(error_of([&] { config(kind, null); }), absl::StrCat(field, ": null, wanted a value"));
+  }
+}
+
 // The folder of a model that was loaded and saved holds all that the model needs.
 TEST(ImageProcessor, AModelOfImagesBringsItsFile) {
   const TempFolder temp;
@@ -222,8 +245,19 @@ TEST(ImageProcessor, ConfigsThatContradictThemselves) {
   expect_part(error({.type = "ConvNextImageProcessor"}), "size must be a shortest_edge");
   expect_part(error({.do_center_crop = true}), "crop_size must be");
   expect_part(error({.type = "SegformerImageProcessor", .do_center_crop = true}), "does not crop");
-  expect_part(error({.crop_pct = std::numeric_limits<double>::quiet_NaN()}), "crop_pct");
-  expect_part(error({.image_std = {1, 0, 1}}), "image_std must be above 0");
+  constexpr double kNan = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+  expect_part(error({.crop_pct = kNan}), "crop_pct");
+  expect_part(error({.image_std = {1, 0, 1}}), "image_std must be a number above 0");
+  // What no file can say, or would be refused in one.
+  expect_part(error({.crop_pct = kInf}), "crop_pct must be a number above 0");
+  for (const double factor : {kNan, kInf, 0.0, -1.0})
+    expect_part(error({.rescale_factor = factor}), "rescale_factor must be a number above 0");
+  expect_part(error({.image_std = {1, 1, kInf}}), "image_std must be a number above 0");
+  for (const double mean : {kNan, kInf}) expect_part(error({.image_mean = {0, mean, 0}}), "image_mean must be numbers");
+  const ImageSize both = {.height = 8, .width = 8, .shortest_edge = 8};
+  expect_part(error({.do_resize = false, .size = both}), "size must be height and width, or a shortest_edge");
+  expect_part(error({.do_center_crop = true, .crop_size = both}), "crop_size must be a height and a width");
+  EXPECT_EQ(error({.do_resize = false, .size = {}}), "");
 }
 
 TEST(ImageProcessor, PicturesThatMeanHarm) {

@@ -114,6 +114,10 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
   Copy dropout("llama2");
   dropout.set("attention_dropout", "0.5");
   EXPECT_NO_THROW(dropout.load({.dropout = 0.0}));
+  // And an error shows the caller's value.
+  EXPECT_EQ(dropout.problems({.dropout = 0.25}).unsupported, Names{"attention_dropout: 0.25"});
+  EXPECT_EQ(Copy("bert_sequence").problems({.num_labels = 1, .problem_type = ProblemType::kSingleLabel}).invalid,
+            Names{"problem_type: \"single_label_classification\", wanted \"regression\", or at least two labels"});
 }
 
 TEST(PretrainedConfig, UnknownFieldsAreListedUnlessAllowed) {
@@ -480,6 +484,11 @@ TEST(PretrainedModels, ErrorsNameTheCallersLine) {
   EXPECT_NE(error_of([&] { gpt2(ids); }).find(here(__LINE__)), std::string::npos);
   EXPECT_NE(error_of([&] { gpt2.loss(Tensor(), ids); }).find(here(__LINE__)), std::string::npos);
   EXPECT_NE(error_of([&] { gpt2.loss(ids * 0, Tensor()); }).find(here(__LINE__)), std::string::npos);
+  const Tensor zeros = ids * 0, floats = zeros.to(kF32), none;
+  EXPECT_NE(error_of([&] { gpt2.loss(zeros, floats); }).find(here(__LINE__)), std::string::npos);
+  auto tagger = AutoModelForTokenClassification::from_pretrained(recorded_folder("roberta_token"));
+  EXPECT_NE(error_of([&] { tagger.loss(zeros, none, none, floats); }).find(here(__LINE__)), std::string::npos);
+  EXPECT_NE(error_of([&] { tagger.loss(zeros, none, none, none); }).find(here(__LINE__)), std::string::npos);
   auto body = AutoModel::from_pretrained(recorded_folder("gpt2"));
   EXPECT_NE(error_of([&] { body(ids); }).find(here(__LINE__)), std::string::npos);
   auto bert = AutoModelForSequenceClassification::from_pretrained(recorded_folder("bert_sequence"));

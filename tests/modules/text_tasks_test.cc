@@ -6,6 +6,7 @@
 
 #include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/lora.h"
+#include "rondo/modules/pretrained/config_fields.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -168,6 +169,28 @@ TEST(DistilBert, AdaptersHavePeftsNames) {
   EXPECT_TRUE(same_bits(no_grad(again.output), no_grad(c.output)));
 }
 
+// One list for several families: PEFT leaves out the names that a model lacks. Rondo's layers have them.
+TEST(DistilBert, AdaptersOfAListForOtherFamilies) {
+  const io::TensorMap in = expected_values("distilbert_sequence");
+  const std::string base = recorded_folder("distilbert_sequence");
+  const TempFolder folder;
+  PretrainedCase c = load_case("distilbert_sequence", base, {}, in);
+  add_lora(**c.model,
+           {.rank = 2, .targets = {"q_lin"}, .modules_to_save = {"distilbert.embeddings.LayerNorm", "classifier"}});
+  stir(**c.model);
+  save_adapter(**c.model, folder.path());
+  const std::string path = folder / "adapter_config.json";
+  ConfigFields fields(path, read_bytes(path));
+  fields.set("target_modules", R"(["query", "dense", "q_lin"])");
+  fields.set("modules_to_save", R"(["LayerNorm", "classifier"])");
+  write_fields(path, fields.fields());
+  PretrainedCase again = load_case("distilbert_sequence", base, {}, in);
+  const LoraReport report = load_adapter(**again.model, folder.path());
+  EXPECT_EQ(report.targets.size(), 2u);
+  EXPECT_EQ(report.saved, (Names{"distilbert.embeddings.LayerNorm", "distilbert.pooler.dense", "classifier"}));
+  EXPECT_TRUE(same_bits(no_grad(again.output), no_grad(c.output)));
+}
+
 // Dropout is where DistilBERT has it: none behind the attention, and the classifier's own.
 TEST(DistilBert, Dropout) {
   const auto model = AutoModelForSequenceClassification::from_pretrained(recorded_folder("distilbert_sequence"));
@@ -251,7 +274,12 @@ TEST(LlamaSequence, RefusesRowsWithoutAPaddingToken) {
   auto again = AutoModelForSequenceClassification::from_pretrained(folder.path());
   EXPECT_EQ(again.facts().padding_idx, 4);
   EXPECT_EQ(again.label_names(), (Names{"no", "yes"}));
-  EXPECT_THROW(AutoModelForSequenceClassification::from_pretrained(folder.path(), {.pad_token_id = 61}), ConfigError);
+  const auto with = [&](int64_t token) {
+    return AutoModelForSequenceClassification::from_pretrained(folder.path(), {.pad_token_id = token});
+  };
+  EXPECT_THROW(with(61), ConfigError);
+  // The first Llamas' config.json has -1. It is no token, and not the last one of the vocabulary either.
+  EXPECT_NE(error_of([&] { with(-1); }).find("pad_token_id: -1, wanted a token"), std::string::npos);
 }
 
 TEST(LlamaSequence, Adapters) {
