@@ -2,8 +2,11 @@
 //
 // Note [Classes that rebuild]: some classes of transformers take only vocabulary, merges, added tokens and the
 // post-processor from tokenizer.json. Normaliser, pre-tokenizer and decoder they make anew, from the fields of
-// tokenizer_config.json. So where the two files disagree, the class decides. The other classes, and a folder that names
-// none, use the file as it is.
+// tokenizer_config.json. So where the two files disagree, the class decides. The other classes use the file as it is.
+//
+// So does a folder whose tokenizer_config.json names no class. There transformers takes the class that config.json's
+// tokenizer_class or model_type stands for, and adds that class's special tokens to a vocabulary that lacks them: ids
+// differ from ours where tokenizer.json is not what the class would write.
 #include <algorithm>
 #include <filesystem>
 
