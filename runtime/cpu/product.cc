@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "absl/hash/hash.h"
@@ -33,13 +34,17 @@ class Product::Primitive {
  public:
   explicit Primitive(const MatmulCall& call);
   void run(const MatmulOperands& operands) const;
-  bool is_for(const MatmulCall& c) const { return c.batch == batch_ && c.m == m_ && c.n == n_; }
+  bool is_for(const MatmulCall& c) const { return c.batch == call_.batch && c.m == call_.m && c.n == call_.n; }
 
  private:
   struct Arguments;  // of one run; leased, since two threads may run at once
   std::unique_ptr<Arguments> lease() const;
+  Kernels<dnnl::matmul> choose_kernel();
+  bool add_to_copy();
+  void copy_added(const MatmulOperands& operands) const;
 
-  int64_t batch_, m_, n_;
+  MatmulCall call_;
+  std::optional<size_t> copied_;  // Note [Sums of slices]: which epilogue's operand is copied to C
   dnnl::matmul product_;
   Desc a_, b_, bias_, c_, scratchpad_;
   std::array<int, kMaxEpilogues> added_ = {};  // argument of each epilogue's operand, 0 where it has none
@@ -67,7 +72,42 @@ struct Product::Primitive::Arguments {
   }
 };
 
-Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(call.m), n_(call.n) {
+// Note [Sums of slices]. Version 3.12 adds no operand whose rows lie apart, as those of a slice of columns do: there
+// its reference product, which takes a thousand times as long, is what is left. Then the operand is copied to C, to
+// which the product is added.
+Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
+  const OneLibraryThread alone;  // the library plans for the threads that there are now
+  Kernels<dnnl::matmul> kernels = choose_kernel();
+  if (is_reference(kernels.name()) && add_to_copy()) kernels = choose_kernel();
+  scratchpad_ = kernels.scratchpad();
+  product_ = kernels.make();
+}
+
+// False: no sum can be made so. Of two, the second one needs an operand of its own; and see Note [Sums of vectors].
+bool Product::Primitive::add_to_copy() {
+  if (call_.m == 1 || call_.n == 1) return false;
+  if (std::find(call_.in_place.begin(), call_.in_place.end(), true) != call_.in_place.end()) return false;
+  const auto sum = std::find(call_.epilogues.begin(), call_.epilogues.end(), Epilogue::kAdd);
+  if (sum == call_.epilogues.end()) return false;
+  copied_ = static_cast<size_t>(sum - call_.epilogues.begin());
+  call_.in_place[*copied_] = true;
+  return true;
+}
+
+void Product::Primitive::copy_added(const MatmulOperands& operands) const {
+  const auto bytes = static_cast<int64_t>(size_of(call_.result_dtype()));
+  for (int64_t matrix = 0; matrix < call_.batch; ++matrix)
+    for (int64_t row = 0; row < call_.m; ++row) {
+      const int64_t at = (matrix * call_.c.batch + row * call_.c.row) * bytes;
+      std::memcpy(static_cast<std::byte*>(operands.c) + at,
+                  static_cast<const std::byte*>(operands.added[*copied_]) + at, static_cast<size_t>(call_.n * bytes));
+    }
+}
+
+// Sets what the kernel is given, too.
+Kernels<dnnl::matmul> Product::Primitive::choose_kernel() {
+  const MatmulCall& call = call_;
+  added_ = {};
   const auto library_type = [](DType dtype) {
     return dtype == kBF16 ? memory::data_type::bf16 : memory::data_type::f32;
   };
@@ -105,11 +145,9 @@ Product::Primitive::Primitive(const MatmulCall& call) : batch_(call.batch), m_(c
     }
   }
   if (post.len() > 0) attributes.set_post_ops(post);
-  const OneLibraryThread alone;  // the library plans for the threads that there are now
   Kernels<dnnl::matmul> kernels(attributes, a_, b_, bias_, c_);
   while (is_wrong(kernels.name(), call)) invariant(kernels.next(), "oneDNN has another kernel for this product");
-  scratchpad_ = kernels.scratchpad();
-  product_ = kernels.make();
+  return kernels;
 }
 
 std::unique_ptr<Product::Primitive::Arguments> Product::Primitive::lease() const {
@@ -134,6 +172,7 @@ std::unique_ptr<Product::Primitive::Arguments> Product::Primitive::lease() const
 }
 
 void Product::Primitive::run(const MatmulOperands& operands) const {
+  if (copied_) copy_added(operands);
   std::unique_ptr<Arguments> arguments = lease();
   arguments->set(DNNL_ARG_SRC, operands.a);
   arguments->set(DNNL_ARG_WEIGHTS, operands.b);

@@ -81,11 +81,13 @@ bool is_wrong_product_2(std::string_view kernel, const MatmulCall& call) {
 }
 // f32 and bf16, brg_matmul with AVX-512 and AMX. AVX2 has no such kernel.
 // - one row of A whose numbers lie apart: it reads as if they did not (21 of 4000 random products);
-// - one column of C whose numbers lie apart: it writes as if they did not (37 of 4000 products into gaps).
+// - one column of C whose numbers lie apart: it writes as if they did not (37 of 4000 products into gaps);
+// - 3.12: a batch of products of depth 1: it takes the matrices for neighbours in memory.
 // The library's gemm takes the place.
 bool is_wrong_product_3(std::string_view kernel, const MatmulCall& call) {
   if (!kernel.starts_with("brg")) return false;
-  return (call.m == 1 && call.a.column != 1) || (call.n == 1 && call.m > 1 && call.c.row != 1);
+  return (call.m == 1 && call.a.column != 1) || (call.n == 1 && call.m > 1 && call.c.row != 1) ||
+         (call.batch > 1 && call.k == 1);
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // Which of oneDNN's kernels must not be used, and for which calls.
 //
-// oneDNN 2.6.3 and 3.7.2 have kernels that overrun their memory or give wrong numbers for some geometries, in part the
-// same. Random convolutions and products between guard pages found them (tests/runtime/guard_pages_test.cc), under
-// AVX2, AVX-512 without and with bf16, and AMX. The library's next kernel takes the place of such a one. Rules go by
-// the major version and the kernel's name. What 3.7.2 does is taken for all of version 3: a kernel that is skipped
-// although a later version has mended it costs time, not numbers.
+// oneDNN 2.6.3, 3.7.2 and 3.12.1 have kernels that overrun their memory or give wrong numbers for some geometries, in
+// part the same. Random convolutions and products between guard pages found them (tests/runtime/guard_pages_test.cc),
+// under AVX2, AVX-512 without and with bf16, and AMX. The library's next kernel takes the place of such a one. Rules go
+// by the major version and the kernel's name. What one of them does is taken for all of its major version: a kernel
+// that is skipped although a later version has mended it costs time, not numbers.
 #pragma once
 
 #include <string_view>
