@@ -32,12 +32,6 @@ case $what in
     ;;
   *)
     if [ "$label" = cuda ]; then build --target cuda_tests; else build; fi
-    log=build/$preset.log
-    tests ${label:+-L "^$label\$"} -O "$log" || {
-      # Now and then LeakSanitizer itself crashes where a process ends (https://github.com/google/sanitizers/issues/1353):
-      # the test had passed. If there is nothing else, these tests run once more.
-      count() { grep -cE "$1" "$log"; }
-      [ "$(count '^Tracer caught signal 11')" = "$(count '\*\*\*(Failed|Exception|Timeout|Not Run)')" ] && tests --rerun-failed
-    }
+    tests ${label:+-L "^$label\$"}
     ;;
 esac
