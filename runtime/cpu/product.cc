@@ -83,7 +83,8 @@ Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
   product_ = kernels.make();
 }
 
-// False: no sum can be made so. Of two, the second one needs an operand of its own; and see Note [Sums of vectors].
+// Chooses the sum whose operand is copied. False: there is none, something is added in place already, or C is a vector,
+// to which nothing is added in place (Note [Sums of vectors]).
 bool Product::Primitive::add_to_copy() {
   if (call_.m == 1 || call_.n == 1) return false;
   if (std::find(call_.in_place.begin(), call_.in_place.end(), true) != call_.in_place.end()) return false;
