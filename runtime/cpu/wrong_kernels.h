@@ -17,7 +17,7 @@ namespace rondo::cpu {
 // `kernel`: its name (impl_info_str).
 bool is_wrong(std::string_view kernel, const ConvolutionCall& call);
 bool is_wrong(std::string_view kernel, const MatmulCall& call);
-// What a product of the library may be followed by, whichever its kernel is.
+// What must not follow a product of the library, whichever its kernel is.
 bool is_wrong(Epilogue epilogue);
 
 }  // namespace rondo::cpu
