@@ -1,6 +1,7 @@
 // CUDA source that runs on the fake driver: compiled by the fake NVRTC, loaded, launched.
 #include <gtest/gtest.h>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/module.h"
@@ -44,7 +45,7 @@ TEST(CudaSource, BarriersShufflesAndSharedMemory) {
   for (int i = 0; i < 1280; ++i) values.push_back(static_cast<float>(i % 97));
   for (uint64_t seed = 0; seed < 5; ++seed) {
     FakeCuda cuda({.seed = seed});
-    const auto module = cuda::Module::load(0, compile(std::string(test::kBlockSumText) + test::kWarpSumText).cubin);
+    const auto module = cuda::Module::load(0, compile(absl::StrCat(test::kBlockSumText, test::kWarpSumText)).cubin);
     const Tensor x = Tensor::from(values, {1280}).to(cuda.device()), sums = test::empty(cuda.device(), 10);
     const void *in = x.storage().data(), *out = sums.storage().data();
     void* args[] = {&in, &out};

@@ -12,6 +12,8 @@ namespace {
 using cuda_on_host::Order;
 using cuda_on_host::Traffic;
 
+#ifndef __SANITIZE_THREAD__  // counting is no part of what TSan may see
+
 // A kernel in one launch, from operands at multiples of `alignment` bytes.
 Traffic traffic_of(const LoopKernel& kernel, size_t off = 0, std::string text = "") {
   const Schedule s = schedule(kernel);
@@ -51,7 +53,6 @@ LoopKernel elementwise(DType type, int64_t rows, int64_t cols, DType narrow) {
   b.store(z, v);
   return b.kernel;
 }
-#ifndef __SANITIZE_THREAD__  // counting is no part of what TSan may see
 
 TEST(CudaTraffic, ElementwiseKernelsReadWholeSectors) {
   for (DType type : {kF32, kF64, kBF16}) {
