@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "rondo/compile/jit/elf_machine.h"
 #include "rondo/runtime/error.h"
@@ -112,15 +114,14 @@ class Symbols {
  public:
   void show(const void* code, size_t bytes, std::string_view name) {
     std::lock_guard lock(mutex_);
-    std::unique_ptr<Shown>& shown = by_address_[code];
-    if (shown != nullptr) return;
-    shown = std::make_unique<Shown>(code, bytes, name);
-    jit_code_entry& entry = shown->entry;
-    entry = {__jit_debug_descriptor.first_entry, nullptr, reinterpret_cast<const char*>(&shown->image), sizeof(Image)};
+    if (by_address_.contains(code)) return;
+    Shown& shown = *by_address_.emplace(code, std::make_unique<Shown>(code, bytes, name)).first->second;
+    jit_code_entry& entry = shown.entry;
+    entry = {__jit_debug_descriptor.first_entry, nullptr, reinterpret_cast<const char*>(&shown.image), sizeof(Image)};
     if (entry.next_entry != nullptr) entry.next_entry->prev_entry = &entry;
     __jit_debug_descriptor.first_entry = &entry;
     tell_gdb(entry, 1);
-    if (perf_) append(shown->line);
+    if (perf_) append(shown.line);
   }
   void hide(const void* code) {
     std::lock_guard lock(mutex_);
@@ -154,19 +155,20 @@ class Symbols {
   // A process that forks has kernels of its parent; its file begins with all of them. A profile is worth no error: what
   // cannot be written is left out.
   void append(const std::string& line) {
-    std::string text = line;
-    if (process_ != ::getpid()) {
-      process_ = ::getpid();
-      text.clear();
-      for (const auto& [code, shown] : by_address_) text += shown->line;
-    }
     try {
+      std::string text = line;
+      if (process_ != ::getpid()) {
+        text.clear();
+        for (const auto& [code, shown] : by_address_) text += shown->line;
+        process_ = ::getpid();
+      }
       const int file = io::open_to_write(perf_map_path(), O_WRONLY | O_APPEND, io::Links::kRefuse, 0600);
       // Nobody else's file: anybody may make one of that name in /tmp.
       if (io::distrust(file).empty()) [[maybe_unused]]
         const ssize_t written = ::write(file, text.data(), text.size());
       ::close(file);
     } catch (const FileError&) {
+    } catch (const std::bad_alloc&) {
     }
   }
 
@@ -176,9 +178,10 @@ class Symbols {
   pid_t process_ = 0;  // whose file has what was shown so far
 };
 
-// Never destroyed: code may outlive every static object.
+// Never destroyed: code may outlive every static object. Takes no memory: destructors of code call hide().
 Symbols& symbols() {
-  static auto* const all = new Symbols;
+  alignas(Symbols) static std::byte place[sizeof(Symbols)];
+  static auto* const all = new (place) Symbols;
   return *all;
 }
 

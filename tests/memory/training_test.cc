@@ -7,6 +7,7 @@
 #include "rondo/compile/explain.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/jit/symbols.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
@@ -30,6 +31,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/within_memory.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/memory/digest.h"
 #include "rondo/tests/memory/failing_memory.h"
@@ -59,16 +61,25 @@ Tensor some_ids(int64_t seed) {
 
 // ---- Modules
 
-class MemoryOfPretrained : public testing::TestWithParam<const char*> {};
+template <class AutoModel> Work loads(const std::string& folder) {
+  return [folder] { return digest(*AutoModel::from_pretrained(folder)); };
+}
+struct Recorded {
+  const char* name;
+  Work (*loads)(const std::string& folder);
+};
+class MemoryOfPretrained : public testing::TestWithParam<Recorded> {};
 TEST_P(MemoryOfPretrained, RunsShort) {
-  expect_typed_errors([]() -> Work {
-    const std::string name = GetParam(), folder = nn::recorded_folder(name);
-    return [=] { return digest(**nn::load_case(name, folder, {}, {}).model); };
-  });
+  expect_typed_errors([] { return GetParam().loads(nn::recorded_folder(GetParam().name)); });
 }
 INSTANTIATE_TEST_SUITE_P(All, MemoryOfPretrained,
-                         testing::Values("gpt2", "llama3", "qwen2_yarn", "minilm", "vit", "segformer"),
-                         [](const auto& name) { return std::string(name.param); });
+                         testing::Values(Recorded{"gpt2", loads<nn::AutoModelForCausalLM>},
+                                         Recorded{"llama3", loads<nn::AutoModelForCausalLM>},
+                                         Recorded{"qwen2_yarn", loads<nn::AutoModelForCausalLM>},
+                                         Recorded{"minilm", loads<nn::AutoModel>},
+                                         Recorded{"vit", loads<nn::AutoModelForImageClassification>},
+                                         Recorded{"segformer", loads<nn::AutoModelForSemanticSegmentation>}),
+                         [](const auto& recorded) { return std::string(recorded.param.name); });
 
 TEST(MemoryOfModules, RunsShortAsTheyAreBuilt) {
   expect_typed_errors([]() -> Work {
@@ -94,8 +105,15 @@ TEST(MemoryOfModules, RunsShortInStateDicts) {
 TEST(MemoryOfModules, RunsShortAsTheTreeChanges) {
   expect_typed_errors([]() -> Work {
     return [] {
+      std::string name;
+      std::unique_ptr<nn::Linear> probe;
+      {
+        const test::FailingMemory::Pause pause;
+        name = "a_probe_with_a_long_name";
+        probe = std::make_unique<nn::Linear>(4, 4);
+      }
       nn::GPT2 model(small_gpt2(), 3);
-      model.attach("a_probe_with_a_long_name", std::make_unique<nn::Linear>(4, 4));
+      model.attach(std::move(name), std::move(probe));
       model.detach("a_probe_with_a_long_name");
       model.to(kF64);
       return digest(model, model.named_modules().size(), model.type_name());
@@ -106,10 +124,11 @@ TEST(MemoryOfModules, RunsShortAsTheTreeChanges) {
 TEST(MemoryOfAdapters, RunsShort) {
   expect_typed_errors([]() -> Work {
     auto folder = std::make_shared<TempFolder>();
+    const nn::LoraOptions options{.rank = 2, .alpha = 4, .targets = {"c_attn", "c_fc"}};
     return [=] {
       manual_seed(5);
       nn::GPT2 model(small_gpt2(), 3), other(small_gpt2(), 3);
-      nn::add_lora(model, {.rank = 2, .alpha = 4, .targets = {"c_attn", "c_fc"}});
+      nn::add_lora(model, options);
       nn::save_adapter(model, folder->path());
       nn::load_adapter(other, folder->path());
       return digest(other);
@@ -148,7 +167,8 @@ TEST(MemoryOfAdapters, RunsShortInAModelThatLasts) {
       std::string out = state();
       note(out, report.trainable, report.total);
       nn::remove_adapter(*model, options.adapter);
-      return out.append(state());
+      note(out, state());
+      return out;
     };
   });
 }
@@ -446,6 +466,20 @@ TEST_F(MemoryOfRegions, RunsShortInAnExplanation) {
     };
     explain();
     return explain;
+  });
+}
+
+// Code hides its name where it ends, shown or not.
+TEST(MemoryOfSymbols, RunsShort) {
+  struct Code {
+    ~Code() { compile::hide_symbol(this); }
+  };
+  expect_typed_errors([]() -> Work {
+    return [] {
+      const Code code;
+      within_memory("show_symbol", [&] { compile::show_symbol(&code, 1, "a_name_with_memory_of_its_own"); });
+      return std::string("shown");
+    };
   });
 }
 
