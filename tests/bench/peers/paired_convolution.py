@@ -13,12 +13,11 @@ import time
 import convolution
 import paired_gpt
 
-PEER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "convolution.py")
-
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rondo-bin", required=True, help="path of bench_convolution")
+    paired_gpt.add_beside(p)
     p.add_argument("--python", default=paired_gpt.default_python(), help="interpreter that has torch")
     p.add_argument("--cases", default=",".join(convolution.CASES))
     p.add_argument("--dtypes", default="f32,bf16")
@@ -29,13 +28,14 @@ def main():
     p.add_argument("--steps", type=int, default=3)
     p.add_argument("--timeout", type=float, default=300.0)
     a = p.parse_args()
+    peer, command = paired_gpt.peer_of(a, "convolution.py")
     ratios = []
     for case, dtype, direction, layout in itertools.product(
             a.cases.split(","), a.dtypes.split(","), a.passes.split(","), a.layouts.split(",")):
         options = [f"--case={case}", f"--dtype={dtype}", f"--pass={direction}", f"--layout={layout}",
                    f"--batch={a.batch}"]
-        contenders = [paired_gpt.Contender("rondo", [a.rondo_bin, "--serve"] + options, dict(os.environ), a.timeout),
-                      paired_gpt.Contender("pytorch", [a.python, PEER] + options, dict(os.environ), a.timeout)]
+        contenders = [paired_gpt.Contender("rondo", [a.rondo_bin, "--serve", *options], dict(os.environ), a.timeout),
+                      paired_gpt.Contender(peer, [*command, *options], dict(os.environ), a.timeout)]
         for c in contenders:
             c.turn(1)
         rounds = []
@@ -47,10 +47,10 @@ def main():
             rounds.append(times)
         for c in contenders:
             c.close()
-        ratio = statistics.median(t["rondo"] / t["pytorch"] for t in rounds)
+        ratio = statistics.median(t["rondo"] / t[peer] for t in rounds)
         ratios.append(ratio)
-        ours, theirs = (statistics.median(t[name] for t in rounds) for name in ("rondo", "pytorch"))
-        print(f"{case:10} {dtype:5} {direction:8} {layout:6} {ours:8.2f} ms, PyTorch {theirs:8.2f}: {ratio:.2f}",
+        ours, theirs = (statistics.median(t[name] for t in rounds) for name in ("rondo", peer))
+        print(f"{case:10} {dtype:5} {direction:8} {layout:6} {ours:8.2f} ms, {peer} {theirs:8.2f}: {ratio:.2f}",
               flush=True)
     print(f"median {statistics.median(ratios):.2f}, worst {max(ratios):.2f} of {len(ratios)}")
 

@@ -37,9 +37,24 @@ def default_python():
     return sys.executable
 
 
+def add_beside(parser):
+    """--beside: another build of Rondo takes PyTorch's place, as of an older commit, or of another system:
+    --beside "unshare --mount --pid --fork chroot ROOT env HOME=/root /root/rondo/build/release/bin/bench_products"
+    """
+    parser.add_argument("--beside", metavar="COMMAND", help="the same benchmark of another build, in place of PyTorch")
+
+
+def peer_of(a, script):
+    """What serves beside ours: its name, and its command without options."""
+    if a.beside:
+        return "beside", [*shlex.split(a.beside), "--serve"]
+    return "pytorch", [a.python, os.path.join(HERE, script)]
+
+
 def parse_args(argv=None):
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--rondo-bin", help="path of bench_gpt; without it only PyTorch runs")
+    add_beside(p)
     p.add_argument("--rondo-args", default="", help="more flags for bench_gpt, in one string")
     p.add_argument("--rondo-modes", default="none,regions", help="values for bench_gpt --compile: none, regions, whole")
     p.add_argument("--python", default=default_python(), help="interpreter that has torch")
@@ -152,7 +167,10 @@ def start_all(a):
     if a.rondo_bin:
         for mode in a.rondo_modes.split(","):
             add(f"rondo {mode}", [a.rondo_bin, f"--compile={mode}", *model, *shlex.split(a.rondo_args)])
-    if not a.no_pytorch:
+    if a.beside:
+        for mode in a.rondo_modes.split(","):
+            add(f"beside {mode}", [*shlex.split(a.beside), f"--compile={mode}", *model, *shlex.split(a.rondo_args)])
+    elif not a.no_pytorch:
         peer = [a.python, os.path.join(HERE, "gpt_step.py"), *model, *shlex.split(a.pytorch_args)]
         if a.pytorch_eager:
             add("pytorch eager", peer)
