@@ -53,6 +53,7 @@
 #include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/module.h"
+#include "rondo/modules/multihead_attention.h"
 #include "rondo/modules/next_token_loss.h"
 #include "rondo/modules/pp_liteseg.h"
 #include "rondo/modules/pretrained/auto_model.h"
