@@ -68,6 +68,7 @@
 #include "rondo/modules/segmentation_loss.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/modules/stdc.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/average_scope.h"
 #include "rondo/optim/clip.h"

@@ -17,6 +17,7 @@
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora.h"
 #include "rondo/modules/multihead_attention.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/modules/vit.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
@@ -199,8 +200,19 @@ TEST(CudaModules, ForwardAndBackwardAreTheCpus) {
         return module(query, key, key,
                       AttentionMasks{.key_padding_mask = ops::bitwise_not(real_tokens(device)), .is_causal = true});
       });
+  compare(
+      "VisionEncoderDecoder",
+      [] {
+        VisionEncoderDecoderConfig config = {.encoder = kVit, .decoder = kGpt2};
+        config.encoder.n_embd = 16;
+        return std::make_unique<VisionEncoderDecoder>(config, 3);
+      },
+      [](VisionEncoderDecoder& model, Device device) {
+        manual_seed(5);
+        return model.loss(Tensor::randn({2, 3, 8, 8}, {kF32, kCPU}).to(device), tokens(device));
+      });
   // A module that is missing here was added to modules/ since.
-  EXPECT_GE(seen.size(), 40u);
+  EXPECT_GE(seen.size(), 41u);
   std::string all;
   for (const std::string& name : seen) all += name + " ";
   RecordProperty("modules", all);
