@@ -1,6 +1,7 @@
 #include "rondo/modules/generation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/beam_search.h"
@@ -39,8 +40,11 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
   for (const int64_t stop : options.stop_tokens)
     if (stop < 0)
       throw Error(absl::StrCat("generate: stop token ", stop, " is no token; leave it out if there is none"));
-  if (options.num_beams < 1)
-    throw Error(absl::StrCat("generate: num_beams must be at least 1, got ", options.num_beams));
+  constexpr int64_t kMostBeams = 1 << 16;
+  if (options.num_beams < 1 || options.num_beams > kMostBeams)
+    throw Error(absl::StrCat("generate: num_beams must be from 1 to ", kMostBeams, ", got ", options.num_beams));
+  if (!std::isfinite(options.length_penalty))
+    throw Error(absl::StrCat("generate: length_penalty must be finite, got ", options.length_penalty));
   if (options.num_beams > 1 &&
       (options.temperature != 0 || !options.stop_strings.empty() || options.on_token != nullptr || options.slide))
     throw Error(
