@@ -4,7 +4,7 @@
 #include "rondo/modules/init.h"
 #include "rondo/modules/mode_scope.h"
 #include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace {
@@ -68,7 +68,7 @@ Tensor VisionEncoderDecoder::loss(const Tensor& pixel_values, const Tensor& labe
   return NextTokenLoss{hooked, decoder.wte.weight, config.decoder.whole_logits, logits, below}(idx, labels, where);
 }
 
-std::vector<Generation> VisionEncoderDecoder::generate(const Tensor& pixel_values, GenerationOptions options) {
+std::vector<Generation> VisionEncoderDecoder::generate(const Tensor& pixel_values, GenerationOptions options) try {
   const NoGrad off;
   const ModeScope modes(*this);
   eval();
@@ -77,6 +77,8 @@ std::vector<Generation> VisionEncoderDecoder::generate(const Tensor& pixel_value
   const std::vector<std::vector<int64_t>> starts(static_cast<size_t>(pixel_values.size(0)),
                                                  {config.decoder_start_token_id});
   return nn::generate(decoder, starts, options);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("VisionEncoderDecoder::generate");
 }
 
 }  // namespace rondo::nn
