@@ -2,8 +2,8 @@
 // come from separate tensors, and checkpoints of torch.nn.MultiheadAttention load under their own names.
 //
 //   nn::MultiheadAttention attn(256, 8, {.batch_first = true});
-//   Tensor y = attn(x, x, x);                                                    // self-attention
-//   y = attn(x, memory, memory, nn::AttentionMasks{.key_padding_mask = is_padding});   // cross-attention
+//   Tensor y = attn(x, x, x);                                                         // self-attention
+//   y = attn(x, memory, memory, nn::AttentionMasks{.key_padding_mask = is_padding});  // cross-attention
 //
 // Not here, because no model needs it: add_bias_kv, add_zero_attn, inputs without a batch dimension, and weights as a
 // second result (scores are never stored). Attention with one projection and a cache of keys: attention.h.
@@ -24,9 +24,8 @@ struct MultiheadAttentionOptions {
   bool batch_first = false;                    // (B, T, E) instead of PyTorch's (T, B, E)
 };
 
-// What a query may not attend to. In PyTorch's masks of this module true means NOT attended to; in those of
-// ops::scaled_dot_product_attention, here and in PyTorch, true means attended to. Masks of floats are added to the
-// scores. All masks hold together.
+// What a query may not attend to. As in PyTorch, true means NOT attended to: the opposite of what it means in the masks
+// of ops::scaled_dot_product_attention. Masks of floats are added to the scores. All masks hold together.
 struct AttentionMasks {
   Tensor key_padding_mask = {};  // bool or floating (B, S): keys that are padding
   Tensor attn_mask = {};         // bool or floating (L, S) or (B H, L, S), row b H + h for head h of example b
@@ -38,8 +37,8 @@ struct AttentionMasks {
 //
 // Parameters: in_proj_weight (3E, E), the rows of queries, keys and values in this order, or if kdim or vdim differ
 // from E q_proj_weight (E, E), k_proj_weight (E, kdim) and v_proj_weight (E, vdim); in_proj_bias (3E); out_proj.
-// Weights start as in PyTorch: uniform in +-sqrt(6 / (rows + columns)) (Glorot and Bengio, 2010), biases 0. Throws
-// Error unless num_heads divides embed_dim, and for operands of other shapes.
+// Weights start as in PyTorch: these uniform in +-sqrt(6 / (rows + columns)) (Glorot and Bengio, 2010), out_proj's as a
+// Linear's, biases 0. Throws Error unless num_heads divides embed_dim, and for operands of other shapes.
 struct MultiheadAttention : Module<MultiheadAttention> {
   MultiheadAttention(int64_t embed_dim, int64_t num_heads, MultiheadAttentionOptions options = {});
   int64_t embed_dim, num_heads;
