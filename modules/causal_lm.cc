@@ -17,10 +17,12 @@ void CausalLM::check_cached_call(const char* model, const Tensor& idx, const KVC
     throw Error(absl::StrCat(model, ": idx must be i64 or i32 (B, T) with the cache's B = ", given.batch, ", got ",
                              idx.defined() ? absl::StrCat(std::string(name_of(idx.dtype())), to_string(idx.sizes()))
                                            : "an undefined tensor"));
-  if (given.layers != mine.layers || given.kv_heads != mine.kv_heads || given.head_dim != mine.head_dim)
+  if (given.layers != mine.layers || given.kv_heads != mine.kv_heads || given.head_dim != mine.head_dim ||
+      given.encoded_width != mine.encoded_width)
     throw Error(absl::StrCat(model, ": the cache is for another model: it has ", given.layers, " layers, ",
-                             given.kv_heads, " heads and head_dim ", given.head_dim, "; this model needs ", mine.layers,
-                             ", ", mine.kv_heads, " and ", mine.head_dim));
+                             given.kv_heads, " heads, head_dim ", given.head_dim, " and encoded_width ",
+                             given.encoded_width, "; this model needs ", mine.layers, ", ", mine.kv_heads, ", ",
+                             mine.head_dim, " and ", mine.encoded_width));
   if (given.device != mine.device)
     throw Error(absl::StrCat(model, ": the cache is on ", to_string(given.device), " and the model on ",
                              to_string(mine.device), "; make it with .device = ", to_string(mine.device),

@@ -8,7 +8,8 @@
 //     Tensor head(const Tensor& features) override { return lm_head(features); }
 //   };
 //
-// `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i.
+// `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i. A model that attends to an
+// encoder's output, too, says encoded_width, and hands the same to its CrossAttention (attention.h).
 #pragma once
 
 #include <span>

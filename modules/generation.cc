@@ -1,8 +1,11 @@
 #include "rondo/modules/generation.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/beam_search.h"
+#include "rondo/modules/mode_scope.h"
 #include "rondo/modules/sampler.h"
 #include "rondo/modules/stop_strings.h"
 #include "rondo/runtime/autograd.h"
@@ -11,24 +14,6 @@
 
 namespace rondo::nn {
 namespace {
-
-// Evaluation mode here; afterwards each module has its own mode again. train() reaches what is below a module, so the
-// outer ones come first.
-class EvalScope {
- public:
-  explicit EvalScope(ModuleBase& model) {
-    for (const NamedModule& m : model.named_modules()) modes_.push_back({&m.module, m.module.is_training()});
-    model.eval();
-  }
-  ~EvalScope() {
-    for (const auto& [module, training] : modes_) module->train(training);
-  }
-  EvalScope(const EvalScope&) = delete;
-  EvalScope& operator=(const EvalScope&) = delete;
-
- private:
-  std::vector<std::pair<ModuleBase*, bool>> modes_;
-};
 
 // One prompt and what follows it.
 struct Row {
@@ -43,6 +28,9 @@ struct Row {
 };
 
 void check(std::span<const std::vector<int64_t>> prompts, const GenerationOptions& options, int64_t positions) {
+  if (options.encoded.defined() && (options.encoded.rank() != 3 || options.encoded.size(0) != std::ssize(prompts)))
+    throw Error(absl::StrCat("generate: encoded must be (B, S, C) with B = ", prompts.size(), " prompts, got ",
+                             to_string(options.encoded.sizes())));
   if (options.max_new_tokens < 0)
     throw Error(absl::StrCat("generate: max_new_tokens must not be negative, got ", options.max_new_tokens));
   if (!options.stop_strings.empty() && options.decode == nullptr)
@@ -52,6 +40,15 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
   for (const int64_t stop : options.stop_tokens)
     if (stop < 0)
       throw Error(absl::StrCat("generate: stop token ", stop, " is no token; leave it out if there is none"));
+  constexpr int64_t kMostBeams = 1 << 16;
+  if (options.num_beams < 1 || options.num_beams > kMostBeams)
+    throw Error(absl::StrCat("generate: num_beams must be from 1 to ", kMostBeams, ", got ", options.num_beams));
+  if (!std::isfinite(options.length_penalty))
+    throw Error(absl::StrCat("generate: length_penalty must be finite, got ", options.length_penalty));
+  if (options.num_beams > 1 &&
+      (options.temperature != 0 || !options.stop_strings.empty() || options.on_token != nullptr || options.slide))
+    throw Error(
+        "generate: num_beams above 1 needs temperature 0, and takes neither stop_strings nor on_token nor slide");
   for (size_t i = 0; i < prompts.size(); ++i) {
     if (prompts[i].empty())
       throw Error(absl::StrCat("generate: prompt ", i,
@@ -62,6 +59,23 @@ void check(std::span<const std::vector<int64_t>> prompts, const GenerationOption
                                positions, " positions; shorten it, or set `slide` to use its end only"));
   }
 }
+
+}  // namespace
+
+KVCacheOptions decoding_cache(const CausalLM& model, std::span<const std::vector<int64_t>> prompts,
+                              const GenerationOptions& options) {
+  KVCacheOptions cache = model.cache_options();
+  int64_t longest = 0;
+  for (const std::vector<int64_t>& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
+  // The last new token is never fed to the model.
+  cache.max_length = std::min(cache.max_length - longest, options.max_new_tokens - 1) + longest;
+  cache.batch = std::ssize(prompts) * options.num_beams;
+  cache.encoded = options.encoded;
+  cache.dtype = options.cache_dtype.value_or(cache.dtype);
+  return cache;
+}
+
+namespace {
 
 // The rows of one call, decoded together.
 class Decoding {
@@ -74,7 +88,7 @@ class Decoding {
         random_(sampler_.greedy()              ? nullptr
                 : options.generator != nullptr ? options.generator
                                                : &default_generator()),
-        cache_(cache_options(model, prompts, options)),
+        cache_(decoding_cache(model, prompts, options)),
         counts_(prompts.size()) {
     for (const std::vector<int64_t>& prompt : prompts)
       rows_.push_back({.tokens = prompt, .stops = StopStrings(options.decode, options.stop_strings)});
@@ -93,17 +107,6 @@ class Decoding {
   }
 
  private:
-  static KVCacheOptions cache_options(CausalLM& model, std::span<const std::vector<int64_t>> prompts,
-                                      const GenerationOptions& options) {
-    KVCacheOptions cache = model.cache_options();
-    int64_t longest = 0;
-    for (const std::vector<int64_t>& prompt : prompts) longest = std::max(longest, std::ssize(prompt));
-    // The last new token is never fed to the model.
-    cache.max_length = std::min(cache.max_length - longest, options.max_new_tokens - 1) + longest;
-    cache.batch = std::ssize(prompts);
-    cache.dtype = options.cache_dtype.value_or(cache.dtype);
-    return cache;
-  }
   int64_t max_length() const { return cache_.options().max_length; }
 
   // One token more for each active row. False: no row is active any more.
@@ -183,7 +186,9 @@ std::vector<Generation> generate(CausalLM& model, std::span<const std::vector<in
                    .min_p = options.min_p});
   if (prompts.empty() || options.max_new_tokens == 0) return std::vector<Generation>(prompts.size());
   const NoGrad off;
-  const EvalScope eval(model.module());
+  const ModeScope modes(model.module());
+  model.module().eval();
+  if (options.num_beams > 1) return beam_search(model, prompts, options);
   return Decoding(model, std::move(sampler), prompts, options).run();
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("generate");

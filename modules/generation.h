@@ -48,6 +48,14 @@ struct GenerationOptions {
   double top_p = 1.0;
   // Only tokens of at least this share of the most likely token's probability. 0: all.
   double min_p = 0;
+  // Above 1: beam search, which follows so many texts for each prompt at once, those of the greatest sums of log
+  // probabilities, and gives the best of those that have ended. As in transformers, with its names. Needs temperature
+  // 0, and takes neither stop_strings nor on_token nor slide.
+  int64_t num_beams = 1;
+  // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
+  double length_penalty = 1.0;
+  // Ends when num_beams texts have; otherwise when none that goes on could be better if it ended now.
+  bool early_stopping = false;
   // A row ends with any of these tokens; it is the last one of the result.
   std::vector<int64_t> stop_tokens = {};
   // A row ends when its new text contains one of these, also across the border of tokens. Needs `decode`.
@@ -57,6 +65,8 @@ struct GenerationOptions {
   std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
   // Called with each new token, as soon as it is chosen. Returns false to end all rows.
   std::function<bool(int64_t row, int64_t token)> on_token = nullptr;
+  // For a model with cross-attention: the encoder's output (B, S, C), an example for each prompt.
+  Tensor encoded = {};
   // Null: default_generator(). Not used with temperature 0.
   Generator* generator = nullptr;
   // Where the text outgrows the model: false ends the row (FinishReason::kModelFull), and a longer prompt is an Error.

@@ -36,19 +36,22 @@ GPT2::GPT2(GPT2Config config, uint64_t seed, const SkipInit&) : config(config) {
   }
 }
 
-Tensor GPT2::features(const Tensor& idx, const Tensor& positions) {
-  const auto fail = [&](std::string_view what) {
-    throw_op_error("GPT2",
-                   absl::StrCat(std::string(what), ", got ", std::string(name_of(idx.dtype())), to_string(idx.sizes())),
+Tensor GPT2::features(const Tensor& idx, const Tensor& positions, const Tensor& encoded, const Tensor& mask) {
+  const auto fail = [&](const std::string& what, const Tensor& t) {
+    throw_op_error("GPT2", absl::StrCat(what, ", got ", std::string(name_of(t.dtype())), to_string(t.sizes())),
                    std::source_location::current());
   };
-  if (idx.rank() != 2 || !is_index(idx.dtype())) fail("idx must be i64 or i32 (B, T)");
-  if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size));
+  if (idx.rank() != 2 || !is_index(idx.dtype())) fail("idx must be i64 or i32 (B, T)", idx);
+  if (idx.size(1) > config.block_size) fail(absl::StrCat("T must be at most block_size = ", config.block_size), idx);
+  if (mask.defined() && (mask.dtype() != kBool || !(mask.sizes() == idx.sizes())))
+    fail("mask must be bool with the shape of idx, " + to_string(idx.sizes()), mask);
+  if (mask.defined() && positions.defined()) fail("there may be positions or a mask, not both", mask);
   const int64_t T = idx.size(1);
   if (positions.defined()) check_positions("GPT2", idx, positions);
-  const Tensor first_key = first_keys(T, positions, 0, idx.device());
+  const Tensor seen = mask.defined() ? mask.view({idx.size(0), 1, 1, T}) : first_keys(T, positions, 0, idx.device());
   Tensor x = drop(wte(idx) + (positions.defined() ? wpe(positions) : first_rows(wpe, T)));  // (B, T, C)
-  for (TransformerBlock& block : h) x = first_key.defined() ? block(x, KVLayer(), first_key) : block(x);
+  for (TransformerBlock& block : h)
+    x = seen.defined() ? block(x, KVLayer(), seen, encoded) : encoded.defined() ? block(x, encoded) : block(x);
   return ln_f(x);
 }
 
@@ -70,10 +73,13 @@ KVCacheOptions GPT2::cache_options() const {
           .max_length = config.block_size,
           .head_dim = config.n_embd / config.n_head,
           .dtype = cached_dtype(wte.weight.dtype()),
-          .device = wte.weight.device()};
+          .device = wte.weight.device(),
+          .encoded_width = config.cross_attention ? config.n_embd : 0};
 }
 
-Tensor GPT2::forward(const Tensor& idx, const Tensor& positions) { return head(features(idx, positions)); }
+Tensor GPT2::forward(const Tensor& idx, const Tensor& positions, const Tensor& encoded, const Tensor& mask) {
+  return head(features(idx, positions, encoded, mask));
+}
 
 Tensor GPT2::loss(const Tensor& idx, const Tensor& targets, std::source_location where) {
   return loss(idx, targets, Tensor(), where);

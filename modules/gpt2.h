@@ -34,6 +34,8 @@ struct GPT2Config {
   std::optional<double> embd_dropout = std::nullopt;  // of the embeddings; nullopt: dropout
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
+  // Each block attends to an encoder's output, too, n_embd wide: transformers' add_cross_attention.
+  bool cross_attention = false;
 };
 
 struct GPT2 : Module<GPT2>, CausalLM {
@@ -52,14 +54,17 @@ struct GPT2 : Module<GPT2>, CausalLM {
                                                                  .attn_dropout = config.attn_dropout,
                                                                  .hidden = config.n_inner,
                                                                  .norm_eps = config.norm_eps,
-                                                                 .gelu = config.gelu});
+                                                                 .gelu = config.gelu,
+                                                                 .cross_attention = config.cross_attention});
   LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.eps = config.norm_eps, .bias = config.bias});
 
   // idx i64 (B, T), T <= block_size -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
   // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
-  Tensor forward(const Tensor& idx, const Tensor& positions = {});
+  // encoded (B, S, C): what cross-attention attends to, which needs it. mask bool (B, T), true = a real token: no token
+  // sees padding; not together with positions. What a token that sees nothing gives has no meaning.
+  Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
   // The input of the output layer, after ln_f: (B, T) -> (B, T, C).
-  Tensor features(const Tensor& idx, const Tensor& positions = {});
+  Tensor features(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
   // The mean cross-entropy in nats. targets i64 (B, T); positions with target -100 are ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());
   // The same for packed rows (see forward): the mean over the targets of all sequences, which do not see each other.

@@ -9,6 +9,27 @@
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
+namespace {
+
+void check_encoded(const KVCacheOptions& o) {
+  const Tensor& encoded = o.encoded;
+  if (o.encoded_width == 0 && encoded.defined())
+    throw Error("KVCache: there is an encoder's output (encoded), but the model has no cross-attention");
+  if (o.encoded_width == 0) return;
+  if (!encoded.defined())
+    throw Error(
+        "KVCache: the model has cross-attention, so the cache needs the encoder's output that it attends to "
+        "(KVCacheOptions::encoded, in generate() GenerationOptions::encoded)");
+  if (encoded.rank() != 3 || encoded.size(2) != o.encoded_width || encoded.size(0) == 0 || encoded.size(1) == 0 ||
+      o.batch % encoded.size(0) != 0)
+    throw Error(absl::StrCat("KVCache: encoded must be (E, S, ", o.encoded_width, ") with an E that divides the ",
+                             o.batch, " rows, got ", to_string(encoded.sizes())));
+  if (encoded.device() != o.device)
+    throw Error(absl::StrCat("KVCache: encoded is on ", to_string(encoded.device()), " and the cache on ",
+                             to_string(o.device)));
+}
+
+}  // namespace
 
 KVCache::KVCache(KVCacheOptions options) : options_(options) {
   for (const auto& [name, size] :
@@ -23,12 +44,14 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
         absl::StrCat("KVCache: ", to_string(all),
                      " (layers, keys and values, batch, kv_heads, max_length, head_dim) is more than memory can "
                      "hold"));
+  check_encoded(options);
   // Zeros, so that no value that was never written is ever a NaN.
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
       buffers->push_back(Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim},
                                        {options.dtype, options.device}));
+  encoded_.resize(static_cast<size_t>(options.layers));
   lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: a batch that is too large is the tensors' error
 }
 
@@ -38,7 +61,12 @@ int64_t KVCache::length(int64_t row) const {
   return lengths_[static_cast<size_t>(row)];
 }
 
-int64_t KVCache::bytes() const { return 2 * options_.layers * keys_[0].nbytes(); }
+int64_t KVCache::bytes() const {
+  int64_t sum = 2 * options_.layers * keys_[0].nbytes();
+  for (const KeysAndValues& of : encoded_)
+    if (of.keys.defined()) sum += of.keys.nbytes() + of.values.nbytes();
+  return sum;
+}
 
 void KVCache::check_layer(int64_t layer) const {
   if (layer < 0 || layer >= options_.layers)
@@ -72,6 +100,12 @@ void KVCache::reorder(std::span<const int64_t> rows) {
   std::vector<int64_t> lengths;
   for (const int64_t row : rows) {
     longest = std::max(longest, length(row));  // throws for a row that does not exist
+    if (options_.encoded.defined()) {
+      const int64_t beams = options_.batch / options_.encoded.size(0), to = std::ssize(lengths);
+      if (row / beams != to / beams)
+        throw Error(absl::StrCat("KVCache::reorder: row ", to, " cannot become row ", row,
+                                 ", which attends to another example of `encoded`"));
+    }
     lengths.push_back(length(row));
   }
   if (longest > 0) {
@@ -90,6 +124,12 @@ void KVCache::reorder(std::span<const int64_t> rows) {
 // ---- One forward
 
 namespace {
+
+[[noreturn]] void throw_no_gradient() {
+  throw Error(
+      "KVCache: keys and values are stored without history, so a cached forward has no gradient; call the model under "
+      "NoGrad");
+}
 
 // Runs what is recorded so far: memory that a recording has not read yet is about to change.
 std::unique_ptr<const RecordingPause> pause(std::source_location where) {
@@ -155,6 +195,13 @@ void KVCache::Pass::store(int64_t layer, const Tensor& k, const Tensor& v) {
   }
 }
 
+void KVCache::Pass::check_queries(const Tensor& q) const {
+  const KVCacheOptions& o = cache_.options_;
+  if (q.rank() != 4 || q.size(0) != o.batch || q.size(2) != T_ || q.size(3) != o.head_dim)
+    throw Error(absl::StrCat("KVCache: queries must be (B, H, T, D) with B = ", o.batch, ", T = ", T_,
+                             " and D = ", o.head_dim, ", got ", to_string(q.sizes())));
+}
+
 Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
                              const CachedAttentionOptions& options) {
   const KVCacheOptions& o = cache_.options_;
@@ -163,14 +210,9 @@ Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, co
     throw Error(absl::StrCat("KVCache: keys and values must be (B, H_kv, T, D) = ", to_string(expected), ", got ",
                              to_string(k.sizes()), " and ", to_string(v.sizes()),
                              "; the cache was made for another model or batch"));
-  if (q.rank() != 4 || q.size(0) != o.batch || q.size(2) != T_ || q.size(3) != o.head_dim)
-    throw Error(absl::StrCat("KVCache: queries must be (B, H, T, D), with keys of ", to_string(expected), ", got ",
-                             to_string(q.sizes())));
+  check_queries(q);
   if (options.window < 0) throw Error(absl::StrCat("KVCache: the window must not be negative, got ", options.window));
-  if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad()))
-    throw Error(
-        "KVCache: keys and values are stored without history, so a cached forward has no gradient; call the "
-        "model under NoGrad");
+  if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) throw_no_gradient();
   store(layer, k, v);
   // New tokens of empty rows see each other only: padding stands behind them, where no real token looks.
   if (std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; }))
@@ -259,6 +301,31 @@ Tensor KVCache::Pass::attend_many(int64_t layer, const Tensor& q, const CachedAt
         .copy_(attend(of_row(q).slice(2, {0, count}), of_row(keys), of_row(values), start, count).transpose(1, 2));
   }
   return out.transpose(1, 2);
+}
+
+Tensor KVCache::Pass::attend_encoded(int64_t layer, const Tensor& q,
+                                     absl::FunctionRef<KeysAndValues(const Tensor& encoded)> project) {
+  const KVCacheOptions& o = cache_.options_;
+  cache_.check_layer(layer);
+  if (!o.encoded.defined())
+    throw Error("KVCache: cross-attention needs a cache that was made with the encoder's output (encoded)");
+  check_queries(q);
+  if (grad_enabled() && q.requires_grad()) throw_no_gradient();
+  const int64_t E = o.encoded.size(0), H = q.size(1), S = o.encoded.size(1), D = o.head_dim;
+  KeysAndValues& held = cache_.encoded_[static_cast<size_t>(layer)];
+  if (!held.keys.defined()) {
+    const KeysAndValues made = project(o.encoded);
+    if (grad_enabled() && (made.keys.requires_grad() || made.values.requires_grad())) throw_no_gradient();
+    const Dims expected = {E, H, S, D};
+    if (!(made.keys.sizes() == expected) || !(made.values.sizes() == expected))
+      throw Error(absl::StrCat("KVCache: keys and values of `encoded` must be (E, H, S, D) = ", to_string(expected),
+                               ", got ", to_string(made.keys.sizes()), " and ", to_string(made.values.sizes())));
+    held = {made.keys.to(o.dtype).contiguous(), made.values.to(o.dtype).contiguous()};
+  }
+  // The rows of one example are further queries of it, so that its keys are there once and are read once.
+  const Tensor queries = q.to(o.dtype).transpose(1, 2).reshape({E, o.batch / E * T_, H, D}).transpose(1, 2);
+  const Tensor y = ops::scaled_dot_product_attention(queries, held.keys, held.values);
+  return y.transpose(1, 2).reshape({o.batch, T_, H, D}).transpose(1, 2).to(q.dtype());
 }
 
 }  // namespace rondo::nn

@@ -23,6 +23,7 @@
 #include <span>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/tensor.h"
@@ -48,11 +49,21 @@ struct KVCacheOptions {
   int64_t head_dim = 0;              // D
   DType dtype = kF32;                // any floating type. Keys and values are converted; attention runs in this type
   Device device = default_device();  // the model's
+  // For a model with cross-attention: the width of an encoder's output; 0: the model has none.
+  int64_t encoded_width = 0;
+  // The encoder's output (E, S, encoded_width). Each example of it belongs to B / E neighbouring rows. A layer's keys
+  // and values of it are computed in its first forward, and stay whatever becomes of the rows.
+  Tensor encoded = {};
+};
+
+// (B, H, T, D) each.
+struct KeysAndValues {
+  Tensor keys, values;
 };
 
 class KVCache {
  public:
-  // Throws Error unless all sizes are positive and the dtype is floating.
+  // Throws Error unless all sizes are positive, the dtype is floating, and `encoded` is what encoded_width says.
   explicit KVCache(KVCacheOptions options);
   KVCache(const KVCache&) = delete;
   KVCache& operator=(const KVCache&) = delete;
@@ -61,7 +72,8 @@ class KVCache {
   // Tokens of each row.
   std::span<const int64_t> lengths() const { return lengths_; }
   int64_t length(int64_t row) const;
-  // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements.
+  // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys and values
+  // of `encoded` that are there.
   int64_t bytes() const;
   // (B, H_kv, T_max, D), the memory itself. Slots from a row's length on hold values without meaning.
   const Tensor& keys(int64_t layer) const;
@@ -73,7 +85,7 @@ class KVCache {
   void trim(int64_t length);
   void trim(int64_t row, int64_t length);
   // Row i becomes what row rows[i] was: for beams. A row may be taken several times. Throws Error unless there are B
-  // rows, each from 0 to B - 1.
+  // rows, each from 0 to B - 1, and of the same example of `encoded`.
   void reorder(std::span<const int64_t> rows);
 
   class Pass;
@@ -82,7 +94,8 @@ class KVCache {
   void check_layer(int64_t layer) const;
   KVCacheOptions options_;
   std::vector<int64_t> lengths_;
-  std::vector<Tensor> keys_, values_;  // of each layer
+  std::vector<Tensor> keys_, values_;   // of each layer
+  std::vector<KeysAndValues> encoded_;  // of each layer: of options_.encoded (E, H, S, D); undefined until it is needed
 };
 
 struct CachedAttentionOptions {
@@ -121,12 +134,17 @@ class KVCache::Pass {
   // i. What padding attends to has no meaning. Throws Error for another shape, or if a gradient would be lost.
   Tensor attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
                 const CachedAttentionOptions& options = {});
+  // Cross-attention: q (B, H, T, D) attends to the keys and values (E, H, S, D) that `project` makes of the cache's
+  // `encoded`, in the first call of a layer; further ones use the same again. Throws Error as attend() does.
+  Tensor attend_encoded(int64_t layer, const Tensor& q,
+                        absl::FunctionRef<KeysAndValues(const Tensor& encoded)> project);
   void finish();
 
   class Layer;
   Layer layer(int64_t index);
 
  private:
+  void check_queries(const Tensor& q) const;
   void store(int64_t layer, const Tensor& k, const Tensor& v);
   Tensor attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
   Tensor attend_one(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);
@@ -150,6 +168,9 @@ class KVCache::Pass::Layer {
   explicit operator bool() const { return pass_ != nullptr; }
   Tensor attend(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options = {}) const {
     return pass_->attend(index_, q, k, v, options);
+  }
+  Tensor attend_encoded(const Tensor& q, absl::FunctionRef<KeysAndValues(const Tensor& encoded)> project) const {
+    return pass_->attend_encoded(index_, q, project);
   }
 
  private:

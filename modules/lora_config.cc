@@ -225,7 +225,7 @@ std::string adapter_config_text(const LoraOptions& options, const PublishedLayou
                       "  \"alpha_pattern\": ", json_object(options.alpha_pattern), ",\n",               //
                       "  \"base_model_name_or_path\": ", text_or_null(base_model_name_or_path), ",\n",  //
                       "  \"bias\": \"none\",\n",                                                        //
-                      "  \"fan_in_fan_out\": ", word(layout.linear_is_conv1d), ",\n",                   //
+                      "  \"fan_in_fan_out\": ", word(layout.conv1d == ""), ",\n",                       //
                       "  \"inference_mode\": true,\n",                                                  //
                       "  \"init_lora_weights\": true,\n",                                               //
                       "  \"layers_pattern\": ", json_list(options.layers_pattern), ",\n",               //

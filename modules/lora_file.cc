@@ -55,7 +55,7 @@ class FileNames {
   bool published() const { return published_; }
   // One part, or several where Transformers has several modules.
   std::vector<PublishedPart> parts_of(const ModuleBase& module) const {
-    const std::string path = above_.empty() ? module.path() : module.path().substr(above_.size() + 1);
+    const std::string path = path_of(module);
     if (!published_) return {{path}};
     return published_parts(layout_, model_, path);
   }
@@ -72,7 +72,7 @@ class FileNames {
     for (const auto& [module, set] : adapter.saved)
       for (const auto& slot : set->own_slots()) {
         if (!slot.tensor->defined()) continue;
-        const bool turned = layout_.linear_is_conv1d && slot.name == "weight" &&
+        const bool turned = layout_.conv1d && path_of(*module).starts_with(*layout_.conv1d) && slot.name == "weight" &&
                             dynamic_cast<Linear*>(module) != nullptr;
         for (const PublishedPart& part : parts_of(*module))
           list.push_back({absl::StrCat(kFirst, part.path, ".", slot.name),
@@ -82,6 +82,9 @@ class FileNames {
   }
 
  private:
+  std::string path_of(const ModuleBase& module) const {
+    return above_.empty() ? module.path() : module.path().substr(above_.size() + 1);
+  }
   static Tensor rows_of(const Tensor& tensor, const PublishedPart& part) {
     return part.rows > 0 ? tensor.slice(0, {part.row, part.row + part.rows}) : tensor;
   }

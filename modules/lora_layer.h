@@ -150,10 +150,10 @@ std::vector<NamedModule> base_modules(ModuleBase& model);
 
 // How Transformers names and stores the modules of this model.
 struct PublishedLayout {
-  std::string prefix;                    // of every path
-  std::vector<std::string> without;      // but of those that begin with these
-  bool linear_is_conv1d = false;         // weights are (in, out)
-  const char* task_type = nullptr;       // PEFT's
+  std::string prefix;                                // of every path
+  std::vector<std::string> without;                  // but of those that begin with these
+  std::optional<std::string> conv1d = std::nullopt;  // below this path, "" for all, weights of layers are (in, out)
+  const char* task_type = nullptr;                   // PEFT's
   std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
   // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
   std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;

@@ -16,7 +16,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora_layer.h"
-#include "rondo/modules/vit.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 
 namespace rondo::nn {
 namespace {
@@ -435,6 +435,18 @@ std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string&
   return {{absl::StrCat(block, ".", inner)}};
 }
 
+// Of the two parts, as each names its modules below a head of its own.
+std::vector<PublishedPart> captioner_parts(const ModuleBase& model, const std::string& path) {
+  constexpr std::string_view kEncoder = "encoder.", kDecoder = "decoder.", kViT = "vit.";
+  if (path.starts_with(kDecoder)) return {{"decoder.transformer." + path.substr(kDecoder.size())}};
+  if (!path.starts_with(kEncoder)) return {{path}};
+  std::vector<PublishedPart> parts = vit_parts(dynamic_cast<const VisionEncoderDecoder&>(model).encoder,
+                                               path.substr(kEncoder.size()));
+  for (PublishedPart& part : parts)
+    part.path = absl::StrCat("encoder.", part.path.substr(part.path.starts_with(kViT) ? kViT.size() : 0));
+  return parts;
+}
+
 std::vector<PublishedPart> bert_parts(const ModuleBase& model, const std::string& path) {
   return {{published_bert_name(*bert_config(model), path)}};
 }
@@ -450,10 +462,15 @@ std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const 
 }
 
 PublishedLayout published_layout(const ModuleBase& model) {
-  if (dynamic_cast<const GPT2*>(&model) != nullptr)
-    return {"transformer.", {}, /*linear_is_conv1d=*/true, "CAUSAL_LM", "wte"};
+  if (dynamic_cast<const GPT2*>(&model) != nullptr) return {"transformer.", {}, /*conv1d=*/"", "CAUSAL_LM", "wte"};
   if (dynamic_cast<const Bert*>(&model) != nullptr) return {.prefix = "bert.", .without = {"classifier"}};
   if (dynamic_cast<const Llama*>(&model) != nullptr) return {.prefix = "", .without = {}, .task_type = "CAUSAL_LM"};
+  if (dynamic_cast<const VisionEncoderDecoder*>(&model) != nullptr)
+    return {.prefix = "",
+            .without = {},
+            .conv1d = "decoder.",
+            .embedding_is_output = "decoder.wte",
+            .parts = &captioner_parts};
   if (dynamic_cast<const ViT*>(&model) != nullptr) return {.prefix = "vit.", .without = {}, .parts = &vit_parts};
   const BertConfig* bert = bert_config(model);
   if (bert != nullptr && (bert->distilbert || dynamic_cast<const BertForMaskedLM*>(&model) != nullptr))

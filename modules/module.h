@@ -6,7 +6,7 @@
 //     Block(int64_t C, int64_t heads) : C(C), heads(heads) {}
 //     int64_t C, heads;
 //     nn::LayerNorm ln_1 = child("ln_1", C);
-//     nn::MultiheadAttention attn = child("attn", C, heads);
+//     nn::SelfAttention attn = child("attn", C, heads);
 //     nn::LayerNorm ln_2 = child("ln_2", C);
 //     nn::MLP mlp = child("mlp", C, 4 * C);
 //     Tensor forward(const Tensor& x_) {      // (B, T, C) -> (B, T, C)

@@ -74,7 +74,8 @@ ViT::ViT(ViTConfig config, uint64_t seed, const SkipInit&)
       pos_drop(child("pos_drop", config.dropout)),
       blocks(child("blocks", config.n_layer, config)),
       norm(child("norm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
-      head(child("head", config.n_embd, config.n_class)) {
+      head(config.n_class > 0 ? child("head", config.n_embd, config.n_class).make<Linear>()
+                              : std::unique_ptr<Linear>()) {
   init_normal(*this, seed);
 }
 
@@ -91,9 +92,13 @@ Tensor ViT::features(const Tensor& images) {
   return norm(x);
 }
 
-Tensor ViT::forward(const Tensor& images) { return head(features(images).select(1, 0)); }
+Tensor ViT::forward(const Tensor& images) {
+  const Tensor x = features(images);
+  return head == nullptr ? x : (*head)(x.select(1, 0));
+}
 
 Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
+  if (head == nullptr) throw_op_error("ViT", "has no loss without a classifier: n_class is 0", where);
   return classification_loss({(*this)({images, where}), where}, targets, config.problem_type);
 }
 

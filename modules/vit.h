@@ -1,4 +1,4 @@
-// Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier.
+// Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier, or an encoder.
 //
 //   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10});
 //   model.loss(images, targets).backward();
@@ -20,7 +20,7 @@ struct ViTConfig {
   int64_t n_layer = 12;
   int64_t n_head = 12;
   int64_t n_embd = 768;
-  int64_t n_class = 1000;
+  int64_t n_class = 1000;                                  // 0: no classifier, for an encoder
   std::optional<ProblemType> problem_type = std::nullopt;  // which loss it has
   double dropout = 0;                                      // of the embeddings and of what each half of a block adds
   double norm_eps = 1e-6;
@@ -84,13 +84,13 @@ struct ViT : Module<ViT> {
   Dropout pos_drop;
   ModuleList<ViTBlock> blocks;
   LayerNorm norm;
-  Linear head;
+  std::unique_ptr<Linear> head;  // null with n_class = 0
 
-  // images (B, channels, image_size, image_size) -> logits (B, n_class).
+  // images (B, channels, image_size, image_size) -> logits (B, n_class); with n_class = 0, features().
   Tensor forward(const Tensor& images);
   // Every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);
-  // The mean loss of the targets: classification_loss.h, by config.problem_type.
+  // The mean loss of the targets: classification_loss.h, by config.problem_type. Throws Error without a classifier.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
 };

@@ -10,6 +10,7 @@
 #include "rondo/modules/pretrained/image_processor.h"
 #include "rondo/modules/pretrained/published.h"
 #include "rondo/modules/pretrained/weight_files.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
@@ -21,6 +22,7 @@ namespace {
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kAdapter = "adapter_config.json";
+constexpr const char* kGeneration = "generation_config.json";
 
 std::string model_types() {
   std::vector<std::string> names;
@@ -76,6 +78,10 @@ void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOpt
   const Published published = describe(model);
   std::vector<ConfigField> config = {{"model_type", json_text(published.model_type)}};
   config.insert(config.end(), published.config.begin(), published.config.end());
+  if (!published.generation.empty() && published.why_unpublished.empty()) {
+    io::make_folders(folder);
+    write_fields((fs::path(folder) / kGeneration).string(), published.generation);
+  }
   save(model, published, std::move(config), folder, options);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("save_pretrained");
@@ -90,8 +96,9 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
                                 "AutoModelForTokenClassification",
                                 "AutoModelForMaskedLM",
                                 "AutoModelForImageClassification",
-                                "AutoModelForSemanticSegmentation"};
-  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kSegmentation) + 1);
+                                "AutoModelForSemanticSegmentation",
+                                "AutoModelForImageTextToText"};
+  static_assert(std::size(kNames) == static_cast<size_t>(Kind::kImageTextToText) + 1);
   const std::string name = kNames[static_cast<int>(kind)];
   if (options.dtype && !is_floating(*options.dtype))
     throw Error(
@@ -132,9 +139,12 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   }
   if (options.problem_type) set_field(config_, "problem_type", json_text(name_of(*options.problem_type)));
   label_names_ = read_label_names(config_, path);
-  const std::string pictures = (fs::path(folder) / ImageProcessor::kFile).string();
-  if ((kind == Kind::kImageClassification || kind == Kind::kSegmentation) && fs::exists(pictures, unreadable))
-    pictures_ = io::read_text(pictures, ConfigFields::kMostBytes);
+  const auto bring = [&](const char* name) {
+    const std::string file = (fs::path(folder) / name).string();
+    if (fs::exists(file, unreadable)) beside_.emplace_back(name, io::read_text(file, ConfigFields::kMostBytes));
+  };
+  if (kind >= Kind::kImageClassification) bring(ImageProcessor::kFile);
+  if (kind == Kind::kImageTextToText) bring(kGeneration);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("from_pretrained");
 }
@@ -153,11 +163,12 @@ void PretrainedModel::save_pretrained(const std::string& folder, const SaveOptio
   const Published now = describe(module, model_type_);
   std::vector<ConfigField> config = config_;
   for (const ConfigField& field : now.corrections) set_field(config, field.name, field.json);
-  const std::string pictures = (fs::path(folder) / ImageProcessor::kFile).string();
-  std::error_code unreadable;
-  if (!pictures_.empty() && !fs::exists(pictures, unreadable)) {
+  for (const auto& [name, text] : beside_) {
+    const std::string file = (fs::path(folder) / name).string();
+    std::error_code unreadable;
+    if (fs::exists(file, unreadable)) continue;
     io::make_folders(folder);
-    io::write_file_atomic(pictures, pictures_);
+    io::write_file_atomic(file, text);
   }
   save(module, now, std::move(config), folder, options);
 } catch (const std::bad_alloc&) {
@@ -258,6 +269,20 @@ Tensor AutoModelForSemanticSegmentation::operator()(TensorArg images) {
 }
 Tensor AutoModelForSemanticSegmentation::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
   return family_->segmentation.loss(**this, images, targets, where);
+}
+
+AutoModelForImageTextToText AutoModelForImageTextToText::from_pretrained(const std::string& folder,
+                                                                         const PretrainedOptions& options) {
+  return AutoModelForImageTextToText(Kind::kImageTextToText, folder, options);
+}
+Tensor AutoModelForImageTextToText::operator()(TensorArg images, const Tensor& idx, const Tensor& mask) {
+  return family_->caption.logits(**this, images, idx, mask);
+}
+Tensor AutoModelForImageTextToText::loss(const Tensor& images, const Tensor& labels, std::source_location where) {
+  return family_->caption.loss(**this, images, labels, where);
+}
+VisionEncoderDecoder& AutoModelForImageTextToText::vision_encoder_decoder() const {
+  return *as<VisionEncoderDecoder>();
 }
 
 }  // namespace rondo::nn

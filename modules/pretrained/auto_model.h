@@ -7,9 +7,9 @@
 //   model.save_pretrained("tuned");                      // what transformers reads
 //
 // Families: gpt2; llama (Llama 2 and 3), qwen2, qwen3, mistral; bert (MiniLM, too), roberta, distilbert; vit;
-// segformer. What a training loop calls is written `model.`: loss(), parameters(), train(). `*model` is the module
-// (module.h) for functions that take one, `model.as<nn::Llama>()` the concrete class. A model comes back in evaluation
-// mode, as in transformers: model.train() turns dropout on.
+// segformer; vision-encoder-decoder (vit and gpt2). What a training loop calls is written `model.`: loss(),
+// parameters(), train(). `*model` is the module (module.h) for functions that take one, `model.as<nn::Llama>()` the
+// concrete class. A model comes back in evaluation mode, as in transformers: model.train() turns dropout on.
 //
 // Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
 // not supported, and those that are not known, StateDictError the tensors that are missing, unexpected or of another
@@ -46,6 +46,7 @@ namespace rondo::nn {
 
 struct GPT2;
 struct Llama;
+struct VisionEncoderDecoder;
 struct Family;
 struct Published;
 class CausalLM;
@@ -121,7 +122,8 @@ class PretrainedModel {
   // Each file appears whole or not at all, config.json last. Over an older model in shards the save as a whole is not
   // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not. An adapter
   // that lies in the folder stays there, and from_pretrained() would apply it. A model of images brings the
-  // preprocessor_config.json that lay beside it (image_processor.h), unless the folder has one.
+  // preprocessor_config.json that lay beside it (image_processor.h), and one that writes about images the
+  // generation_config.json, too, unless the folder has one.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;
@@ -138,7 +140,8 @@ class PretrainedModel {
     kTokenClassification,
     kMaskedLM,
     kImageClassification,
-    kSegmentation
+    kSegmentation,
+    kImageTextToText
   };
   PretrainedModel(Kind kind, const std::string& folder, const PretrainedOptions& options);
   const Family* family_ = nullptr;
@@ -146,8 +149,8 @@ class PretrainedModel {
  private:
   std::unique_ptr<ModuleBase> module_;
   std::unique_ptr<const Published> published_;
-  std::vector<ConfigField> config_;  // the original fields
-  std::string pictures_;             // the text of preprocessor_config.json
+  std::vector<ConfigField> config_;                          // the original fields
+  std::vector<std::pair<const char*, std::string>> beside_;  // names and texts of further files
   std::string model_type_;
   std::vector<std::string> label_names_;
 };
@@ -264,9 +267,22 @@ class AutoModelForSemanticSegmentation : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
+// ViT with GPT-2: texts about images, which nn::VisionEncoderDecoder::generate() writes.
+class AutoModelForImageTextToText : public PretrainedModel {
+ public:
+  static AutoModelForImageTextToText from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
+  // Shapes as in vision_encoder_decoder.h.
+  Tensor operator()(TensorArg images, const Tensor& idx, const Tensor& mask = {});
+  Tensor loss(const Tensor& images, const Tensor& labels, std::source_location where = std::source_location::current());
+  VisionEncoderDecoder& vision_encoder_decoder() const;
+
+ private:
+  using PretrainedModel::PretrainedModel;
+};
+
 // The same for a model that was made here: GPT2, Llama, Llama::Body, LlamaForSequenceClassification, BertModel,
-// BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification, BertForMaskedLM, ViT or
-// SegformerForSemanticSegmentation. Throws Error for any other.
+// BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification, BertForMaskedLM, ViT,
+// SegformerForSemanticSegmentation or VisionEncoderDecoder, with a generation_config.json. Throws Error for any other.
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace rondo::nn

@@ -43,9 +43,7 @@ ConfigError::ConfigError(const std::string& path, ConfigProblems problems, const
 
 ConfigFields::ConfigFields(std::string path, std::string_view text)
     : ConfigFields(std::move(path), "", "", text, std::make_shared<ConfigProblems>()) {
-  for (const ConfigField& field : fields_)
-    if (field.name == "model_type" && field.json.starts_with('"'))
-      model_type_ = io::JsonReader(path_, field.json).string();
+  read_model_type();
 }
 
 ConfigFields::ConfigFields(std::string path, std::string_view text, std::string_view family)
@@ -58,6 +56,12 @@ ConfigFields::ConfigFields(std::string path, std::string prefix, std::string mod
       model_type_(std::move(model_type)),
       problems_(std::move(problems)) {
   parse(text);
+}
+
+void ConfigFields::read_model_type() {
+  for (const ConfigField& field : fields_)
+    if (field.name == "model_type" && field.json.starts_with('"'))
+      model_type_ = io::JsonReader(path_, field.json).string();
 }
 
 void ConfigFields::parse(std::string_view text) {
@@ -285,11 +289,23 @@ std::optional<int64_t> ConfigFields::entries(std::string_view name) {
 std::unique_ptr<ConfigFields> ConfigFields::object(std::string_view name) {
   const std::string* json = take(name);
   if (json == nullptr) return nullptr;
-  if (json->starts_with('{'))
-    return std::unique_ptr<ConfigFields>(
+  if (json->starts_with('{')) {
+    std::unique_ptr<ConfigFields> inner(
         new ConfigFields(path_, absl::StrCat(prefix_, std::string(name), "."), model_type_, *json, problems_));
+    inner->inside_ = inside_;
+    return inner;
+  }
   invalid(name, "an object");
   return nullptr;
+}
+
+std::unique_ptr<ConfigFields> ConfigFields::model(std::string_view name) {
+  if (!has(name)) missing(name);
+  std::unique_ptr<ConfigFields> inner = object(name);
+  if (inner == nullptr) return nullptr;
+  inner->inside_ = inner->prefix_.size();
+  inner->read_model_type();
+  return inner;
 }
 
 void ConfigFields::must_be(std::string_view name, std::string_view text) {
@@ -311,7 +327,7 @@ void ConfigFields::missing(std::string_view name) { problems_->missing.push_back
 void ConfigFields::note_unknown() {
   for (const ConfigField& field : fields_) {
     if (understood_.contains(field.name)) continue;
-    switch (effect_of(model_type_, prefix_ + field.name, field.json)) {
+    switch (effect_of(model_type_, prefix_.substr(inside_) + field.name, field.json)) {
       case FieldEffect::kNone: break;
       case FieldEffect::kOfItsFields:
         if (const auto inside = object(field.name)) inside->note_unknown();
@@ -330,11 +346,16 @@ void ConfigFields::check(bool allow_unknown) {
     throw ConfigError(path_, *problems_, model_type_ == kImageProcessor ? "an image processor" : "a model");
 }
 
-void write_fields(const std::string& path, const std::vector<ConfigField>& fields) {
+std::string json_object(const std::vector<ConfigField>& fields, std::string_view indent) {
+  const std::string line = absl::StrCat("\n", std::string(indent));
   std::string text = "{";
   for (const ConfigField& field : fields)
-    absl::StrAppend(&text, text.size() > 1 ? "," : "", "\n  ", json_text(field.name), ": ", field.json);
-  io::write_file_atomic(path, text + "\n}\n");
+    absl::StrAppend(&text, text.size() > 1 ? "," : "", line, "  ", json_text(field.name), ": ", field.json);
+  return absl::StrCat(text, line, "}");
+}
+
+void write_fields(const std::string& path, const std::vector<ConfigField>& fields) {
+  io::write_file_atomic(path, json_object(fields) + "\n");
 }
 
 void set_field(std::vector<ConfigField>& fields, const std::string& name, const std::string& json) {

@@ -88,6 +88,9 @@ class ConfigFields {
   std::optional<int64_t> entries(std::string_view name);
   // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is not there.
   std::unique_ptr<ConfigFields> object(std::string_view name);
+  // The same for an object that is the config.json of a model of its own, with its model_type: what is harmless there
+  // depends on that. Null is noted as missing.
+  std::unique_ptr<ConfigFields> model(std::string_view name);
 
   // Absent, null or this JSON text is fine; anything else is unsupported. For a value that follows from other fields:
   // constants belong in the table of harmless_fields.cc.
@@ -107,17 +110,21 @@ class ConfigFields {
   ConfigFields(std::string path, std::string prefix, std::string model_type, std::string_view text,
                std::shared_ptr<ConfigProblems> problems);
   void parse(std::string_view text);
+  void read_model_type();
   // Its value, which is marked as understood; null if it is absent or null.
   const std::string* take(std::string_view name);
   std::optional<double> number(std::string_view name, std::string_view wanted);
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
 
-  std::string path_, prefix_, model_type_;  // the whole file's; "" if it has none
+  std::string path_, prefix_, model_type_;  // the model's, "" if it has none
+  size_t inside_ = 0;                       // the part of prefix_ that leads to the model
   std::vector<ConfigField> fields_;
   std::set<std::string, std::less<>> understood_;
   std::shared_ptr<ConfigProblems> problems_;
 };
 
+// As one object, whose lines after the first begin with `indent`.
+std::string json_object(const std::vector<ConfigField>& fields, std::string_view indent = "");
 // Writes them as one object, whole or not at all. Throws FileError.
 void write_fields(const std::string& path, const std::vector<ConfigField>& fields);
 

@@ -6,8 +6,7 @@
 
 namespace rondo::nn {
 
-static std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const PretrainedOptions& options) {
-  if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
+GPT2Config read_gpt2(ConfigFields& config, const PretrainedOptions& options) {
   GPT2Config c;
   c.vocab_size = config.size("vocab_size");
   c.block_size = config.has("n_positions") ? config.size("n_positions") : config.size("n_ctx");
@@ -20,6 +19,12 @@ static std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, co
   c.embd_dropout = read_dropout(config, "embd_pdrop", 0.1, options);
   c.norm_eps = config.positive("layer_norm_epsilon", 1e-5);
   c.gelu = read_gelu(config, "activation_function", "gelu_new");
+  return c;
+}
+
+static std::unique_ptr<ModuleBase> make_gpt2(ConfigFields& config, Task task, const PretrainedOptions& options) {
+  if (task != Task::kBase && task != Task::kCausalLM) return nullptr;
+  const GPT2Config c = read_gpt2(config, options);
   config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<GPT2>(c);
@@ -29,6 +34,7 @@ static bool describe_gpt2(ModuleBase& module, Published& out) {
   auto* model = dynamic_cast<GPT2*>(&module);
   if (model == nullptr) return false;
   const GPT2Config& c = model->config;
+  if (c.cross_attention) out.why_unpublished = "cross-attention, which gpt2 has only with an encoder";
   if (!c.bias) out.why_unpublished = "bias = false, which gpt2 does not have";
   out.model_type = "gpt2";
   out.architecture = "GPT2LMHeadModel";
@@ -38,10 +44,11 @@ static bool describe_gpt2(ModuleBase& module, Published& out) {
   GPT2 plain(c);
   out.tensors = same_names(plain, out.prefix);
   for (PublishedTensor& tensor : out.tensors)
-    tensor.transposed = tensor.name.ends_with("c_attn.weight") || tensor.name.ends_with("c_proj.weight") ||
-                        tensor.name.ends_with("c_fc.weight");
+    tensor.transposed = tensor.name.ends_with("c_attn.weight") || tensor.name.ends_with("q_attn.weight") ||
+                        tensor.name.ends_with("c_proj.weight") || tensor.name.ends_with("c_fc.weight");
   out.aliases = {{"lm_head.weight", "transformer.wte.weight"}};
-  out.computed = {".attn.bias", ".attn.masked_bias"};  // the causal mask and its -inf
+  // The causal mask and its -inf.
+  out.computed = {".attn.bias", ".attn.masked_bias", ".crossattention.bias", ".crossattention.masked_bias"};
   out.config = {{"activation_function", json_text(gelu_name(c.gelu))},
                 {"attn_pdrop", json_text(c.attn_dropout.value_or(c.dropout))},
                 {"embd_pdrop", json_text(c.embd_dropout.value_or(c.dropout))},

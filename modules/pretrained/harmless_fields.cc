@@ -63,7 +63,8 @@ constexpr Row kRows[] = {
     {"predict_special_tokens summary_activation summary_first_dropout summary_proj_to_labels summary_type "
      "summary_use_proj",
      kAny, "gpt2"},
-    {"tie_word_embeddings", kAny, "bert roberta distilbert vit segformer"},  // a masked language model reads it
+    {"tie_word_embeddings", kAny,  // a masked language model reads it, and a decoder its own
+     "bert roberta distilbert vit segformer vision-encoder-decoder"},
     {"classifier_dropout qa_dropout seq_classif_dropout tie_weights_", kAny, "distilbert"},
     {"directionality pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type",
      kAny, kEncoders},

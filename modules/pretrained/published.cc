@@ -8,9 +8,9 @@
 
 namespace rondo::nn {
 
-extern const Family kGPT2Family, kLlamaFamily, kBertFamily, kViTFamily, kSegformerFamily;
-static constexpr const Family* kFamilies[] = {&kGPT2Family, &kLlamaFamily, &kBertFamily, &kViTFamily,
-                                              &kSegformerFamily};
+extern const Family kGPT2Family, kLlamaFamily, kBertFamily, kViTFamily, kSegformerFamily, kVisionEncoderDecoderFamily;
+static constexpr const Family* kFamilies[] = {&kGPT2Family, &kLlamaFamily,     &kBertFamily,
+                                              &kViTFamily,  &kSegformerFamily, &kVisionEncoderDecoderFamily};
 
 std::span<const Family* const> families() { return kFamilies; }
 

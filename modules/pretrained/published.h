@@ -1,5 +1,6 @@
 // How a model looks in a published folder: which tensors its file holds, under which names, and what its config.json
-// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc, segformer.cc) with both directions and all calls.
+// says. Each family has one file (gpt2.cc, llama.cc, bert.cc, vit.cc, segformer.cc, vision_encoder_decoder.cc) with
+// both directions and all calls.
 #pragma once
 
 #include <initializer_list>
@@ -18,6 +19,9 @@
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::nn {
+
+struct GPT2Config;
+struct ViTConfig;
 
 // One tensor of the file: the module's tensor `name`, or rows of it, or its transpose.
 struct PublishedTensor {
@@ -40,8 +44,9 @@ struct Published {
   std::vector<std::string> computed;
   // Fields that an original config.json must change, because the tree has changed: a head that is tied no more.
   std::vector<ConfigField> corrections;
-  std::vector<ConfigField> config;  // of a config.json, without model_type, architectures and dtype
-  std::string why_unpublished;      // what `config` cannot say about the model; "" if it says everything
+  std::vector<ConfigField> config;      // of a config.json, without model_type, architectures and dtype
+  std::vector<ConfigField> generation;  // of a generation_config.json; empty: there is none
+  std::string why_unpublished;          // what `config` cannot say about the model; "" if it says everything
 };
 
 // `model_type` chooses among families that share a class; "": the first that fits. Throws Error if the module is none
@@ -55,7 +60,8 @@ enum class Task {
   kTokenClassification,
   kMaskedLM,
   kImageClassification,
-  kSegmentation
+  kSegmentation,
+  kImageTextToText
 };
 
 // The calls of AutoModelForCausalLM.
@@ -76,6 +82,11 @@ struct ImageCalls {
   Tensor (*loss)(ModuleBase& model, const Tensor& images, const Tensor& targets, std::source_location where) = nullptr;
 };
 
+struct CaptionCalls {
+  Tensor (*logits)(ModuleBase& model, TensorArg images, const Tensor& idx, const Tensor& mask) = nullptr;
+  Tensor (*loss)(ModuleBase& model, const Tensor& images, const Tensor& labels, std::source_location where) = nullptr;
+};
+
 // A family of published models: everything that is particular to it. A family is a constant at the end of its file, and
 // an entry in kFamilies (published.cc).
 struct Family {
@@ -93,11 +104,15 @@ struct Family {
   TextCalls sequence = {}, token = {}, masked = {};
   TextFacts (*facts)(const ModuleBase& model) = nullptr;  // of a classifier of sequences
   ImageCalls image = {}, segmentation = {};
+  CaptionCalls caption = {};
 };
 std::span<const Family* const> families();
 
 // ---- For the families' files
 
+// The model without a head that these fields describe, and what is wrong with them; for models that hold it.
+GPT2Config read_gpt2(ConfigFields& config, const PretrainedOptions& options);
+ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options);
 // The number of classes that the caller wants: num_labels, or as many as label_names. Throws Error if these two differ.
 std::optional<int64_t> wanted_labels(const PretrainedOptions& options);
 // The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.

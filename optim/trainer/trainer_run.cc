@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/mode_scope.h"
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/optim/step.h"
 #include "rondo/optim/trainer/run_lock.h"
@@ -41,24 +42,6 @@ class PositionOf {
  private:
   data::BatchSource& source_;
   const data::BatchSource::Position before_;
-};
-
-// Gives each module back the mode that it had, even if some are in training and some not.
-class ModesOf {
- public:
-  explicit ModesOf(nn::ModuleBase& model) {
-    for (const nn::NamedModule& m : model.named_modules()) training_.emplace_back(&m.module, m.module.is_training());
-  }
-  ~ModesOf() {
-    // Parents come first: train() reaches down.
-    for (const auto& [module, training] : training_)
-      if (module->is_training() != training) module->train(training);
-  }
-  ModesOf(const ModesOf&) = delete;
-  ModesOf& operator=(const ModesOf&) = delete;
-
- private:
-  std::vector<std::pair<nn::ModuleBase*, bool>> training_;
 };
 
 // Batches of a step, all processes together.
@@ -189,7 +172,7 @@ class Trainer::Run::Session {
 
  private:
   Run& run_;
-  const ModesOf modes_;
+  const nn::ModeScope modes_;
   const RandomStateOfThread random_;
   std::optional<RunLock> lock_;
 };
@@ -471,7 +454,7 @@ double Trainer::Run::evaluate() { return *evaluation_loss(/*until_cancelled=*/fa
 std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
   const NoGrad off;
-  const ModesOf modes(model_);
+  const nn::ModeScope modes(model_);
   const RandomStateOfThread random;
   const PositionOf position(*eval_data_);
   model_.eval();

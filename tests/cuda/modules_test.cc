@@ -16,6 +16,8 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora.h"
+#include "rondo/modules/multihead_attention.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/modules/vit.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
@@ -125,8 +127,8 @@ TEST(CudaModules, ForwardAndBackwardAreTheCpus) {
   compare_block("RMSNorm", [] { return std::make_unique<RMSNorm>(24); });
   compare_block("MLP", [] { return std::make_unique<MLP>(24, 40, MLPOptions{.dropout = 0.2}); });
   compare_block("SwiGLU", [] { return std::make_unique<SwiGLU>(24, 40); });
-  compare_block("MultiheadAttention",
-                [] { return std::make_unique<MultiheadAttention>(24, 3, MultiheadAttentionOptions{.dropout = 0.2}); });
+  compare_block("SelfAttention",
+                [] { return std::make_unique<SelfAttention>(24, 3, SelfAttentionOptions{.dropout = 0.2}); });
   compare_block("GroupedQueryAttention", [] {
     return std::make_unique<GroupedQueryAttention>(24, 4, 2, GroupedQueryAttentionOptions{.window = 3});
   });
@@ -185,8 +187,32 @@ TEST(CudaModules, ForwardAndBackwardAreTheCpus) {
         return model.loss(Tensor::randn({2, 3, 8, 8}, {kF32, kCPU}).to(device),
                           Tensor::from<int64_t>({4, 1}, {2}, device));
       });
+  compare(
+      "MultiheadAttention",
+      [] {
+        return std::make_unique<MultiheadAttention>(24, 3,
+                                                    MultiheadAttentionOptions{.dropout = 0.2, .batch_first = true});
+      },
+      [](MultiheadAttention& module, Device device) {
+        manual_seed(5);
+        const Tensor query = Tensor::randn({2, 4, 24}, {kF32, kCPU}).to(device),
+                     key = Tensor::randn({2, 7, 24}, {kF32, kCPU}).to(device);
+        return module(query, key, key,
+                      AttentionMasks{.key_padding_mask = ops::bitwise_not(real_tokens(device)), .is_causal = true});
+      });
+  compare(
+      "VisionEncoderDecoder",
+      [] {
+        VisionEncoderDecoderConfig config = {.encoder = kVit, .decoder = kGpt2};
+        config.encoder.n_embd = 16;
+        return std::make_unique<VisionEncoderDecoder>(config, 3);
+      },
+      [](VisionEncoderDecoder& model, Device device) {
+        manual_seed(5);
+        return model.loss(Tensor::randn({2, 3, 8, 8}, {kF32, kCPU}).to(device), tokens(device));
+      });
   // A module that is missing here was added to modules/ since.
-  EXPECT_GE(seen.size(), 38u);
+  EXPECT_GE(seen.size(), 41u);
   std::string all;
   for (const std::string& name : seen) all += name + " ";
   RecordProperty("modules", all);

@@ -301,7 +301,7 @@ TEST(KVCache, AGradientIsAnError) {
   const std::string error = test::error_of([&] { model.next_logits(Tensor::zeros({1, 2}, {kI64}), cache); });
   EXPECT_NE(error.find("a cached forward has no gradient"), std::string::npos) << error;
   EXPECT_EQ(cache.length(0), 0);
-  MultiheadAttention bidirectional(8, 2, {.causal = false});
+  SelfAttention bidirectional(8, 2, {.causal = false});
   KVCache small({.layers = 1, .batch = 1, .kv_heads = 2, .max_length = 4, .head_dim = 4});
   const NoGrad off;
   KVCache::Pass pass(small, 1);

@@ -8,7 +8,7 @@
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/llama.h"
 #include "rondo/modules/lora.h"
-#include "rondo/modules/vit.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
@@ -114,6 +114,49 @@ TEST(LoraViT, AnAdapterOfTheWholeIsSavedInParts) {
   EXPECT_NE(error_of([&] {
               add_lora(model, {.targets = {"fc2"}, .modules_to_save = {"q_proj"}, .adapter = "x"});
             }).find("a part of blocks.0.attn.qkv"),
+            std::string::npos);
+}
+
+// ---- Captions: an encoder with Linear layers and a decoder with Conv1D
+
+// The names and shapes of PEFT's own file for these options (peft 0.21.2 on the recorded checkpoint).
+TEST(LoraCaptioner, BothPartsHavePeftsNames) {
+  const TempFolder folder;
+  const auto load = [] { return AutoModelForImageTextToText::from_pretrained(recorded_folder("captioner_projected")); };
+  AutoModelForImageTextToText model = load(), again = load();
+  const LoraReport report = add_lora(*model, {.rank = 2,
+                                              .targets = {"q_proj", "q_attn", "crossattention.c_attn"},
+                                              .modules_to_save = {"enc_to_dec_proj", "ln_f", "h.0.mlp.c_fc"},
+                                              .layers_to_transform = {1}});
+  EXPECT_EQ(report.targets, (std::vector<std::string>{"encoder.blocks.1.attn.qkv", "decoder.h.1.crossattention.c_attn",
+                                                      "decoder.h.1.crossattention.q_attn"}));
+  stir(*model);
+  save_adapter(*model, folder.path());
+  std::string names;
+  for (const auto& [name, tensor] : io::load_safetensors(folder / "adapter_model.safetensors").tensors)
+    names += name + " " + to_string(tensor.sizes()) + "\n";
+  const std::string layer = "base_model.model.decoder.transformer.h.1.crossattention.",
+                    encoder = "base_model.model.encoder.layers.1.attention.q_proj.";
+  EXPECT_EQ(names,
+            "base_model.model.decoder.transformer.h.0.mlp.c_fc.bias [40]\n"
+            "base_model.model.decoder.transformer.h.0.mlp.c_fc.weight [16, 40]\n" +
+                layer + "c_attn.lora_A.weight [2, 16]\n" + layer + "c_attn.lora_B.weight [32, 2]\n" + layer +
+                "q_attn.lora_A.weight [2, 16]\n" + layer +
+                "q_attn.lora_B.weight [16, 2]\n"
+                "base_model.model.decoder.transformer.ln_f.bias [16]\n"
+                "base_model.model.decoder.transformer.ln_f.weight [16]\n"
+                "base_model.model.enc_to_dec_proj.bias [16]\n"
+                "base_model.model.enc_to_dec_proj.weight [16, 24]\n" +
+                encoder + "lora_A.weight [2, 24]\n" + encoder + "lora_B.weight [24, 2]\n");
+  const io::TensorMap inputs = expected_values("captioner_projected");
+  const Tensor pictures = inputs.at("input.images").to(kF32), ids = inputs.at("input.ids");
+  const auto logits = [&](AutoModelForImageTextToText& m) { return no_grad([&] { return m(pictures, ids); }); };
+  EXPECT_GT(difference(logits(model), logits(again)), 1e-3);
+  load_adapter(*again, folder.path());
+  EXPECT_TRUE(same_bits(logits(again), logits(model)));
+  EXPECT_NE(error_of([&] {
+              add_lora(*load(), {.targets = {"c_attn"}, .modules_to_save = {"wte"}});
+            }).find("the output layer of VisionEncoderDecoder reads, too"),
             std::string::npos);
 }
 

@@ -115,7 +115,7 @@ TEST(Lora, SaysWhatIsWrongAndChangesNothing) {
   };
   EXPECT_NE(error({}).find("give either targets or a target_pattern"), std::string::npos);
   EXPECT_NE(error_of([&] { load_adapter(model, ""); }).find("the folder's name is empty"), std::string::npos);
-  EXPECT_NE(error({.targets = {"attn"}}).find("the target h.0.attn is a MultiheadAttention; only"), std::string::npos);
+  EXPECT_NE(error({.targets = {"attn"}}).find("the target h.0.attn is a SelfAttention; only"), std::string::npos);
   EXPECT_NE(error({.rank = 0, .targets = {"c_attn"}}).find("rank must be positive, got 0"), std::string::npos);
   EXPECT_NE(error({.dropout = 1, .targets = {"c_attn"}}).find("dropout must be in [0, 1)"), std::string::npos);
   EXPECT_NE(error({.alpha = INFINITY, .targets = {"c_attn"}}).find("alpha must be finite"), std::string::npos);

@@ -33,7 +33,7 @@ struct Block : Module<Block> {
   Block(int64_t C, int64_t heads) : C(C), heads(heads) {}
   int64_t C, heads;
   LayerNorm ln_1 = child("ln_1", C);
-  MultiheadAttention attn = child("attn", C, heads);
+  SelfAttention attn = child("attn", C, heads);
   LayerNorm ln_2 = child("ln_2", C);
   MLP mlp = child("mlp", C, 4 * C);
   Tensor forward(const Tensor& x_) {  // (B, T, C) -> (B, T, C)
@@ -542,7 +542,7 @@ TEST(Layers, LayerNormWithoutBias) {
 
 // Attention with dropout of the weights stores the scores; without, it must be the fused op's result.
 TEST(Layers, AttentionPathsAgree) {
-  MultiheadAttention attn(16, 4, {.dropout = 1e-12});
+  SelfAttention attn(16, 4, {.dropout = 1e-12});
   const Tensor x = Tensor::randn({2, 5, 16});
   attn.train();
   const std::vector<float> stored = attn(x).to_vector<float>();

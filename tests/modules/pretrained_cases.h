@@ -42,7 +42,9 @@ inline const std::vector<std::string>& pretrained_cases() {
                                                  "roberta_masked",
                                                  "llama_sequence",
                                                  "qwen2_left_sequence",
-                                                 "mistral_regression_sequence"};
+                                                 "mistral_regression_sequence",
+                                                 "captioner",
+                                                 "captioner_projected"};
   return cases;
 }
 inline std::string recorded_folder(const std::string& name) {
@@ -70,6 +72,12 @@ inline PretrainedCase load_case(const std::string& name, const std::string& fold
         AutoModelForImageClassification::from_pretrained(folder, options));
     const auto images = [m, in] { return in("images").to((*m)->parameters()[0].dtype()); };
     return {m, [=] { return (*m)(images()); }, [=] { return m->loss(images(), in("targets")); }};
+  }
+  if (name.starts_with("captioner")) {
+    const auto m = std::make_shared<AutoModelForImageTextToText>(
+        AutoModelForImageTextToText::from_pretrained(folder, options));
+    const auto images = [m, in] { return in("images").to((*m)->parameters()[0].dtype()); };
+    return {m, [=] { return (*m)(images(), in("ids"), in("mask")); }, [=] { return m->loss(images(), in("targets")); }};
   }
   if (name == "segformer") {
     const auto m = std::make_shared<AutoModelForSemanticSegmentation>(

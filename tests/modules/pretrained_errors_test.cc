@@ -102,7 +102,7 @@ TEST(PretrainedConfig, ListsEveryFieldThatChangesTheMathematics) {
       {"llama_sequence", "problem_type", "\"ranking\"", "problem_type: \"ranking\""},
       {"gpt2", "model_type", "\"gemma\"",
        "model_type: \"gemma\" (there are gpt2, llama, qwen2, qwen3, mistral, bert, roberta, distilbert, vit, "
-       "segformer)"},
+       "segformer, vision-encoder-decoder)"},
   };
   for (const auto& c : cases) {
     Copy folder(c.name);

@@ -56,7 +56,22 @@ constexpr char kSegformer[] = R"("model_type": "segformer", "num_encoder_blocks"
   "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2], "mlp_ratios": [2, 2, 2, 2], "decoder_hidden_size": 16,
   "id2label": {"0": "wall", "1": "floor", "2": "door"})";
 
-enum class Head { kNone, kLanguage, kSequence, kToken, kMasked, kImage, kSegmentation };
+// A config.json in another, each with what its own family has besides.
+constexpr char kCaptioner[] = R"("model_type": "vision-encoder-decoder", "decoder_start_token_id": 60,
+  "pad_token_id": 60,
+  "decoder": {"model_type": "gpt2", "vocab_size": 61, "n_positions": 32, "n_embd": 24, "n_layer": 2, "n_head": 2,
+              "add_cross_attention": true, "is_decoder": true, "is_encoder_decoder": false, "n_ctx": 32,
+              "architectures": ["GPT2LMHeadModel"], "bad_words_ids": null, "cross_attention_hidden_size": null,
+              "decoder_start_token_id": 60, "id2label": {"0": "LABEL_0"}, "max_length": 20, "num_beams": 1,
+              "pruned_heads": {}, "reorder_and_upcast_attn": false, "resid_pdrop": 0.1, "sep_token_id": null,
+              "summary_type": "cls_index", "task_specific_params": {"text-generation": {"max_length": 50}},
+              "tie_encoder_decoder": false, "tie_word_embeddings": true, "torchscript": false},
+  "encoder": {"model_type": "vit", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "intermediate_size": 24, "image_size": 8, "patch_size": 4, "add_cross_attention": false,
+              "architectures": ["ViTModel"], "encoder_stride": 16, "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
+              "is_decoder": false, "label2id": {"LABEL_0": 0, "LABEL_1": 1}, "pooler_act": "tanh", "qkv_bias": true})";
+
+enum class Head { kNone, kLanguage, kSequence, kToken, kMasked, kImage, kSegmentation, kCaption };
 
 struct PublishedConfig {
   const char* name;
@@ -207,8 +222,11 @@ constexpr PublishedConfig kPublished[] = {
     {"segformer-b0-finetuned-ade-512-512", Head::kSegmentation, kSegformer,
      R"("downsampling_rates": [1, 4, 8, 16], "image_size": 224, "layer_norm_eps": 1e-06, "reshape_last_stage": true,
         "semantic_loss_ignore_index": 255, "tie_word_embeddings": true)"},
+    {"vit-gpt2-image-captioning", Head::kCaption, kCaptioner,
+     R"("architectures": ["VisionEncoderDecoderModel"], "bos_token_id": 60, "eos_token_id": 60, "is_encoder_decoder": true,
+        "tie_word_embeddings": false, "torch_dtype": "float32", "transformers_version": null)"},
 };
-static_assert(std::size(kPublished) == 48);
+static_assert(std::size(kPublished) == 49);
 
 std::string text_of(const PublishedConfig& published, const std::string& more) {
   return absl::StrCat("{", published.needed, more.empty() ? "" : ", ", more, "}\n");
@@ -254,6 +272,10 @@ Tensor computed(Head head, const std::string& folder, const PretrainedOptions& o
     case Head::kSegmentation: {
       auto model = AutoModelForSemanticSegmentation::from_pretrained(folder, options);
       return finish(model, model(Tensor::randn({1, 3, 32, 32}, kCPU, &generator).to(default_device())));
+    }
+    case Head::kCaption: {
+      auto model = AutoModelForImageTextToText::from_pretrained(folder, options);
+      return finish(model, model(Tensor::randn({2, 3, 8, 8}, kCPU, &generator).to(default_device()), ids));
     }
   }
   return {};
@@ -327,6 +349,9 @@ TEST(PublishedConfigs, OneHarmfulFieldIsRefusedByName) {
       {{"", Head::kSequence, kLlamaScore, R"("attention_dropout": 0.1)"}, nullptr},
       {{"", Head::kImage, kViT, R"("layer_scale_init_value": 0.1)"}, nullptr, false},
       {{"", Head::kSegmentation, kSegformer, R"("reshape_last_stage": false)"}, nullptr},
+      {{"", Head::kCaption, kCaptioner, R"("is_encoder_decoder": false)"}, nullptr},
+      {{"", Head::kCaption, kCaptioner, R"("cross_attention_hidden_size": 16)"}, nullptr},
+      {{"", Head::kCaption, kCaptioner, R"("num_query_tokens": 32)"}, nullptr, false},
   };
   static_assert(std::size(kHarmful) >= 20);
   for (const auto& harmful : kHarmful) {

@@ -23,6 +23,7 @@
 #include "rondo/modules/resnet.h"
 #include "rondo/modules/segformer.h"
 #include "rondo/modules/stdc.h"
+#include "rondo/modules/vision_encoder_decoder.h"
 #include "rondo/modules/vit.h"
 #include "rondo/optim/seam.h"
 #include "rondo/runtime/autograd.h"
@@ -107,6 +108,14 @@ const std::vector<Shipped>& shipped_models() {
        },
        {"ViTBlock x 2"},
        {"", "blocks.1", "blocks.0", ""}},
+      {"VisionEncoderDecoder",
+       [] {
+         return std::make_unique<nn::VisionEncoderDecoder>(nn::VisionEncoderDecoderConfig{
+             .encoder = {.image_size = 8, .patch_size = 4, .n_layer = 2, .n_head = 2, .n_embd = 8},
+             .decoder = {.vocab_size = 16, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 16}});
+       },
+       {"ViTBlock x 2", "TransformerBlock x 2"},
+       {"", "decoder.h.1", "decoder.h.0", "encoder.blocks.1", "encoder.blocks.0", ""}},
       {"ResNet",
        [] { return std::make_unique<nn::ResNet>(nn::ResNetConfig{.n_class = 3, .width = 8}); },
        {"BasicBlock x 2", "BasicBlock x 2", "BasicBlock x 2", "BasicBlock x 2"},

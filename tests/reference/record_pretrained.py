@@ -107,6 +107,17 @@ CASES = {
 }
 
 
+
+def captioner(encoder_width, end):
+    encoder = tr.ViTConfig(hidden_size=encoder_width, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+                           image_size=16, patch_size=4)
+    return tr.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+        encoder, gpt2(n_inner=40), decoder_start_token_id=1, pad_token_id=3, eos_token_id=end)
+
+
+CASES["captioner"] = (tr.VisionEncoderDecoderModel, captioner(16, end=6))
+CASES["captioner_projected"] = (tr.VisionEncoderDecoderModel, captioner(24, end=43))
+
 # Their outputs below the first training's length are recorded too, and the tokens of a greedy continuation across it.
 BELOW_AND_ABOVE, SHORT = ("llama_dynamic", "qwen2_yarn"), 6
 
@@ -138,6 +149,14 @@ def classes_of(name, config, generator):
 def inputs_of(name, model, seed):
     generator = torch.Generator().manual_seed(seed)
     config = model.config
+    if name.startswith("captioner"):
+        labels = torch.randint(5, VOCAB, (B, T), generator=generator)
+        labels[1, T - 5:] = -100  # padding behind a shorter caption
+        labels[1, T - 6] = labels[0, T - 1] = config.eos_token_id
+        ids = torch.randint(5, VOCAB, (B, T), generator=generator)
+        mask = torch.arange(T)[None, :] < torch.tensor([T, T - 4])[:, None]
+        return {"images": torch.randn(B, 3, 16, 16, generator=generator, dtype=torch.float64), "ids": ids, "mask": mask,
+                "targets": labels}
     if name.startswith("vit"):
         return {"images": torch.randn(B, 3, 16, 16, generator=generator, dtype=torch.float64),
                 "targets": classes_of(name, config, generator)}
@@ -173,6 +192,9 @@ def inputs_of(name, model, seed):
 
 def output_of(name, model, inputs):
     """Logits; of minilm the mean of the features of real tokens, normalised."""
+    if name.startswith("captioner"):
+        return model(pixel_values=inputs["images"].to(model.dtype), decoder_input_ids=inputs["ids"],
+                     decoder_attention_mask=inputs["mask"].long()).logits
     if "images" in inputs:
         return model(pixel_values=inputs["images"].to(model.dtype)).logits
     if "mask" not in inputs:
@@ -247,7 +269,7 @@ def load(kind, folder, dtype):
 def own_loss(name, model, inputs):
     """The loss that transformers chooses by problem_type, or by the number of labels and their dtype."""
     labels = inputs["targets"].to(model.dtype)
-    if name.startswith("segformer"):
+    if name.startswith(("segformer", "captioner")):
         return model(pixel_values=inputs["images"].to(model.dtype), labels=inputs["targets"]).loss
     if "images" in inputs:
         return model(pixel_values=inputs["images"].to(model.dtype), labels=labels).loss
@@ -259,7 +281,7 @@ def train(name, model, inputs):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
     losses = []
     for _ in range(10):
-        own = any(kind in name for kind in ("regression", "multilabel", "segformer"))
+        own = any(kind in name for kind in ("regression", "multilabel", "segformer", "captioner"))
         loss = own_loss(name, model, inputs) if own else loss_of(name, output_of(name, model, inputs), inputs)
         losses.append(loss.item())
         optimizer.zero_grad()
@@ -294,8 +316,25 @@ def record(root, only=None):
         if name in BELOW_AND_ABOVE:
             expected["generated"] = load(kind, folder, torch.float32).generate(
                 inputs["ids"][:1, :SHORT], do_sample=False, max_new_tokens=14, pad_token_id=0, eos_token_id=None)
+        if name.startswith("captioner"):
+            expected |= captions_of(load(kind, folder, torch.float32), inputs)
         save(os.path.join(folder, "expected.safetensors"), expected)
         print(name, expected["losses"][0].item(), expected["losses"][-1].item())
+
+
+# The ways in which captions are written, as arguments of generate().
+CAPTIONS = {"greedy": {}, "penalised": {"repetition_penalty": 1.7}, "beams": {"num_beams": 3},
+            "short_beams": {"num_beams": 4, "length_penalty": -1.0}, "early_beams": {"num_beams": 3, "early_stopping": True}}
+MOST_NEW = 20
+
+
+def captions_of(model, inputs):
+    """caption.<way> (B, 1 + MOST_NEW): the start token and what follows it, with padding behind the end."""
+    captions = {}
+    for way, arguments in CAPTIONS.items():
+        ids = model.generate(inputs["images"].to(model.dtype), do_sample=False, max_new_tokens=MOST_NEW, **arguments)
+        captions["caption." + way] = F.pad(ids, (0, 1 + MOST_NEW - ids.shape[1]), value=model.config.pad_token_id)
+    return captions
 
 
 def check(saved, root, name):
@@ -317,6 +356,10 @@ def check(saved, root, name):
     with torch.no_grad():
         output, wanted = (output_of(name, m.eval(), inputs) for m in (model, original))
     assert torch.allclose(output, wanted, rtol=0, atol=1e-6), (output - wanted).abs().max()
+    if name.startswith("captioner"):
+        assert model.generation_config.eos_token_id == original.config.eos_token_id
+        for way, ids in captions_of(model, inputs).items():
+            assert torch.equal(ids, expected[way]), way
     print(f"{saved}: equal in transformers {tr.__version__}")
 
 
