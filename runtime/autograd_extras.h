@@ -70,10 +70,24 @@ Tensor home_of_operand(int i);
 // kernel makes the output, it is made elsewhere.
 void call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs, std::span<const Tensor> homes);
 
+// Note [Gradients handed over]. A node that stands for several ops (Node::adds_to_totals) may end the gradient of a leaf
+// while it still computes those of other leaves: a compiled region does so at its seams (compile/plan/seams.h). The leaf
+// runs at once, as it would after the node: hooks, .grad, callbacks. They may update the leaf, so the node must not read
+// it any more. What they throw ends the backward.
+//
+// True if somebody waits for the gradient of a leaf (on_accumulated).
+bool is_awaited(const Tensor& tensor);
+// The same, where the running node may hand it over.
+bool is_awaited(const LeafGrad& to);
+// Ends the leaf's gradient. `grad`: what the running node adds to it, or undefined if it has been added in place
+// (`to.added`). False: `to` is no leaf to which only this is to come; the node returns the gradient as usual.
+bool hand_over(const LeafGrad& to, Tensor& grad);
+
 // For backward(): the end of the tape at a leaf.
 inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX; }
 // Null while gradients of the leaf must not come in parts.
 GradientParts* parts_of(const Node& leaf);
+bool has_callbacks(const Node& leaf);
 // A contribution has arrived at `leaf`, and more will. `total`: all so far. It is moved to .grad if the leaf's
 // GradientParts wants it; the result says so.
 bool offer_part(Node& leaf, Tensor& total);

@@ -73,6 +73,16 @@ class Backward {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
   }
 
+  // Note [Gradients handed over]
+  void end_leaf(const Node& node, Tensor grad) {
+    Node* const leaf = const_cast<Node*>(&node);
+    Task& task = tasks_[leaf];
+    task.waiting = 0;
+    task.ended = true;
+    if (!grad.defined()) return leaf->leaf_grad_added();
+    leaf->backward({&grad, 1}, {});
+  }
+
   void seed(const Edge& edge, Tensor grad) {
     roots_.push_back(edge.node);
     add(edge, std::move(grad));
@@ -147,6 +157,7 @@ class Backward {
         const bool arrives = needed && grads_in[i].defined();
         if (arrives) add(edge, std::move(grads_in[i]));
         Task& task = tasks_[edge.node.get()];
+        if (task.ended) continue;
         if (--task.waiting == 0) ready.push(edge.node.get());
         else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
           task.came_apart |= offer_part(*edge.node, task.grads[0]);
@@ -160,6 +171,7 @@ class Backward {
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
     bool came_apart = false;      // a leaf's: complete_leaf()
+    bool ended = false;           // a leaf's: Note [Gradients handed over]
     bool counted = false;         // its edges are in `waiting` of what they lead to
   };
   struct LaterFirst {
@@ -355,6 +367,14 @@ bool outer_backward_has_more(const Node& leaf) {
     return true;
   }
   return false;
+}
+
+bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
+
+bool hand_over(const LeafGrad& to, Tensor& grad) {
+  if (to.leaf == nullptr || !is_leaf_node(*to.leaf)) return false;
+  innermost->end_leaf(*to.leaf, std::move(grad));
+  return true;
 }
 
 // Rules also run where they are traced, or replayed; then the running node is not that of the rule.

@@ -1,6 +1,7 @@
 #include "rondo/compile/exec/executor.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/compile/stages/planted.h"
@@ -40,7 +41,20 @@ std::vector<const Tensor*> Executor::homes_of_fresh(std::span<const Tensor> home
   return found;
 }
 
-Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes) const {
+void Executor::allocate_fresh(Frame& frame, size_t begin, size_t end) const {
+  Frame::Slot* slot = frame.slots.data() + plan_.graph.inputs.size() + plan_.copies.size();
+  for (const Plan::FreshBuffer& buffer : plan_.fresh) {
+    const auto first = static_cast<size_t>(buffer.first_launch);
+    if (!slot->storage && begin <= first && first < end) {
+      slot->storage = Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device());
+      slot->data = slot->storage.data();
+    }
+    ++slot;
+  }
+}
+
+Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes,
+                           size_t end) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
   // Asked before the frame holds them, too.
@@ -74,8 +88,9 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
                  chosen[i]->storage_offset() * static_cast<int64_t>(size_of(chosen[i]->dtype()))};
     else if (release && buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
       *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
-    else fill(Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device()));
+    else ++slot;
   }
+  allocate_fresh(frame, 0, end);
   if (plan_.arena_bytes > 0) fill(code_.lease_arena(plan_));
   return frame;
 }
@@ -214,8 +229,9 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
 }
 
 std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished,
-                                  std::span<const Tensor> homes) const {
+                                  std::span<const Tensor> homes, const TakeResults& take) const {
   enter_stage("run");
+  if (take && !plan_.seams.empty()) return run_with_seams(inputs, release, homes, take);
   const FloatingPointScope floating_point;
   NoGrad off;
   RecorderScope eager(nullptr);
@@ -228,6 +244,45 @@ std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, 
     throw;
   }
   std::vector<Tensor> results = outputs(frame, done);
+  if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
+  return results;
+}
+
+std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, bool release,
+                                             std::span<const Tensor> homes, const TakeResults& take) const {
+  struct Scope {  // between seams
+    FloatingPointScope floating_point;
+    NoGrad off;
+    RecorderScope eager{nullptr};
+  };
+  std::optional<Scope> scope(std::in_place);
+  const size_t n = plan_.launches.size();
+  Frame frame = make_frame(inputs, release, homes, static_cast<size_t>(plan_.seams[0].launch));
+  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: that are not taken
+  for (const Address& address : plan_.outputs) ++results_in[static_cast<size_t>(address.slot)];
+  std::vector<bool> taken(plan_.outputs.size(), false);
+  size_t done = 0;
+  for (size_t s = 0;; ++s) {
+    const size_t end = s < plan_.seams.size() ? static_cast<size_t>(plan_.seams[s].launch) : n;
+    if (s > 0) allocate_fresh(frame, done, end);
+    for (; done < end; ++done) run_launch(done, frame);
+    if (s == plan_.seams.size()) break;
+    std::vector<Tensor> results;
+    for (const int32_t output : plan_.seams[s].outputs) {
+      const auto at = static_cast<size_t>(output);
+      results.push_back(frame.tensor(plan_.graph.value(plan_.graph.outputs[at]), plan_.outputs[at]));
+      taken[at] = true;
+      const auto slot = static_cast<size_t>(plan_.outputs[at].slot);
+      if (--results_in[slot] == 0) frame.slots[slot].storage = Storage();
+    }
+    scope.reset();
+    take(plan_.seams[s], std::move(results));
+    scope.emplace();
+  }
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < plan_.outputs.size(); ++i)
+    results.push_back(taken[i] ? Tensor()
+                               : frame.tensor(plan_.graph.value(plan_.graph.outputs[i]), plan_.outputs[i]));
   if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
   return results;
 }

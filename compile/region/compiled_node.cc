@@ -49,6 +49,26 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
                    describe_location(call.where)));
 }
 
+// What a backward reads and others hold, too: who gets gradients at a seam (plan/seams.h) may write to it.
+class Watched {
+ public:
+  Watched(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
+    for (size_t k = 0; k < inputs.size(); ++k)
+      if (backward.inputs[k].kind == BackwardInput::kSaved && inputs[k].defined() &&
+          !autograd::is_only_holder(inputs[k]))
+        read_.emplace_back(k, SavedTensor(inputs[k], false));
+  }
+  // Throws StaleTensorError if something that is read behind the seam was overwritten.
+  void check(const Plan::Seam& seam, const char* node) const {
+    for (const auto& [input, saved] : read_)
+      if (plan_.last_launch[input] >= seam.launch) saved.get(node, {});
+  }
+
+ private:
+  const Plan& plan_;
+  std::vector<std::pair<size_t, SavedTensor>> read_;
+};
+
 class CompiledNode final : public RegionNode, public std::enable_shared_from_this<CompiledNode> {
  public:
   CompiledNode(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::span<const Tensor> results)
@@ -153,6 +173,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
            KeptValues::Pass& pass) {
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
+    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(), [](const auto& to) {
+      return autograd::is_awaited(to);
+    });
     if (entry_.options.exact) note_layouts(grads_out, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
@@ -176,26 +199,40 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (backward.program->reuses_inputs() && autograd::LastRead::now() && pass.is_last) kept_.release(pass);
     count(Outcome::kCompiled);
     const std::vector<Tensor> homes = homes_of(backward, grads_in, leaf_grads, arriving);
-    const std::vector<Tensor> grads = pass.released
-                                          ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
-                                                                    homes)
-                                          : run_checked(*backward.program, inputs, bound.floats, nullptr, homes);
-    for (size_t i = 0; i < grads.size(); ++i) {
+    const auto pass_on = [&](size_t i, Tensor grad) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
         Tensor leaf = leaves[at];
-        if (grads[i].storage() == leaf.storage()) leaf.storage().bump_version();
-        else leaf.copy_(grads[i]);
+        if (grad.storage() == leaf.storage()) leaf.storage().bump_version();
+        else leaf.copy_(grad);
         leaf_grads[at].added = true;
-        continue;
+        return;
       }
-      if (i < homes.size() && homes[i].defined() && grads[i].storage() == homes[i].storage()) {
+      if (i < homes.size() && homes[i].defined() && grad.storage() == homes[i].storage()) {
         homes[i].storage().bump_version();
         leaf_grads[at].added = true;
-        continue;
+        return;
       }
-      grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
-    }
+      if (grads_in[at].defined() && !arriving.totals[at]) grads_in[at] = grads_in[at] + grad;
+      else grads_in[at] = std::move(grad);
+    };
+    TakeResults take;
+    if (arriving.at_seams)
+      take = [&, later = Watched(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
+        for (size_t r = 0; r < results.size(); ++r) {
+          const auto i = static_cast<size_t>(seam.outputs[r]);
+          const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+          pass_on(i, std::move(results[r]));
+          autograd::hand_over(leaf_grads[at], grads_in[at]);
+        }
+        later.check(seam, name());
+      };
+    std::vector<Tensor> grads = pass.released
+                                    ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats, homes,
+                                                              take)
+                                    : run_checked(*backward.program, inputs, bound.floats, nullptr, homes, take);
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i].defined()) pass_on(i, std::move(grads[i]));
   }
 
   // By gradient that the program computes: where it becomes the .grad of a leaf (autograd::GradientHome). Empty:

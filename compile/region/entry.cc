@@ -54,10 +54,45 @@ bool any_hidden(const Graph& recorded) {
                      [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
+// The input of the recording that a backward reads, or whose memory it reads; -1: it is no input's.
+int32_t input_read(const BackwardInput& source, const Partition& partition) {
+  if (source.kind != BackwardInput::kSaved || source.index < 0) return -1;
+  const Partition::Kept& kept = partition.kept()[static_cast<size_t>(source.index)];
+  if (kept.is_input) return kept.index;
+  const Graph& forward = partition.forward();
+  const ValueId root = forward.value(forward.outputs[static_cast<size_t>(kept.index)]).root;
+  const auto found = std::find(forward.inputs.begin(), forward.inputs.end(), root);
+  return found == forward.inputs.end() ? -1 : static_cast<int32_t>(found - forward.inputs.begin());
+}
+
+std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition& partition,
+                                  std::span<const Part> parts) {
+  std::vector<int32_t> part_of(derived.contributions.size(), -1);  // by input of the recording
+  std::vector<PlannedSeam> seams(parts.size());
+  for (size_t p = 0; p < parts.size(); ++p) {
+    seams[p].part = static_cast<int32_t>(p);
+    for (int32_t input : parts[p].inputs) part_of[static_cast<size_t>(input)] = static_cast<int32_t>(p);
+  }
+  const auto seam_of = [&](int32_t input) {
+    const int32_t part = input < 0 ? -1 : part_of[static_cast<size_t>(input)];
+    return part < 0 ? nullptr : &seams[static_cast<size_t>(part)];
+  };
+  for (size_t i = 0; i < derived.grad_inputs.size(); ++i)
+    if (PlannedSeam* const seam = seam_of(derived.grad_inputs[i]); seam != nullptr)
+      seam->outputs.push_back(static_cast<int32_t>(i));
+  for (size_t k = 0; k < derived.inputs.size(); ++k)
+    if (PlannedSeam* const seam = seam_of(input_read(derived.inputs[k], partition)); seam != nullptr)
+      seam->overwritten.push_back(static_cast<int32_t>(k));
+  std::erase_if(seams, [](const PlannedSeam& seam) { return seam.outputs.empty(); });
+  return seams;
+}
+
 CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
-                                  ProgramOptions options, const std::vector<bool>& owned = {}) {
+                                  ProgramOptions options, std::span<const Part> parts,
+                                  const std::vector<bool>& owned = {}) {
   layouts.apply(derived);
   partition.apply(derived);
+  options.plan.seams = seams_of(derived, partition, parts);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
     options.plan.donated.push_back(partition.may_donate(source));
@@ -158,7 +193,9 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
     entry->forward = compile_forward(entry->layouts_of(symbolic).graph());
     return finished();
   }
-  const Arriving usual{usual_gradients(recorded), {}};
+  entry->parts = request.parts;
+  entry->at_seams = request.at_seams && !entry->parts.empty();
+  const Arriving usual{.gradients = usual_gradients(recorded), .at_seams = entry->at_seams};
   BackwardGraph derived = derive_backward(symbolic, usual, request.device);
   exact = exact || !may_relax(symbolic, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
@@ -173,13 +210,15 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   const Layouts layouts = entry->layouts_of(symbolic);
   entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);
   if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program,
+                                       entry->parts_of(usual));
   } else {
     SizeMarks marks = backward_marks(*entry, usual);
     marks.ranges_met = met;
     ProgramOptions marked_program = program;
     marked_program.marks = &marks;
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program,
+                                       entry->parts_of(usual));
   }
   entry->forward = compile_forward(entry->partition->forward());
   return finished();
@@ -228,6 +267,7 @@ std::string to_string(const Arriving& arriving) {
   const auto& others = arriving.in_other_layout;
   if (!others.empty())
     absl::StrAppend(&text, ", ", std::count(others.begin(), others.end(), true), " in another layout than the output");
+  if (arriving.at_seams) text += ", and gradients leave at seams";
   return text;
 }
 }  // namespace
@@ -235,7 +275,7 @@ std::string to_string(const Arriving& arriving) {
 bool Entry::is_usual(const Arriving& arriving) const {
   // Every backward asks, so no list is made.
   const Graph& recorded = forward_graph;
-  if (arriving.gradients.size() != recorded.outputs.size()) return false;
+  if (arriving.gradients.size() != recorded.outputs.size() || arriving.at_seams != at_seams) return false;
   for (size_t i = 0; i < recorded.outputs.size(); ++i) {
     const Value& output = recorded.value(recorded.outputs[i]);
     if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
@@ -293,7 +333,7 @@ std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arr
     const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition);
     invariant(kept.keeps_the_same_as(*partition), "a backward with other floats wants other values of the forward");
     CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), layouts, kept, program,
-                                             arriving.owned);
+                                             parts_of(arriving), arriving.owned);
     made.guards = trace.guards();
     made.floats.assign(recorded.begin(), recorded.end());
     return std::make_shared<const CompiledBackward>(std::move(made));

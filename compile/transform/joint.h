@@ -43,6 +43,7 @@ struct Arriving {
   // By output: its gradient is channels last and the output is not, or the other way around; empty: none. Gradients are
   // expected in the layouts of the outputs, which are theirs in almost all programs.
   std::vector<bool> in_other_layout = {};
+  bool at_seams = false;  // gradients leave at the seams of the plan (plan/seams.h)
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
 // `device`: where all of it runs, and where rules make constants.
