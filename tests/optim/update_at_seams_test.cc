@@ -24,6 +24,7 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::optim {
@@ -377,7 +378,11 @@ TEST_P(AtSeams, ASecondBackwardIsLoud) {
   // Through the same graph: its parameters are new ones.
   const Tensor loss = loss_of(model, 0);
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_THROW(loss.backward(), StaleTensorError);
+  {
+    std::optional<test::MeansToRun> by_op;
+    if (GetParam() == Runs::kWhole) by_op.emplace(test::Eagerly::kBackward, "the op that reads what was updated says so");
+    EXPECT_THROW(loss.backward(), StaleTensorError);
+  }
   updates.finish();
   // Another graph, without finish(): what it adds would be lost, or counted twice.
   loss_of(model, 1).backward();
