@@ -337,10 +337,10 @@ void DistributedDataParallel::agree_on_order() {
   }
   for (optim::Seam& part : parts) {
     int64_t bytes = 0;
-    for (const Tensor& p : part.parameters) bytes += p.numel() * size_of(travels_as(p.dtype(), options_));
-    if (bytes > options_.max_bytes) continue;
+    for (const Tensor& p : part.parameters) bytes += p.nbytes();
+    if (part.path.empty() && bytes > options_.max_bytes) continue;  // which are ready first should leave first
     std::sort(part.parameters.begin(), part.parameters.end(),
-              [&](const Tensor& a, const Tensor& b) { return position.at(a.impl()) < position.at(b.impl()); });
+              [&](const Tensor& a, const Tensor& b) { return position.at(a.impl()) > position.at(b.impl()); });
   }
   plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
   compare_plans(plan_.text + in_parts + describe_shards());

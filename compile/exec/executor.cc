@@ -256,34 +256,44 @@ std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, boo
     RecorderScope eager{nullptr};
   };
   std::optional<Scope> scope(std::in_place);
-  const size_t n = plan_.launches.size();
   Frame frame = make_frame(inputs, release, homes, static_cast<size_t>(plan_.seams[0].launch));
-  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: that are not taken
+  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: that the frame has not let go of
   for (const Address& address : plan_.outputs) ++results_in[static_cast<size_t>(address.slot)];
-  std::vector<bool> taken(plan_.outputs.size(), false);
+  std::vector<bool> gone(plan_.outputs.size(), false);
+  const auto let_go = [&](size_t output) {
+    const auto slot = static_cast<size_t>(plan_.outputs[output].slot);
+    Tensor result = frame.tensor(plan_.graph.value(plan_.graph.outputs[output]), plan_.outputs[output]);
+    gone[output] = true;
+    if (--results_in[slot] == 0) frame.slots[slot].storage = Storage();
+    return result;
+  };
   size_t done = 0;
-  for (size_t s = 0;; ++s) {
-    const size_t end = s < plan_.seams.size() ? static_cast<size_t>(plan_.seams[s].launch) : n;
-    if (s > 0) allocate_fresh(frame, done, end);
+  const auto run_until = [&](size_t end) {
+    allocate_fresh(frame, done, end);
     for (; done < end; ++done) run_launch(done, frame);
-    if (s == plan_.seams.size()) break;
-    std::vector<Tensor> results;
-    for (const int32_t output : plan_.seams[s].outputs) {
-      const auto at = static_cast<size_t>(output);
-      results.push_back(frame.tensor(plan_.graph.value(plan_.graph.outputs[at]), plan_.outputs[at]));
-      taken[at] = true;
-      const auto slot = static_cast<size_t>(plan_.outputs[at].slot);
-      if (--results_in[slot] == 0) frame.slots[slot].storage = Storage();
+  };
+  std::vector<std::vector<Tensor>> waiting;  // of seams at the end
+  for (const Plan::Seam& seam : plan_.seams) {
+    run_until(static_cast<size_t>(seam.launch));
+    std::vector<Tensor> taken;
+    for (const int32_t output : seam.outputs) taken.push_back(let_go(static_cast<size_t>(output)));
+    if (done == plan_.launches.size()) {
+      waiting.push_back(std::move(taken));
+      continue;
     }
     scope.reset();
-    take(plan_.seams[s], std::move(results));
+    take(seam, std::move(taken));
     scope.emplace();
   }
-  std::vector<Tensor> results;
-  for (size_t i = 0; i < plan_.outputs.size(); ++i)
-    results.push_back(taken[i] ? Tensor()
-                               : frame.tensor(plan_.graph.value(plan_.graph.outputs[i]), plan_.outputs[i]));
+  run_until(plan_.launches.size());
+  std::vector<Tensor> results(plan_.outputs.size());
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!gone[i]) results[i] = let_go(i);
   if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
+  frame = Frame();
+  scope.reset();
+  for (size_t i = 0; i < waiting.size(); ++i)
+    take(plan_.seams[plan_.seams.size() - waiting.size() + i], std::move(waiting[i]));
   return results;
 }
 

@@ -263,7 +263,7 @@ class Finder {
       const Plan::Seam& seam = plan_.seams[s];
       const auto next = static_cast<size_t>(seam.launch);
       if (s > 0 && seam.launch < plan_.seams[s - 1].launch) refuse("the seams are not in order");
-      if (next > 0 && plan_.launches[next].kind == Launch::Kind::kCombine &&
+      if (next > 0 && next < plan_.launches.size() && plan_.launches[next].kind == Launch::Kind::kCombine &&
           plan_.launches[next - 1].kind == Launch::Kind::kCombine)
         refuse(absl::StrCat("the seam before launch ", next, " parts launches that run as one"));
       for (int32_t output : seam.outputs) {

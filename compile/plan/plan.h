@@ -67,7 +67,7 @@ struct Plan {
   };
   // Where a run hands over results that it needs no more: Note [Seams] in plan/seams.h.
   struct Seam {
-    int32_t launch = 0;            // that comes next
+    int32_t launch = 0;            // that comes next; at the end: the number of launches
     int32_t part = 0;              // of the model, as its entry numbers them
     std::vector<int32_t> outputs;  // positions in graph.outputs
   };

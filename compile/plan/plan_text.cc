@@ -322,7 +322,7 @@ class PlanParser {
 
   void seam() {
     Plan::Seam& seam = plan_.seams.emplace_back();
-    seam.launch = index(plan_.launches.size());
+    seam.launch = index(plan_.launches.size() + 1);
     in_.expect("part=");
     seam.part = static_cast<int32_t>(number(0, INT32_MAX));
     in_.expect("results");

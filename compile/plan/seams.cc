@@ -40,7 +40,13 @@ void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams) {
     // Combines that follow each other run as one.
     const auto n = static_cast<int32_t>(plan.launches.size());
     for (++end; end < n && plan.launches[static_cast<size_t>(end)].kind == Launch::Kind::kCombine;) ++end;
-    if (end < n) plan.seams.push_back({end, seam.part, seam.outputs});
+    Plan::Seam& placed = plan.seams.emplace_back(Plan::Seam{end, seam.part, seam.outputs});
+    std::stable_sort(placed.outputs.begin(), placed.outputs.end(), [&](int32_t a, int32_t b) {
+      const auto final_at = [&](int32_t output) {
+        return last[static_cast<size_t>(plan.outputs[static_cast<size_t>(output)].slot)];
+      };
+      return final_at(a) < final_at(b);
+    });
   }
   std::stable_sort(plan.seams.begin(), plan.seams.end(),
                    [](const Plan::Seam& a, const Plan::Seam& b) { return a.launch < b.launch; });

@@ -30,7 +30,7 @@ struct PlannedSeam {
   std::vector<int32_t> overwritten;  // positions of inputs whose memory the caller may write to from then on
 };
 
-// Plan::seams, of a plan whose memory is planned. A seam at the end is left out: that is where all results go.
+// Plan::seams, of a plan whose memory is planned. A seam hands over its results in the order in which they are final.
 void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams);
 // Plan::FreshBuffer::first_launch and Plan::last_launch, which runs need at seams.
 void note_lifetimes(Plan& plan);

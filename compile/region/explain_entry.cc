@@ -144,6 +144,7 @@ ProgramExplanation explain_program(const Program& program, std::string name, std
       if (int& at = e.nodes[static_cast<size_t>(n)].launch; at < 0) at = static_cast<int>(e.launches.size());
     explain_launch(plan, traffic, launch, e.launches.emplace_back());
   }
+  add_seams(plan.launches.size());
   e.kernels = program.stats().kernels;
   e.compiled = program.stats().compiled;
   e.library_calls = program.stats().library_calls;

@@ -40,7 +40,7 @@ struct LaunchExplanation {
 struct SeamExplanation {
   std::string part;   // "h.11"; "" outside the blocks
   int gradients = 0;  // that it hands over
-  int launch = 0;     // index into ProgramExplanation::launches: it comes next
+  int launch = 0;     // index into ProgramExplanation::launches: it comes next; at the end, their number
 };
 
 struct ProgramExplanation {
@@ -49,7 +49,7 @@ struct ProgramExplanation {
   std::vector<std::string> outputs;
   std::vector<NodeExplanation> nodes;
   std::vector<LaunchExplanation> launches;
-  std::vector<SeamExplanation> seams;  // of a backward, in order. What has no seam leaves at the end
+  std::vector<SeamExplanation> seams;  // of a backward, in order
   int kernels = 0;
   int compiled = 0;  // of these, kernels for which code had to be generated
   int library_calls = 0;
