@@ -505,6 +505,11 @@ bool is_awaited(const Tensor& tensor) {
   const AutogradMeta* meta = tensor.impl()->autograd.get();
   return meta != nullptr && meta->grad_fn == nullptr && meta->slot != nullptr && !meta->slot->accumulated.empty();
 }
+bool comes_in_parts(const Tensor& tensor) {
+  const AutogradMeta* meta = tensor.impl()->autograd.get();
+  const std::shared_ptr<Node> leaf = meta == nullptr || meta->grad_fn != nullptr ? nullptr : meta->accumulator.lock();
+  return leaf != nullptr && static_cast<const AccumulateNode&>(*leaf).parts != nullptr;
+}
 bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);

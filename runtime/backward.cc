@@ -79,8 +79,13 @@ class Backward {
     Task& task = tasks_[leaf];
     task.waiting = 0;
     task.ended = true;
-    if (!grad.defined()) return leaf->leaf_grad_added();
-    leaf->backward({&grad, 1}, {});
+    if (grad.defined()) return leaf->backward({&grad, 1}, {});
+    if (task.came_apart) return complete_leaf(*leaf);
+    leaf->leaf_grad_added();
+  }
+  void give_part(const Node& node, Tensor& total) {
+    Node* const leaf = const_cast<Node*>(&node);
+    tasks_[leaf].came_apart |= offer_part(*leaf, total);
   }
 
   void seed(const Edge& edge, Tensor grad) {
@@ -356,6 +361,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
+thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
 
 }  // namespace
 
@@ -377,6 +383,17 @@ bool hand_over(const LeafGrad& to, Tensor& grad) {
   return true;
 }
 
+bool comes_in_parts(const LeafGrad& to) {
+  return to.leaf != nullptr && is_leaf_node(*to.leaf) && parts_of(*to.leaf) != nullptr;
+}
+
+void give_part(const LeafGrad& to, Tensor& total) { innermost->give_part(*to.leaf, total); }
+
+bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices) {
+  const RowsOfLeaf scope(const_cast<Node*>(to.leaf));
+  return offer_rows(rows, indices);
+}
+
 // Rules also run where they are traced, or replayed; then the running node is not that of the rule.
 Tensor home_of_operand(int i) {
   const Node* const node = node_of_rule();
@@ -386,14 +403,19 @@ Tensor home_of_operand(int i) {
 }
 
 RowsOfLeaf::RowsOfLeaf(Node* leaf)
-    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)) {}
-RowsOfLeaf::~RowsOfLeaf() { rows_of = previous_; }
+    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)),
+      previous_taker_(std::exchange(rows_to, nullptr)) {}
+RowsOfLeaf::RowsOfLeaf(GradientParts& taker)
+    : previous_(std::exchange(rows_of, nullptr)), previous_taker_(std::exchange(rows_to, &taker)) {}
+RowsOfLeaf::~RowsOfLeaf() {
+  rows_of = previous_;
+  rows_to = previous_taker_;
+}
 
 bool offer_rows(const Tensor& rows, const Tensor& indices) {
-  if (rows_of == nullptr) return false;
-  GradientParts* const parts = parts_of(*rows_of);
+  GradientParts* const parts = rows_of != nullptr ? parts_of(*rows_of) : rows_to;
   if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
-  innermost->note_apart(*rows_of);
+  if (rows_of != nullptr) innermost->note_apart(*rows_of);
   return true;
 }
 

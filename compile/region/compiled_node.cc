@@ -173,9 +173,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
            KeptValues::Pass& pass) {
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
-    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(), [](const auto& to) {
-      return autograd::is_awaited(to);
-    });
+    choose_seams(leaf_grads, arriving);
     if (entry_.options.exact) note_layouts(grads_out, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
@@ -216,23 +214,63 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       if (grads_in[at].defined() && !arriving.totals[at]) grads_in[at] = grads_in[at] + grad;
       else grads_in[at] = std::move(grad);
     };
+    const auto take_gradient = [&](size_t i, Tensor grad) {
+      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      pass_on(i, std::move(grad));
+      if (comes_in_parts(at, arriving)) autograd::give_part(leaf_grads[at], grads_in[at]);
+      else if (arriving.at_seams) autograd::hand_over(leaf_grads[at], grads_in[at]);
+    };
     TakeResults take;
     if (arriving.at_seams)
       take = [&, later = Watched(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
-        for (size_t r = 0; r < results.size(); ++r) {
-          const auto i = static_cast<size_t>(seam.outputs[r]);
-          const auto at = static_cast<size_t>(backward.grad_inputs[i]);
-          pass_on(i, std::move(results[r]));
-          autograd::hand_over(leaf_grads[at], grads_in[at]);
-        }
+        for (size_t r = 0; r < results.size(); ++r)
+          take_gradient(static_cast<size_t>(seam.outputs[r]), std::move(results[r]));
         later.check(seam, name());
       };
-    std::vector<Tensor> grads = pass.released
-                                    ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats, homes,
-                                                              take)
-                                    : run_checked(*backward.program, inputs, bound.floats, nullptr, homes, take);
-    for (size_t i = 0; i < grads.size(); ++i)
-      if (grads[i].defined()) pass_on(i, std::move(grads[i]));
+    std::vector<Tensor> results = pass.released
+                                      ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
+                                                                homes, take)
+                                      : run_checked(*backward.program, inputs, bound.floats, nullptr, homes, take);
+    for (size_t i = 0; i < backward.grad_inputs.size(); ++i)
+      if (results[i].defined()) take_gradient(i, std::move(results[i]));
+    if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
+  }
+
+  // Somebody waits for gradients: they leave at seams, in parts if he wants them so.
+  void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
+    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(), [](const auto& to) {
+      return autograd::is_awaited(to);
+    });
+    if (!arriving.at_seams) return;
+    for (const int32_t input : entry_.may_split)
+      if (const auto at = static_cast<size_t>(input); autograd::comes_in_parts(leaf_grads[at])) {
+        arriving.in_parts.resize(leaf_grads.size());
+        arriving.in_parts[at] = true;
+      }
+  }
+  static bool comes_in_parts(size_t input, const Arriving& arriving) {
+    return !arriving.in_parts.empty() && arriving.in_parts[input];
+  }
+
+  // Note [Gradients in parts] in runtime/autograd_extras.h: the last contributions, as the rules of lookups make them.
+  void end_in_rows(const CompiledBackward& backward, std::span<const Tensor> results, std::span<Tensor> grads_in,
+                   std::span<const LeafGrad> leaf_grads) const {
+    for (size_t r = 0; r < backward.rows.size(); ++r) {
+      const auto& [input, rows_at, indices_at] = backward.rows[r];
+      const LeafGrad& to = leaf_grads[static_cast<size_t>(input)];
+      Tensor& total = grads_in[static_cast<size_t>(input)];
+      const Tensor &rows = results[static_cast<size_t>(rows_at)], &indices = results[static_cast<size_t>(indices_at)];
+      if (!autograd::offer_rows(to, rows, indices)) {
+        const Value& table = entry_.forward_graph.value(entry_.forward_graph.inputs[static_cast<size_t>(input)]);
+        if (!total.defined()) total = Tensor::zeros(table.sizes, {table.dtype, rows.device()});
+        else if (!autograd::may_overwrite(total)) total = total.clone();
+        autograd::add_rows(total, rows, indices);
+      }
+      const bool is_last = std::none_of(backward.rows.begin() + static_cast<std::ptrdiff_t>(r) + 1, backward.rows.end(),
+                                        [&](const auto& other) { return other.input == input; });
+      if (is_last) autograd::hand_over(to, total);
+      else if (total.defined()) autograd::give_part(to, total);
+    }
   }
 
   // By gradient that the program computes: where it becomes the .grad of a leaf (autograd::GradientHome). Empty:
@@ -243,7 +281,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     bool any = false;
     for (size_t i = 0; i < homes.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
-      if (leaf_grads[at].leaf == nullptr || arriving.owned[at] || grads_in[at].defined()) continue;
+      if (leaf_grads[at].leaf == nullptr || arriving.owned[at] || grads_in[at].defined() ||
+          comes_in_parts(at, arriving))
+        continue;
       homes[i] = autograd::gradient_home(*leaf_grads[at].leaf);
       any = any || homes[i].defined();
     }

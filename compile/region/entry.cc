@@ -77,13 +77,21 @@ std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition&
     const int32_t part = input < 0 ? -1 : part_of[static_cast<size_t>(input)];
     return part < 0 ? nullptr : &seams[static_cast<size_t>(part)];
   };
-  for (size_t i = 0; i < derived.grad_inputs.size(); ++i)
-    if (PlannedSeam* const seam = seam_of(derived.grad_inputs[i]); seam != nullptr)
-      seam->outputs.push_back(static_cast<int32_t>(i));
+  const auto in_parts = [&](int input) {
+    return std::any_of(derived.rows.begin(), derived.rows.end(), [&](const auto& rows) { return rows.input == input; });
+  };
+  std::vector<PlannedSeam> first_parts;
+  for (size_t i = 0; i < derived.grad_inputs.size(); ++i) {
+    PlannedSeam* const seam = seam_of(derived.grad_inputs[i]);
+    if (seam == nullptr) continue;
+    if (in_parts(derived.grad_inputs[i])) first_parts.push_back({.part = seam->part, .outputs = {static_cast<int32_t>(i)}, .overwritten = {}});
+    else seam->outputs.push_back(static_cast<int32_t>(i));
+  }
   for (size_t k = 0; k < derived.inputs.size(); ++k)
     if (PlannedSeam* const seam = seam_of(input_read(derived.inputs[k], partition)); seam != nullptr)
       seam->overwritten.push_back(static_cast<int32_t>(k));
   std::erase_if(seams, [](const PlannedSeam& seam) { return seam.outputs.empty(); });
+  seams.insert(seams.end(), first_parts.begin(), first_parts.end());
   return seams;
 }
 
@@ -114,6 +122,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts,
   }
   backward.contributions = std::move(derived.contributions);
   backward.grad_inputs = std::move(derived.grad_inputs);
+  backward.rows = std::move(derived.rows);
   return backward;
 }
 
@@ -195,7 +204,15 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   }
   entry->parts = request.parts;
   entry->at_seams = request.at_seams && !entry->parts.empty();
-  const Arriving usual{.gradients = usual_gradients(recorded), .at_seams = entry->at_seams};
+  if (!entry->parts.empty()) entry->may_split = inputs_in_parts(recorded);
+  for (int32_t input : entry->may_split)
+    if (entry->at_seams && request.in_parts[static_cast<size_t>(input)]) {
+      entry->in_parts.resize(recorded.inputs.size());
+      entry->in_parts[static_cast<size_t>(input)] = true;
+    }
+  const Arriving usual{.gradients = usual_gradients(recorded),
+                       .at_seams = entry->at_seams,
+                       .in_parts = entry->in_parts};
   BackwardGraph derived = derive_backward(symbolic, usual, request.device);
   exact = exact || !may_relax(symbolic, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
@@ -268,6 +285,8 @@ std::string to_string(const Arriving& arriving) {
   if (!others.empty())
     absl::StrAppend(&text, ", ", std::count(others.begin(), others.end(), true), " in another layout than the output");
   if (arriving.at_seams) text += ", and gradients leave at seams";
+  if (!arriving.in_parts.empty())
+    absl::StrAppend(&text, ", ", std::count(arriving.in_parts.begin(), arriving.in_parts.end(), true), " in parts");
   return text;
 }
 }  // namespace
@@ -275,7 +294,9 @@ std::string to_string(const Arriving& arriving) {
 bool Entry::is_usual(const Arriving& arriving) const {
   // Every backward asks, so no list is made.
   const Graph& recorded = forward_graph;
-  if (arriving.gradients.size() != recorded.outputs.size() || arriving.at_seams != at_seams) return false;
+  if (arriving.gradients.size() != recorded.outputs.size() || arriving.at_seams != at_seams ||
+      arriving.in_parts != in_parts)
+    return false;
   for (size_t i = 0; i < recorded.outputs.size(); ++i) {
     const Value& output = recorded.value(recorded.outputs[i]);
     if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;

@@ -29,7 +29,8 @@ struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
-  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
+  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs,
+  std::vector<BackwardGraph::Rows> rows;    // and these behind them
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
   // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
   FloatGuards guards;
@@ -53,6 +54,8 @@ struct Entry {
   CompiledBackward backward;
   bool at_seams = false;    // its plan has the seams of `parts`
   std::vector<Part> parts;  // whose gradients leave at seams, in the order of the backward; empty: there are no seams
+  std::vector<int32_t> may_split;  // inputs_in_parts(), where there are seams
+  std::vector<bool> in_parts;      // `backward` is for gradients in parts: Arriving::in_parts
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
   ProgramOptions program_options;      // exact where asked for, or needed: codegen/relax.h
   Device device;                       // of everything in it
@@ -116,7 +119,8 @@ struct EntryRequest {
   Device device;
   const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
   std::vector<Part> parts = {};
-  bool at_seams = false;  // somebody waits for gradients
+  bool at_seams = false;            // somebody waits for gradients
+  std::vector<bool> in_parts = {};  // by input: somebody wants its gradient in parts, where it may come so
   std::span<const MarkedDim> marked = {};
   // Whether code for the ranges of these marked dimensions is there already.
   absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
