@@ -49,14 +49,17 @@ void expect_close(const Tensor& a, const Tensor& b, const std::string& what) {
   EXPECT_TRUE(test::is_close(a, b, test::of_largest_above_1(1e-6))) << what;
 }
 
-// Eager and compiled.
-class Ddp : public testing::TestWithParam<bool> {
+enum class Runs : uint8_t { kEagerly, kInRegions, kWhole };
+
+class Ddp : public testing::TestWithParam<Runs> {
  protected:
   void SetUp() override {
-    if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+    if (compiled() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
-  void compile_if_wanted(nn::GPT2& model) const {
-    if (GetParam()) compile::compile_regions(model);
+  static bool compiled() { return GetParam() != Runs::kEagerly; }
+  static void compile_if_wanted(nn::ModuleBase& model) {
+    if (GetParam() == Runs::kInRegions) compile::compile_regions(model);
+    if (GetParam() == Runs::kWhole) compile::compile_module(model);
   }
 };
 
@@ -313,7 +316,7 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
     compile_if_wanted(model);
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}), kPerBlock);
     optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
-    if (GetParam()) optim::compile(optimizer);
+    if (compiled()) optim::compile(optimizer);
     amp::GradScaler scaler({.init_scale = 8});
     uint64_t before = ddp.check_parameters();
     for (int64_t step = 0; step < 6; ++step) {
@@ -333,8 +336,12 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Bool(),
-                         [](const auto& info) { return info.param ? "compiled" : "eager"; });
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Values(Runs::kEagerly, Runs::kInRegions, Runs::kWhole),
+                         [](const auto& info) {
+                           return info.param == Runs::kEagerly     ? "eager"
+                                  : info.param == Runs::kInRegions ? "regions"
+                                                                   : "whole";
+                         });
 
 class DdpRules : public testing::Test {
  protected:
@@ -504,7 +511,7 @@ TEST_P(Ddp, BucketsFollowTheOrderInWhichGradientsBecomeFinal) {
   with_groups(2, [&](ProcessGroup& group) {
     manual_seed(1);
     Untied model;
-    if (GetParam()) compile::compile_regions(model);
+    compile_if_wanted(model);
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}),
                                 {.min_bytes = 1, .max_bytes = 1024});
     const std::string before = ddp.plan().text;
