@@ -335,7 +335,7 @@ void DistributedDataParallel::agree_on_order() {
     parts.back().parameters.push_back(parameters_[i].tensor);
     apart = rows_[i] != nullptr;  // its bucket need not wait for another parameter
   }
-  for (optim::Seam& part : parts) {
+  for (optim::Seam& part : parts) {  // Note [Bucket order]
     int64_t bytes = 0;
     for (const Tensor& p : part.parameters) bytes += p.nbytes();
     if (part.path.empty() && bytes > options_.max_bytes) continue;  // which are ready first should leave first

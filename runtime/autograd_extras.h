@@ -70,10 +70,10 @@ Tensor home_of_operand(int i);
 // kernel makes the output, it is made elsewhere.
 void call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs, std::span<const Tensor> homes);
 
-// Note [Gradients handed over]. A node that stands for several ops (Node::adds_to_totals) may end the gradient of a leaf
-// while it still computes those of other leaves: a compiled region does so at its seams (compile/plan/seams.h). The leaf
-// runs at once, as it would after the node: hooks, .grad, callbacks. They may update the leaf, so the node must not read
-// it any more. What they throw ends the backward.
+// Note [Gradients handed over]. A node that stands for several ops (Node::adds_to_totals) may end the gradient of a
+// leaf while it still computes those of other leaves: a compiled region does so at its seams (compile/plan/seams.h).
+// The leaf runs at once, as it would after the node: hooks, .grad, callbacks. They may update the leaf, so the node
+// must not read it any more. What they throw ends the backward.
 //
 // True if somebody waits for the gradient of a leaf (on_accumulated).
 bool is_awaited(const Tensor& tensor);

@@ -68,8 +68,8 @@ std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> 
   return check_of(program, inputs, *floats)->run([&] { return program.run(inputs, floats, finished, homes); });
 }
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
-                                            const std::shared_ptr<const Floats>& floats,
-                                            std::span<const Tensor> homes, const TakeResults& take) {
+                                            const std::shared_ptr<const Floats>& floats, std::span<const Tensor> homes,
+                                            const TakeResults& take) {
   if (!checks_units()) [[likely]]
     return program.run_and_release(std::move(inputs), floats, homes, take);
   const auto check = check_of(program, inputs, *floats);

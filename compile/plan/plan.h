@@ -62,7 +62,7 @@ struct Plan {
   // Memory that is allocated for each run, because the caller gets it.
   struct FreshBuffer {
     int64_t bytes = 0;
-    int32_t donor = -1;  // an input whose memory it is, where that is given away
+    int32_t donor = -1;        // an input whose memory it is, where that is given away
     int32_t first_launch = 0;  // that touches it; in a plan with seams
   };
   // Where a run hands over results that it needs no more: Note [Seams] in plan/seams.h.
@@ -84,8 +84,8 @@ struct Plan {
   ValueMap<Placement> placements;
   std::vector<FreshBuffer> fresh;
   std::vector<ParameterCopy> copies;
-  std::vector<Address> outputs;  // of graph.outputs
-  std::vector<Seam> seams;       // in order
+  std::vector<Address> outputs;      // of graph.outputs
+  std::vector<Seam> seams;           // in order
   std::vector<int32_t> last_launch;  // by input, that touches it; -1: none does. In a plan with seams
   int64_t arena_bytes = 0;
   bool keeps_arena = false;    // from run to run (Mode::kReduceOverhead)

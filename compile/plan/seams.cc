@@ -1,6 +1,7 @@
 #include "rondo/compile/plan/seams.h"
 
 #include <algorithm>
+#include <tuple>
 
 namespace rondo::compile {
 namespace {
@@ -40,16 +41,23 @@ void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams) {
     // Combines that follow each other run as one.
     const auto n = static_cast<int32_t>(plan.launches.size());
     for (++end; end < n && plan.launches[static_cast<size_t>(end)].kind == Launch::Kind::kCombine;) ++end;
-    Plan::Seam& placed = plan.seams.emplace_back(Plan::Seam{end, seam.part, seam.outputs});
-    std::stable_sort(placed.outputs.begin(), placed.outputs.end(), [&](int32_t a, int32_t b) {
-      const auto final_at = [&](int32_t output) {
-        return last[static_cast<size_t>(plan.outputs[static_cast<size_t>(output)].slot)];
-      };
-      return final_at(a) < final_at(b);
-    });
+    plan.seams.push_back({end, seam.part, seam.outputs});
   }
-  std::stable_sort(plan.seams.begin(), plan.seams.end(),
-                   [](const Plan::Seam& a, const Plan::Seam& b) { return a.launch < b.launch; });
+  std::stable_sort(plan.seams.begin(), plan.seams.end(), [](const Plan::Seam& a, const Plan::Seam& b) {
+    return std::tie(a.launch, a.part) < std::tie(b.launch, b.part);
+  });
+  std::vector<Plan::Seam> joined;
+  for (Plan::Seam& seam : plan.seams)
+    if (joined.empty() || joined.back().launch != seam.launch || joined.back().part != seam.part)
+      joined.push_back(std::move(seam));
+    else joined.back().outputs.insert(joined.back().outputs.end(), seam.outputs.begin(), seam.outputs.end());
+  plan.seams = std::move(joined);
+  const auto final_at = [&](int32_t output) {
+    return last[static_cast<size_t>(plan.outputs[static_cast<size_t>(output)].slot)];
+  };
+  for (Plan::Seam& seam : plan.seams)
+    std::stable_sort(seam.outputs.begin(), seam.outputs.end(),
+                     [&](int32_t a, int32_t b) { return final_at(a) < final_at(b); });
   note_lifetimes(plan);
 }
 

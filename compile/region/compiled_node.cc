@@ -238,9 +238,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
 
   // Somebody waits for gradients: they leave at seams, in parts if he wants them so.
   void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
-    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(), [](const auto& to) {
-      return autograd::is_awaited(to);
-    });
+    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
+                                                             [](const auto& to) { return autograd::is_awaited(to); });
     if (!arriving.at_seams) return;
     for (const int32_t input : entry_.may_split)
       if (const auto at = static_cast<size_t>(input); autograd::comes_in_parts(leaf_grads[at])) {

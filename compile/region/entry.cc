@@ -65,33 +65,38 @@ int32_t input_read(const BackwardInput& source, const Partition& partition) {
   return found == forward.inputs.end() ? -1 : static_cast<int32_t>(found - forward.inputs.begin());
 }
 
+// A seam for each block, and for each parameter outside of the blocks: these are final when they are, which nothing in
+// the model says. The first part of a gradient in parts has one of its own.
 std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition& partition,
                                   std::span<const Part> parts) {
-  std::vector<int32_t> part_of(derived.contributions.size(), -1);  // by input of the recording
-  std::vector<PlannedSeam> seams(parts.size());
-  for (size_t p = 0; p < parts.size(); ++p) {
-    seams[p].part = static_cast<int32_t>(p);
-    for (int32_t input : parts[p].inputs) part_of[static_cast<size_t>(input)] = static_cast<int32_t>(p);
-  }
-  const auto seam_of = [&](int32_t input) {
-    const int32_t part = input < 0 ? -1 : part_of[static_cast<size_t>(input)];
-    return part < 0 ? nullptr : &seams[static_cast<size_t>(part)];
+  std::vector<PlannedSeam> seams;
+  std::vector<int32_t> seam_of(derived.contributions.size(), -1);  // by input of the recording
+  for (size_t p = 0; p < parts.size(); ++p)
+    for (const int32_t input : parts[p].inputs) {
+      if (parts[p].path.empty() || input == parts[p].inputs[0])
+        seams.push_back({.part = static_cast<int32_t>(p), .outputs = {}, .overwritten = {}});
+      seam_of[static_cast<size_t>(input)] = static_cast<int32_t>(seams.size()) - 1;
+    }
+  const auto find = [&](int32_t input) {
+    const int32_t seam = input < 0 ? -1 : seam_of[static_cast<size_t>(input)];
+    return seam < 0 ? nullptr : &seams[static_cast<size_t>(seam)];
   };
+  for (size_t k = 0; k < derived.inputs.size(); ++k)
+    if (PlannedSeam* const seam = find(input_read(derived.inputs[k], partition)); seam != nullptr)
+      seam->overwritten.push_back(static_cast<int32_t>(k));
   const auto in_parts = [&](int input) {
     return std::any_of(derived.rows.begin(), derived.rows.end(), [&](const auto& rows) { return rows.input == input; });
   };
   std::vector<PlannedSeam> first_parts;
   for (size_t i = 0; i < derived.grad_inputs.size(); ++i) {
-    PlannedSeam* const seam = seam_of(derived.grad_inputs[i]);
+    PlannedSeam* const seam = find(derived.grad_inputs[i]);
     if (seam == nullptr) continue;
-    if (in_parts(derived.grad_inputs[i])) first_parts.push_back({.part = seam->part, .outputs = {static_cast<int32_t>(i)}, .overwritten = {}});
-    else seam->outputs.push_back(static_cast<int32_t>(i));
+    const auto output = static_cast<int32_t>(i);
+    if (!in_parts(derived.grad_inputs[i])) seam->outputs.push_back(output);
+    else first_parts.push_back({.part = seam->part, .outputs = {output}, .overwritten = {}});
   }
-  for (size_t k = 0; k < derived.inputs.size(); ++k)
-    if (PlannedSeam* const seam = seam_of(input_read(derived.inputs[k], partition)); seam != nullptr)
-      seam->overwritten.push_back(static_cast<int32_t>(k));
-  std::erase_if(seams, [](const PlannedSeam& seam) { return seam.outputs.empty(); });
   seams.insert(seams.end(), first_parts.begin(), first_parts.end());
+  std::erase_if(seams, [](const PlannedSeam& seam) { return seam.outputs.empty(); });
   return seams;
 }
 
@@ -210,9 +215,8 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
       entry->in_parts.resize(recorded.inputs.size());
       entry->in_parts[static_cast<size_t>(input)] = true;
     }
-  const Arriving usual{.gradients = usual_gradients(recorded),
-                       .at_seams = entry->at_seams,
-                       .in_parts = entry->in_parts};
+  const Arriving usual{
+      .gradients = usual_gradients(recorded), .at_seams = entry->at_seams, .in_parts = entry->in_parts};
   BackwardGraph derived = derive_backward(symbolic, usual, request.device);
   exact = exact || !may_relax(symbolic, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
@@ -227,8 +231,7 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   const Layouts layouts = entry->layouts_of(symbolic);
   entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);
   if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program,
-                                       entry->parts_of(usual));
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program, entry->parts_of(usual));
   } else {
     SizeMarks marks = backward_marks(*entry, usual);
     marks.ranges_met = met;

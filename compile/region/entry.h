@@ -52,10 +52,10 @@ struct Entry {
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
-  bool at_seams = false;    // its plan has the seams of `parts`
-  std::vector<Part> parts;  // whose gradients leave at seams, in the order of the backward; empty: there are no seams
-  std::vector<int32_t> may_split;  // inputs_in_parts(), where there are seams
-  std::vector<bool> in_parts;      // `backward` is for gradients in parts: Arriving::in_parts
+  bool at_seams = false;               // its plan has the seams of `parts`
+  std::vector<Part> parts;             // whose gradients leave at seams; empty: there are no seams
+  std::vector<int32_t> may_split;      // inputs_in_parts(), where there are seams
+  std::vector<bool> in_parts;          // `backward` is for gradients in parts: Arriving::in_parts
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
   ProgramOptions program_options;      // exact where asked for, or needed: codegen/relax.h
   Device device;                       // of everything in it

@@ -209,8 +209,7 @@ EntryExplanation explain(const Entry& entry) {
   const Program* whole = entry.backward.program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
     e.programs.push_back(
-        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients",
-                                         entry.parts));
+        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients", entry.parts));
     if (program.get() != whole) continue;
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();

@@ -221,15 +221,16 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   const auto is_awaited = [](const Tensor& input) { return autograd::is_awaited(input); };
   std::vector<bool> in_parts;
   for (const Tensor& input : inputs) in_parts.push_back(autograd::comes_in_parts(input));
-  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
-                                                                   .sizes = sizes,
-                                                                   .device = device_of(trace),
-                                                                   .like = like,
-                                                                   .parts = parts_of(call.module, inputs),
-                                                                   .at_seams = std::any_of(inputs.begin(), inputs.end(), is_awaited),
-                                                                   .in_parts = std::move(in_parts),
-                                                                   .marked = marked,
-                                                                   .ranges_met = ranges_met});
+  const std::shared_ptr<Entry> entry = compile_entry(trace.graph,
+                                                     {.options = options_,
+                                                      .sizes = sizes,
+                                                      .device = device_of(trace),
+                                                      .like = like,
+                                                      .parts = parts_of(call.module, inputs),
+                                                      .at_seams = std::any_of(inputs.begin(), inputs.end(), is_awaited),
+                                                      .in_parts = std::move(in_parts),
+                                                      .marked = marked,
+                                                      .ranges_met = ranges_met});
   entry->ledger = ledger_;
   return entry;
 }

@@ -192,7 +192,7 @@ class Deriver {
 
   const Graph& forward_;
   const Arriving& arriving_;
-  int32_t visited_ = -1;  // node
+  int32_t visited_ = -1;                             // node
   std::vector<std::pair<int32_t, RowsTaker>> rows_;  // by input
   Trace trace_;
   BackwardGraph result_;

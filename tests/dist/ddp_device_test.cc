@@ -45,8 +45,7 @@ TEST_P(DdpOnDevice, TheBitsOfHostMemory) {
       const auto host = ProcessGroup::connect(e, {.timeout = test::kPatient});
       const uint64_t expected = train(what(), host, kCPU, compile_model);
       const Device device = fake.device(e.rank);
-      EXPECT_EQ(train(what(), std::make_shared<test::StagedGroup>(host, device), device, compile_model),
-                expected);
+      EXPECT_EQ(train(what(), std::make_shared<test::StagedGroup>(host, device), device, compile_model), expected);
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << "seed " << seed;
   }

@@ -97,16 +97,17 @@ class UpdatesOnCuda : public testing::Test {
 };
 
 TEST_P(DdpOnCudaOverlap, TheStepIsLittleLongerThanItsComputation) {
-  EXPECT_LE(length_of_step({.vocab_size = 65, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768}, GetParam()),
-            1.06);
+  EXPECT_LE(
+      length_of_step({.vocab_size = 65, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768}, GetParam()),
+      1.06);
 }
 
 // The gradient of a tied embedding is a third of GPT-2's bytes, and its last contribution is final last: Note [Two
 // parts] in row_parcel.h.
 TEST_P(DdpOnCudaOverlap, ALargeVocabularyIsHiddenToo) {
-  EXPECT_LE(length_of_step({.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768},
-                           GetParam()),
-            1.06);
+  EXPECT_LE(
+      length_of_step({.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768}, GetParam()),
+      1.06);
 }
 
 // Bytes of the third step, at the sizes of a real model.

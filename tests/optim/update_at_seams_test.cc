@@ -380,7 +380,8 @@ TEST_P(AtSeams, ASecondBackwardIsLoud) {
   loss.backward({}, /*retain_graph=*/true);
   {
     std::optional<test::MeansToRun> by_op;
-    if (GetParam() == Runs::kWhole) by_op.emplace(test::Eagerly::kBackward, "the op that reads what was updated says so");
+    if (GetParam() == Runs::kWhole)
+      by_op.emplace(test::Eagerly::kBackward, "the op that reads what was updated says so");
     EXPECT_THROW(loss.backward(), StaleTensorError);
   }
   updates.finish();
