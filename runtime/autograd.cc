@@ -501,15 +501,6 @@ const Node* node_of_rule() { return in_gradient_rule; }
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
 void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
-bool is_awaited(const Tensor& tensor) {
-  const AutogradMeta* meta = tensor.impl()->autograd.get();
-  return meta != nullptr && meta->grad_fn == nullptr && meta->slot != nullptr && !meta->slot->accumulated.empty();
-}
-bool comes_in_parts(const Tensor& tensor) {
-  const AutogradMeta* meta = tensor.impl()->autograd.get();
-  const std::shared_ptr<Node> leaf = meta == nullptr || meta->grad_fn != nullptr ? nullptr : meta->accumulator.lock();
-  return leaf != nullptr && static_cast<const AccumulateNode&>(*leaf).parts != nullptr;
-}
 bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);

@@ -75,16 +75,13 @@ void call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> 
 // The leaf runs at once, as it would after the node: hooks, .grad, callbacks. They may update the leaf, so the node
 // must not read it any more. What they throw ends the backward.
 //
-// True if somebody waits for the gradient of a leaf (on_accumulated).
-bool is_awaited(const Tensor& tensor);
-// The same, where the running node may hand it over.
+// True if `to` is a leaf, and somebody waits for its gradient (on_accumulated).
 bool is_awaited(const LeafGrad& to);
 // Ends the leaf's gradient. `grad`: what the running node adds to it; undefined if it has been added in place
 // (`to.added`), or taken in parts. False: `to` is no leaf to which only this is to come; the node returns the gradient
 // as usual.
 bool hand_over(const LeafGrad& to, Tensor& grad);
 // Note [Gradients in parts], for a node that makes several contributions to a leaf. True if they may come in parts.
-bool comes_in_parts(const Tensor& tensor);
 bool comes_in_parts(const LeafGrad& to);
 // A contribution has arrived, and more will. `total`: all so far; moved to .grad if the leaf's GradientParts wants it.
 void give_part(const LeafGrad& to, Tensor& total);

@@ -218,19 +218,25 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
     return ranges_met_.contains(ranges);
   };
   const std::vector<Tensor>& inputs = trace.external();
-  const auto is_awaited = [](const Tensor& input) { return autograd::is_awaited(input); };
+  bool at_seams = false;
   std::vector<bool> in_parts;
-  for (const Tensor& input : inputs) in_parts.push_back(autograd::comes_in_parts(input));
-  const std::shared_ptr<Entry> entry = compile_entry(trace.graph,
-                                                     {.options = options_,
-                                                      .sizes = sizes,
-                                                      .device = device_of(trace),
-                                                      .like = like,
-                                                      .parts = parts_of(call.module, inputs),
-                                                      .at_seams = std::any_of(inputs.begin(), inputs.end(), is_awaited),
-                                                      .in_parts = std::move(in_parts),
-                                                      .marked = marked,
-                                                      .ranges_met = ranges_met});
+  for (const Tensor& input : inputs) {
+    const NoGrad as_in_backward;
+    const bool is_leaf = input.requires_grad() && input.is_leaf();
+    const Edge edge = is_leaf ? autograd::gradient_edge(input) : Edge();
+    const LeafGrad to{.leaf = edge.node.get()};
+    at_seams = at_seams || autograd::is_awaited(to);
+    in_parts.push_back(autograd::comes_in_parts(to));
+  }
+  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
+                                                                   .sizes = sizes,
+                                                                   .device = device_of(trace),
+                                                                   .like = like,
+                                                                   .parts = parts_of(call.module, inputs),
+                                                                   .at_seams = at_seams,
+                                                                   .in_parts = std::move(in_parts),
+                                                                   .marked = marked,
+                                                                   .ranges_met = ranges_met});
   entry->ledger = ledger_;
   return entry;
 }

@@ -6,7 +6,6 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
@@ -22,12 +21,14 @@
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/runs.h"
 
 namespace rondo::dist {
 namespace {
 
 using test::error_of;
 using test::run_ranks;
+using test::Runs;
 using test::with_groups;
 
 const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16};
@@ -49,18 +50,13 @@ void expect_close(const Tensor& a, const Tensor& b, const std::string& what) {
   EXPECT_TRUE(test::is_close(a, b, test::of_largest_above_1(1e-6))) << what;
 }
 
-enum class Runs : uint8_t { kEagerly, kInRegions, kWhole };
-
 class Ddp : public testing::TestWithParam<Runs> {
  protected:
   void SetUp() override {
     if (compiled() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   static bool compiled() { return GetParam() != Runs::kEagerly; }
-  static void compile_if_wanted(nn::ModuleBase& model) {
-    if (GetParam() == Runs::kInRegions) compile::compile_regions(model);
-    if (GetParam() == Runs::kWhole) compile::compile_module(model);
-  }
+  static void compile_if_wanted(nn::ModuleBase& model) { test::compile_as(GetParam(), model); }
 };
 
 TEST_P(Ddp, GradientsAreThoseOfTheWholeBatch) {
@@ -336,12 +332,7 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Values(Runs::kEagerly, Runs::kInRegions, Runs::kWhole),
-                         [](const auto& info) {
-                           return info.param == Runs::kEagerly     ? "eager"
-                                  : info.param == Runs::kInRegions ? "regions"
-                                                                   : "whole";
-                         });
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::ValuesIn(test::kAllRuns), test::name_of_runs);
 
 class DdpRules : public testing::Test {
  protected:

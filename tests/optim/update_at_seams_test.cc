@@ -26,11 +26,13 @@
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/runs.h"
 
 namespace rondo::optim {
 namespace {
 
 using test::error_of;
+using test::Runs;
 using test::same_bits;
 
 const nn::GPT2Config kConfig{
@@ -167,18 +169,13 @@ void expect_same(const Trained& a, const Trained& b) {
   }
 }
 
-enum class Runs : uint8_t { kEagerly, kInRegions, kWhole };
-
 class AtSeams : public testing::TestWithParam<Runs> {
  protected:
   void SetUp() override {
     if (GetParam() != Runs::kEagerly && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
   static How how() { return {.compiled = GetParam() != Runs::kEagerly, .whole = GetParam() == Runs::kWhole}; }
-  void compile_if_wanted(nn::ModuleBase& model) const {
-    if (GetParam() == Runs::kInRegions) compile::compile_regions(model);
-    if (GetParam() == Runs::kWhole) compile::compile_module(model);
-  }
+  void compile_if_wanted(nn::ModuleBase& model) const { test::compile_as(GetParam(), model); }
 };
 
 TEST_P(AtSeams, TwentyStepsHaveTheBitsOfStepsAfterBackward) {
@@ -428,12 +425,7 @@ TEST_P(AtSeams, AnExceptionLeavesWhatIsUpdated) {
   EXPECT_EQ(step_count(optimizer, 0), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, AtSeams, testing::Values(Runs::kEagerly, Runs::kInRegions, Runs::kWhole),
-                         [](const auto& info) {
-                           return info.param == Runs::kEagerly     ? "eager"
-                                  : info.param == Runs::kInRegions ? "regions"
-                                                                   : "whole";
-                         });
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, AtSeams, testing::ValuesIn(test::kAllRuns), test::name_of_runs);
 
 TEST(AtSeamsRules, WhatNeedsAllGradientsIsRefused) {
   nn::GPT2 model(kConfig, 1);
