@@ -336,11 +336,14 @@ void DistributedDataParallel::agree_on_order() {
     apart = rows_[i] != nullptr;  // its bucket need not wait for another parameter
   }
   for (optim::Seam& part : parts) {  // Note [Bucket order]
+    const bool is_block = !part.path.empty();
     int64_t bytes = 0;
     for (const Tensor& p : part.parameters) bytes += p.nbytes();
-    if (part.path.empty() && bytes > options_.max_bytes) continue;  // which are ready first should leave first
-    std::sort(part.parameters.begin(), part.parameters.end(),
-              [&](const Tensor& a, const Tensor& b) { return position.at(a.impl()) > position.at(b.impl()); });
+    if (!is_block && bytes > options_.max_bytes) continue;
+    std::sort(part.parameters.begin(), part.parameters.end(), [&](const Tensor& a, const Tensor& b) {
+      const size_t x = position.at(a.impl()), y = position.at(b.impl());
+      return is_block ? x > y : x < y;
+    });
   }
   plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
   compare_plans(plan_.text + in_parts + describe_shards());
