@@ -236,7 +236,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
   }
 
-  // Somebody waits for gradients: they leave at seams, in parts if he wants them so.
+  // Gradients leave at seams if somebody waits for them, and in parts where an averager asks for parts.
   void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
     arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
                                                              [](const auto& to) { return autograd::is_awaited(to); });

@@ -66,13 +66,11 @@ INSTANTIATE_TEST_SUITE_P(, DdpWhole, testing::ValuesIn(kDdpCases), name_of);
 class DdpWholeOnCuda : public testing::TestWithParam<DdpCase> {};
 
 TEST_P(DdpWholeOnCuda, HasTheBitsOfRegions) {
-  for (const uint64_t seed : {1, 2}) {
-    test::FakeCuda cuda({.seed = seed, .devices = 2});
-    expect_no_errors(test::run_ranks(2, [&](const Environment& e) {
-      const Device device = cuda.device(e.rank);
-      expect_regions_bits(GetParam(), ProcessGroup::connect(e, {.timeout = test::kPatient, .device = device}), device);
-    }));
-  }
+  test::FakeCuda cuda({.seed = 1, .devices = 2});
+  expect_no_errors(test::run_ranks(2, [&](const Environment& e) {
+    const Device device = cuda.device(e.rank);
+    expect_regions_bits(GetParam(), ProcessGroup::connect(e, {.timeout = test::kPatient, .device = device}), device);
+  }));
 }
 
 INSTANTIATE_TEST_SUITE_P(, DdpWholeOnCuda, testing::ValuesIn(kDdpCases), name_of);

@@ -12,6 +12,8 @@
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/memory.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/bits.h"
 #include "rondo/tests/fake_device/test_device.h"
 
 namespace rondo::optim {
@@ -31,6 +33,37 @@ struct Size {
   nn::GPT2Config model;
   int64_t batch;
 };
+
+// The parameters after some steps.
+std::vector<Tensor> trained(const compile::CompileOptions& options, Updates when) {
+  nn::GPT2 model({.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16}, 1);
+  model.to(default_device());
+  compile::compile_module(model, options);
+  AdamW optimizer(model.parameters(), {.lr = 1e-2});
+  std::optional<UpdateAtSeams> updates;
+  if (when == Updates::kAtSeams) updates.emplace(model, optimizer);
+  for (int64_t step = 0; step < 5; ++step) {
+    const Tensor tokens = Tensor::from(std::vector<int64_t>(16, step), {2, 8}).to(default_device());
+    const Tensor logits = model(tokens);
+    ops::mean(logits * logits).backward();
+    if (updates) EXPECT_EQ(updates->finish().at_end, 0);
+    else optimizer.step(), model.zero_grad();
+  }
+  std::vector<Tensor> parameters;
+  for (const Tensor& p : model.parameters()) parameters.push_back(p.detach().to(kCPU));
+  return parameters;
+}
+
+TEST_F(WholeSeams, ReplayedAndWithWorkingMemoryThatIsKept) {
+  for (const compile::CompileOptions& options : {compile::CompileOptions{.mode = compile::Mode::kReduceOverhead},
+                                                 compile::CompileOptions{.capture = compile::Capture::kReplay},
+                                                 compile::CompileOptions{.capture = compile::Capture::kVerify},
+                                                 compile::CompileOptions{.recompute = compile::Recompute::kFull}}) {
+    const std::vector<Tensor> after = trained(options, Updates::kAfterBackward),
+                              seams = trained(options, Updates::kAtSeams);
+    for (size_t i = 0; i < after.size(); ++i) EXPECT_TRUE(test::same_bits(seams[i], after[i])) << i;
+  }
+}
 
 // Bytes of a step on the device that tests run on.
 int64_t peak(const Size& size, Compiled how, Updates when, compile::Mode mode) {
