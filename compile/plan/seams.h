@@ -14,9 +14,8 @@
 //   - Memory comes and goes with the seams. A gradient's buffer is allocated at the seam before its first launch, and
 //     the run lets go of it at its own. Nothing else takes its place in between: what a caller gets has memory of its
 //     own (memory.h).
-//   - Between the seams a run computes in Rondo's floating-point state and without a recorder; at one, the caller's
-//   code
-//     runs in the caller's.
+//   - Between seams a run computes in Rondo's floating-point state and without a recorder. At a seam, the caller's code
+//     runs in the caller's state.
 // A plan has seams only if somebody waits for gradients when its backward is compiled (Arriving::at_seams): otherwise
 // nothing differs from a plan without.
 #pragma once

@@ -231,8 +231,12 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
                                       ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
                                                                 homes, take)
                                       : run_checked(*backward.program, inputs, bound.floats, nullptr, homes, take);
-    for (size_t i = 0; i < backward.grad_inputs.size(); ++i)
-      if (results[i].defined()) take_gradient(i, std::move(results[i]));
+    const auto take_rest = [&](size_t i) {
+      if (i < backward.grad_inputs.size() && results[i].defined()) take_gradient(i, std::move(results[i]));
+    };
+    for (const Plan::Seam& seam : backward.program->plan().seams)  // that a check has kept back
+      for (const int32_t output : seam.outputs) take_rest(static_cast<size_t>(output));
+    for (size_t i = 0; i < results.size(); ++i) take_rest(i);
     if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
   }
 
