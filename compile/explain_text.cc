@@ -36,7 +36,12 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
     append_formatted(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
                      program.layouts_in_convolutions);
-  for (const LaunchExplanation& launch : program.launches) {
+  size_t seam = 0;
+  for (size_t i = 0; i <= program.launches.size(); ++i) {
+    for (; seam < program.seams.size() && program.seams[seam].launch <= static_cast<int>(i); ++seam)
+      absl::StrAppend(&out, "      ", to_string(program.seams[seam]), "\n");
+    if (i == program.launches.size()) break;
+    const LaunchExplanation& launch = program.launches[i];
     append_formatted(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
                      format_bytes(launch.bytes_written));
     if (launch.bytes_saved > 0) absl::StrAppend(&out, ", saves ", format_bytes(launch.bytes_saved));

@@ -17,7 +17,9 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
+#include "rondo/modules/seam_plan.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
@@ -66,6 +68,22 @@ bool has_effects(const Graph& graph) {
 Device device_of(const Trace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
 uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
+}
+
+// The parts of the called module whose gradients leave at seams; none if it is all one part.
+std::vector<Part> parts_of(const nn::ModuleBase& module, std::span<const Tensor> inputs) {
+  const std::vector<nn::Seam> seams = nn::plan_seams(module);
+  if (seams.size() < 2) return {};
+  HashMap<const TensorImpl*, size_t> part_of;
+  std::vector<Part> parts;
+  for (const nn::Seam& seam : seams) {
+    for (const Tensor& p : seam.parameters) part_of[p.impl()] = parts.size();
+    parts.push_back({seam.path, {}});
+  }
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (const auto found = part_of.find(inputs[i].impl()); found != part_of.end())
+      parts[found->second].inputs.push_back(static_cast<int32_t>(i));
+  return parts;
 }
 
 // Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
@@ -199,10 +217,24 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
     for (int64_t bound : others.ranges()) ranges.push_back(bound);
     return ranges_met_.contains(ranges);
   };
+  const std::vector<Tensor>& inputs = trace.external();
+  bool at_seams = false;
+  std::vector<bool> in_parts;
+  for (const Tensor& input : inputs) {
+    const NoGrad as_in_backward;
+    const bool is_leaf = input.requires_grad() && input.is_leaf();
+    const Edge edge = is_leaf ? autograd::gradient_edge(input) : Edge();
+    const LeafGrad to{.leaf = edge.node.get()};
+    at_seams = at_seams || autograd::is_awaited(to);
+    in_parts.push_back(autograd::comes_in_parts(to));
+  }
   const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
                                                                    .sizes = sizes,
                                                                    .device = device_of(trace),
                                                                    .like = like,
+                                                                   .parts = parts_of(call.module, inputs),
+                                                                   .at_seams = at_seams,
+                                                                   .in_parts = std::move(in_parts),
                                                                    .marked = marked,
                                                                    .ranges_met = ranges_met});
   entry->ledger = ledger_;
