@@ -40,6 +40,7 @@
 #include "rondo/compile/cache.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region_report.h"
+#include "rondo/modules/eager_scope.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/within_memory.h"
@@ -67,8 +68,23 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 // One region for exactly this module.
 Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
 
-// Back to eager execution, for this module and all below it.
+// Back to eager execution, for this module and all below it: also where it is a part of a compiled module, each call of
+// which then has a graph break there. compile_module() and compile_regions() compile it again.
 void disable(nn::ModuleBase& module);
+
+// Leaves a segment of a region eager.
+using nn::EagerScope;
+
+// True while this thread records a call of a compiled module, which is every call that does not replay: the C++ runs
+// each time, and what depends on this is a part of the recording like anything else. False inside an EagerScope.
+bool is_compiling();
+
+// Forgets what this process has compiled: the recordings of all regions, and the kernels in memory, artifacts included.
+// The next call of a region compiles as its first one did, from the disk cache if that has the code. Hooks stay, and so
+// does what Mode::kMaxAutotune has measured. Compiled optimizers and backwards that are still to come keep their code.
+// Other threads may run regions meanwhile: a call that is under way ends with what it has. Throws Error inside a region
+// that is being recorded on this thread. Not from a log sink, which a region may wait for.
+ResetReport reset();
 
 // A function of tensors as a region of its own: auto f = compile::compile([&](const Tensor& x) { ... }); f(x).
 template <class F> class Compiled {
