@@ -211,7 +211,7 @@ class Classifier : optim::Callback {
                                                        const amp::Autocast autocast(lower());
                                                        loss(b).backward();
                                                      });
-    if (!warmed_up.empty()) job_.say(warmed_up);
+    job_.say(warmed_up);
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(**model_, job_.group);
@@ -259,6 +259,7 @@ class Classifier : optim::Callback {
       job_.say(formatted("%s of the best epoch %.4f", measure(), measured()));
     replicas_.reset();
     if (!job_.lead()) return true;
+    job_.say(compiler_->finish(*job_.group));
     model_->save_pretrained(o_.output_dir);
     text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     std::printf("The model is in %s\n", o_.output_dir.c_str());
@@ -379,6 +380,7 @@ class Classifier : optim::Callback {
     (*model_)->to(o_.device);
     compiler_.emplace(o_.compiler, **model_,
                       Varying{.dims = {1}, .max = o_.max_seq_length, .tensors = 3, .is_padded = true});
+    if (!o_.train_file.empty()) job_.say(compiler_->loaded());
   }
 
   // Weights decay; biases and norms do not.
@@ -484,7 +486,7 @@ int main(int argc, char** argv) {
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
-      if (!note.empty() && !options.train_file.empty()) job.say(note);
+      if (!options.train_file.empty()) job.say(note);
       Classifier classifier(options, job);
       if (!options.train_file.empty() && !classifier.train()) return 130;
       if (options.do_predict && job.lead()) classifier.predict();

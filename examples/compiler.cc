@@ -1,6 +1,7 @@
 #include "rondo/examples/compiler.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <utility>
 
 #include "absl/strings/numbers.h"
@@ -74,6 +75,36 @@ std::vector<Part> parts_of(const CompilerOptions& o) {
   return parts;
 }
 
+// ---- Object storage: compiled code through a command of the user's, such as `aws s3 cp s3://bucket/code -`.
+
+std::string output_of(const std::string& command) {
+  std::FILE* const pipe = ::popen(command.c_str(), "r");
+  if (pipe == nullptr) throw Error(absl::StrCat("--load_code=", command, ": no process can be made"));
+  std::string output;
+  char buffer[1 << 16];
+  for (size_t n; (n = std::fread(buffer, 1, sizeof(buffer), pipe)) > 0;) output.append(buffer, n);
+  if (::pclose(pipe) != 0) throw Error(absl::StrCat("--load_code=", command, ": the command failed"));
+  return output;
+}
+void give(const std::string& bytes, const std::string& command) {
+  std::FILE* const pipe = ::popen(command.c_str(), "w");
+  const bool taken = pipe != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), pipe) == bytes.size();
+  if (pipe == nullptr || ::pclose(pipe) != 0 || !taken)
+    throw Error(absl::StrCat("--save_code=", command, ": the command failed"));
+}
+
+// Of another build or machine: a note, and everything is compiled here. Damaged: ArtifactError.
+std::string load_code(const std::string& command) {
+  const std::string bytes = output_of(command);
+  if (bytes.empty()) return "--load_code: nothing is there yet";
+  try {
+    return absl::StrCat("--load_code: ", compile::load_artifact_bytes(bytes), " kernels");
+  } catch (const compile::ArtifactError& error) {
+    if (error.cause() == compile::ArtifactError::Cause::kDamaged) throw;
+    return absl::StrCat("--load_code: not used, ", error.what());
+  }
+}
+
 }  // namespace
 
 void add_options(Flags& flags, CompilerOptions& o) {
@@ -92,6 +123,10 @@ void add_options(Flags& flags, CompilerOptions& o) {
             "options for parts of the model, as encoder:mode=max-autotune:dynamic=off,decoder:dynamic=all,head:eager");
   flags.add("fullgraph", &o.fullgraph, "a graph break is an error");
   flags.add("explain", &o.explain, "after the first step: what was compiled; all of it in explain.html");
+  flags.add(
+      "load_code", &o.load_code,
+      "a command that prints compiled code, as 'aws s3 cp s3://bucket/code -'; its kernels are not compiled again");
+  flags.add("save_code", &o.save_code, "a command that takes the compiled code at the end of the run");
   flags.add("warm_up", &o.warm_up, "compile for all sizes before the first step; of several processes one does it");
 }
 
@@ -140,6 +175,7 @@ data::ExampleBatchesOptions in_buckets(const CompilerOptions& o, data::ExampleBa
 
 Compiler::Compiler(const CompilerOptions& options, nn::ModuleBase& model, Varying varying)
     : o_(options), model_(model), varying_(std::move(varying)) {
+  if (!o_.load_code.empty()) loaded_ = load_code(o_.load_code);
   const bool is_marked = o_.dynamic == "marked";
   if (!o_.buckets.empty() && !varying_.is_padded && !is_marked)
     throw Error("--buckets: batches of this program are not padded, so buckets need --dynamic=marked");
@@ -241,10 +277,12 @@ std::string Compiler::explain(const std::string& folder) const {
   return absl::StrCat(text, "\nAll of it is in ", folder, "/explain.html");
 }
 
-std::string Compiler::finish() {
+std::string Compiler::finish(const dist::ProcessGroup& group) {
   if (!compiles()) return "";
+  if (!o_.save_code.empty() && group.rank() == 0) give(compile::artifact_bytes(), o_.save_code);
   compile::disable(model_);
   const compile::ResetReport report = compile::reset();
+  if (!o_.explain) return "";
   return formatted("forgot %d recordings of %d regions, and %d kernels", report.recordings, report.regions,
                    report.kernels);
 }

@@ -28,6 +28,7 @@ namespace rondo::examples {
 struct CompilerOptions {
   std::string compile = "auto";  // after complete(): none, regions or whole
   std::string mode = "default", dynamic = "auto", buckets, parts;
+  std::string load_code, save_code;  // commands of the user's
   bool fullgraph = false, explain = false, warm_up = false;
 };
 
@@ -75,8 +76,11 @@ class Compiler {
   std::string summary() const { return regions_.summary(); }
   // With --explain: summary, graph breaks and hints; all there is goes to explain.html and explain.txt in the folder.
   std::string explain(const std::string& folder) const;
-  // Back to eager execution, without what was compiled: for the end of a run. Returns what was forgotten, or "".
-  std::string finish();
+  // What --load_code brought; "": the option is not given.
+  const std::string& loaded() const { return loaded_; }
+  // For the end of a run: rank 0 gives --save_code what was compiled, then back to eager execution without it. With
+  // --explain returns what was forgotten, else "".
+  std::string finish(const dist::ProcessGroup& group);
 
  private:
   DynamicRange range() const;
@@ -86,6 +90,7 @@ class Compiler {
   nn::ModuleBase& model_;
   const Varying varying_;
   compile::Regions regions_{{}};
+  std::string loaded_;
 };
 
 // explain() after the first step of a Trainer, by rank 0.

@@ -93,6 +93,7 @@ class Finetuning {
     }
     if (o.device != kCPU) job.say(absl::StrCat("The model is on ", to_string(o.device)));
     compiler_.emplace(o.compiler, *model_, Varying{.dims = {1}, .max = o.block_size, .tensors = 3, .is_padded = true});
+    job.say(compiler_->loaded());
   }
 
   // False: cancelled.
@@ -116,7 +117,7 @@ class Finetuning {
                                                        const amp::Autocast lower(options.autocast);
                                                        loss_of(batch).backward();
                                                      });
-    if (!warmed_up.empty()) job_.say(warmed_up);
+    job_.say(warmed_up);
     if (job_.several()) {
       job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
       ddp_.emplace(*model_, job_.group);
@@ -166,8 +167,7 @@ class Finetuning {
     replicas_.reset();
     shards_.reset();
     ddp_.reset();  // the model is this process's own again
-    if (const std::string forgotten = compiler_->finish(); o_.compiler.explain && !forgotten.empty())
-      job_.say(forgotten);
+    job_.say(compiler_->finish(*job_.group));
     show("after");
     if (o_.full) {
       model_.save_pretrained(o_.output_dir);
@@ -243,7 +243,7 @@ int main(int argc, char** argv) {
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
-      if (!note.empty()) job.say(note);
+      job.say(note);
       return Finetuning(options, job).run() ? 0 : 130;
     });
   } catch (const std::exception& e) {

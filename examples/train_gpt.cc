@@ -153,7 +153,7 @@ class Training {
   void save(int64_t step);
   void finish();
   void say(const std::string& text) {
-    if (log_) log_->say(text);
+    if (log_ && !text.empty()) log_->say(text);
   }
 
   const OptionParser& parser_;
@@ -214,7 +214,8 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
     log_.emplace(o_.out_dir, first_step_, o_.max_iters,
                  group_->world_size() * o_.gradient_accumulation_steps * o_.batch_size * o_.block_size);
   announce();
-  if (!warmed_up_.empty()) say(warmed_up_);
+  say(compiler_->loaded());
+  say(warmed_up_);
 }
 
 void Training::restore(const io::Checkpoint& checkpoint) {
@@ -339,6 +340,7 @@ void Training::save(int64_t step) {
 }
 
 void Training::finish() {
+  const std::string forgotten = compiler_->finish(*group_);
   if (!lead_) return;
   if (memory_use_) say(memory::to_string(memory_use_->report()));
   if (memory_use_ && o_.device != kCPU) {
@@ -347,7 +349,7 @@ void Training::finish() {
                   to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
                   1e-6 * static_cast<double>(there.bytes_reserved)));
   }
-  if (const std::string forgotten = compiler_->finish(); o_.compiler.explain && !forgotten.empty()) say(forgotten);
+  say(forgotten);
   if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
   say(formatted("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
                 io::list_checkpoints(o_.out_dir).front()));

@@ -17,8 +17,9 @@ constexpr const char* kPrefix = "option.";
 // Fixed by a checkpoint: its tensors, or the meaning of its token ids, depend on these.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // These belong to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from",     "out_dir", "check_ranks",     "pin_threads", "dist_timeout",
-                                           "memory_report", "device",  "shard_optimizer", "explain",     "warm_up"};
+const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks", "pin_threads",
+                                           "dist_timeout", "memory_report", "device",      "shard_optimizer",
+                                           "explain",      "warm_up",       "load_code",   "save_code"};
 
 }  // namespace
 

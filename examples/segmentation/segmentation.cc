@@ -100,6 +100,7 @@ class Segmenter : optim::Callback {
     // Crops have one size; held-out pictures have sizes of their own.
     compiler_.emplace(o_.compiler, *network_.module,
                       Varying{.dims = {2, 3}, .multiple_of = kMultiple, .is_in_blocks = false});
+    job_.say(compiler_->loaded());
     job_.say(formatted("%s has %d parameters", o_.model, network_.module->num_parameters()));
   }
 
@@ -137,7 +138,7 @@ class Segmenter : optim::Callback {
                                                        const amp::Autocast autocast(lower());
                                                        loss(batch).backward();
                                                      });
-    if (!warmed_up.empty()) job_.say(warmed_up);
+    job_.say(warmed_up);
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(module, job_.group);
@@ -181,6 +182,7 @@ class Segmenter : optim::Callback {
       return false;
     }
     replicas_.reset();
+    job_.say(compiler_->finish(*job_.group));
     if (job_.lead()) save(optimizer);
     return true;
   }
@@ -356,7 +358,7 @@ int main(int argc, char** argv) {
       throw rondo::Error("--predict needs --init_from: the model.safetensors of a run");
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
-      if (!note.empty()) job.say(note);
+      job.say(note);
       Segmenter segmenter(options, job);
       if (!options.predict.empty()) {
         if (job.lead()) segmenter.predict();

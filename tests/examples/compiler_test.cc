@@ -137,6 +137,23 @@ TEST_F(Compiler, OneOfTwoProcessesCompiles) {
   EXPECT_GE(number_before(two, " loaded by other processes"), kernels) << two.out;
 }
 
+// Compiled code through commands, as object storage has them.
+TEST_F(Compiler, CodeThroughACommand) {
+  const std::string file = folder_ / "code.rondo";
+  const std::string save = "--save_code='cat >" + file + "' ", load = "--load_code='cat " + file + "' ";
+  const std::string options = "--compile=whole --mode=max-autotune ";
+  const std::vector<double> eager = eager_losses(train_gpt(""));
+  expect_has(run(train_gpt(options + "--load_code=true ")), "--load_code: nothing is there yet");
+  expect_losses(eager, train_gpt(options + save));
+  const Finished warm = expect_losses(eager, train_gpt(options + load));
+  expect_has(warm, " kernels\n");
+  expect_has(warm, "region GPT2: found compiled");
+  expect_has(run(train_gpt(options + "--load_code=false")), "--load_code=false: the command failed");
+  expect_has(run(train_gpt(options + "--save_code='exit 3'")), "--save_code=exit 3: the command failed");
+  std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+  expect_has(run(train_gpt(options + load)), "artifacts: cut short");
+}
+
 TEST_F(Compiler, WhatDoesNotGoTogether) {
   const auto expect = [&](const std::string& options, const std::string& part) {
     const std::string error = error_of(train_gpt(options));
