@@ -143,7 +143,8 @@ std::string complete(CompilerOptions& o, Device device) {
                         std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.eager; });
   if (o.warm_up && !compiles) throw Error("--warm_up: --compile=none compiles nothing");
   if (o.compile != "auto") return "";
-  o.compile = compile::jit_available(device) ? "regions" : "none";
+  const bool has_code = !o.load_code.empty();  // that needs no compiler
+  o.compile = has_code || compile::jit_available(device) ? "regions" : "none";
   if (o.compile == "regions") return "";
   o.warm_up = false;
   return absl::StrCat("Eager execution: no code generator for ", to_string(device), " (LLVM, or CUDA's NVRTC).");
