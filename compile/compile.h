@@ -17,7 +17,8 @@
 // Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
 // recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
 // the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
-// what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
+// what is recorded so far, makes the call, and records on. An EagerScope is a break of your own choice.
+// RegionReport::graph_breaks counts breaks.
 //
 // Writes in place are recorded: running statistics, counters, caches, writes through views. The memory is written when
 // the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break. A write is a

@@ -86,7 +86,10 @@ class StateKept {
   }
   ~StateKept() {
     const NoGrad off;
-    for (auto& [buffer, before] : buffers_) buffer.copy_(before);
+    try {
+      for (auto& [buffer, before] : buffers_) buffer.copy_(before);
+    } catch (...) {  // a device that does not work any more
+    }
   }
   StateKept(const StateKept&) = delete;
   StateKept& operator=(const StateKept&) = delete;

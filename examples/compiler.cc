@@ -21,16 +21,13 @@
 namespace rondo::examples {
 namespace {
 
-const std::vector<std::string>& mode_names() {
-  static const auto* const names = [] {
-    auto* all = new std::vector<std::string>;
-    for (const compile::Mode mode : compile::kModes) all->emplace_back(compile::name_of(mode));
-    return all;
-  }();
-  return *names;
+std::vector<std::string> mode_names() {
+  std::vector<std::string> names;
+  for (const compile::Mode mode : compile::kModes) names.emplace_back(compile::name_of(mode));
+  return names;
 }
 compile::Mode mode_named(const std::string& name) {
-  const auto& names = mode_names();
+  const std::vector<std::string> names = mode_names();
   const auto found = std::find(names.begin(), names.end(), name);
   if (found == names.end())
     throw Error(

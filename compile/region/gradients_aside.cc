@@ -8,10 +8,9 @@ GradientsAside::GradientsAside(nn::ModuleBase& model) {
   std::unordered_set<const TensorImpl*> seen;
   for (const Tensor* slot : model.tensor_slots()) {
     if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
-    Tensor tensor = *slot;
-    grads_.emplace_back(tensor, tensor.grad());
-    tensor.zero_grad();
+    grads_.emplace_back(*slot, slot->grad());
   }
+  for (auto& [tensor, grad] : grads_) tensor.zero_grad();  // when nothing throws any more
 }
 GradientsAside::~GradientsAside() {
   for (auto& [tensor, grad] : grads_) {
