@@ -1,6 +1,7 @@
 #include "rondo/examples/compiler.h"
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <utility>
 
@@ -84,10 +85,12 @@ std::string output_of(const std::string& command) {
   return output;
 }
 void give(const std::string& bytes, const std::string& command) {
+  auto* const before = std::signal(SIGPIPE, SIG_IGN);  // a command that ends early is an error, not our end
   std::FILE* const pipe = ::popen(command.c_str(), "w");
   const bool taken = pipe != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), pipe) == bytes.size();
-  if (pipe == nullptr || ::pclose(pipe) != 0 || !taken)
-    throw Error(absl::StrCat("--save_code=", command, ": the command failed"));
+  const bool ended_well = pipe != nullptr && ::pclose(pipe) == 0;
+  std::signal(SIGPIPE, before);
+  if (!taken || !ended_well) throw Error(absl::StrCat("--save_code=", command, ": the command failed"));
 }
 
 // Of another build or machine: a note, and everything is compiled here. Damaged: ArtifactError.
