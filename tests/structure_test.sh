@@ -45,7 +45,7 @@ done
 
 # ---- compile/ has rooms: a folder, or files at its root (a,b: together). A room sees itself and the rooms to its left.
 # There are no exceptions: split what two rooms need from what needs one of them.
-rooms="options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,compile_for,explain,explain_text,explain_html"
+rooms="options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,controls,warm_up,compile_for,explain,explain_text,explain_html"
 report "compile/ has rooms in one order: a file may include those of its own room and of the rooms before it ($rooms)" \
   "$(sources compile | xargs -r grep -nE '#include "rondo/compile/' | awk -v rooms="$rooms" '
        function room(path) { sub(/^compile\//, "", path); sub(/[\/.].*/, "", path); return path }

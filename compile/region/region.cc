@@ -114,11 +114,69 @@ Recorder* recorder_of_missing(const std::string& reason) {
   return missing.get();
 }
 
+// The regions of this process, for reset_all().
+struct AllRegions {
+  std::mutex mutex;
+  std::set<Region*> regions;
+};
+AllRegions& all_regions() {
+  static auto* const all = new AllRegions;
+  return *all;
+}
+
 }  // namespace
 
 Region::Region(std::string name, CompileOptions options)
     : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
   count(Outcome::kRegion);
+  std::lock_guard lock(all_regions().mutex);
+  all_regions().regions.insert(this);
+}
+Region::~Region() {
+  std::lock_guard lock(all_regions().mutex);
+  all_regions().regions.erase(this);
+}
+
+void Region::reset_all(ResetReport& sum) {
+  std::lock_guard lock(all_regions().mutex);
+  for (Region* region : all_regions().regions) {
+    ++sum.regions;
+    sum.recordings += region->reset();
+  }
+}
+
+int64_t Region::reset() {
+  HashMap<RecordingKey, std::vector<Slot>> entries;  // these two are freed when no lock is held
+  std::shared_ptr<const Entry> latest;
+  int64_t forgotten = 0;
+  std::lock_guard one_at_a_time(compile_mutex_);
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [structure, slots] : entries_)
+      for (const Slot& slot : slots) slot.entry->forgotten = true;
+    std::swap(entries, entries_);
+    latest.swap(latest_);
+    forgotten = std::exchange(n_entries_, 0);
+    breaks_.clear();
+    ranges_met_.clear();
+    loops_ = nullptr;
+    has_loops_ = varies_ = false;
+    float_changes_ = n_forgotten_ = 0;
+    std::erase_if(modules_, [](const auto& calls) { return calls.expired(); });
+    for (const std::weak_ptr<RecentCalls>& module : modules_)
+      if (const std::shared_ptr<RecentCalls> calls = module.lock()) calls->forget();
+  }
+  failed_.clear();
+  ledger_->restart();
+  return forgotten;
+}
+
+std::shared_ptr<RecentCalls> Region::add_layer() {
+  auto calls = std::make_shared<RecentCalls>();
+  ledger_->update([](RegionReport& report) { ++report.layers; });
+  std::lock_guard lock(mutex_);
+  modules_.push_back(calls);
+  return calls;
 }
 
 std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
