@@ -29,10 +29,10 @@ struct WarmUp {
 // are marked. Dimensions of equal size and equal range vary together, others in all combinations. A dimension without
 // an upper bound keeps its size.
 //
-// Each step begins without gradients: one that accumulates several batches does so in `step`. Afterwards the model is as
-// it was: gradients, buffers, random numbers. Throws Error if the step changes a parameter, which an optimizer's step
-// does; if `dynamic` has no place in the inputs; if there are more than 1,024 combinations; and what the step throws.
-// No other thread may use the model meanwhile.
+// Each step begins without gradients: one that accumulates several batches does so in `step`. Afterwards the model is
+// as it was: gradients, buffers, random numbers. Throws Error if the step changes a parameter, which an optimizer's
+// step does; if `dynamic` has no place in the inputs; if there are more than 1,024 combinations; and what the step
+// throws. No other thread may use the model meanwhile.
 WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
                const std::function<void(std::span<const Tensor>)>& step,
                const std::vector<DynamicArgument>& dynamic = {});
