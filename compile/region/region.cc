@@ -1,7 +1,6 @@
 #include "rondo/compile/region/region.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -84,34 +83,6 @@ std::vector<Part> parts_of(const nn::ModuleBase& module, std::span<const Tensor>
     if (const auto found = part_of.find(inputs[i].impl()); found != part_of.end())
       parts[found->second].inputs.push_back(static_cast<int32_t>(i));
   return parts;
-}
-
-// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
-// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
-class Missing final : public Recorder {
- public:
-  explicit Missing(std::string reason) : reason_(std::move(reason)) {}
-  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
-              std::source_location where) override {
-    throw_internal("a value that was never computed records", where);
-  }
-  void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
-  void interrupt(const char*, std::source_location where) override { throw_op_error("data", reason_, where); }
-
- private:
-  const std::string reason_;
-};
-Recorder* recorder_of_missing(const std::string& reason) {
-  constexpr size_t kMostTexts = 256;
-  static std::mutex mutex;
-  static auto* const known = new std::map<std::string, std::unique_ptr<Missing>>;
-  std::lock_guard lock(mutex);
-  const std::string text = known->size() < kMostTexts || known->contains(reason)
-                               ? reason
-                               : "the compiled region that was to make the value failed";
-  std::unique_ptr<Missing>& missing = (*known)[text];
-  if (missing == nullptr) missing = std::make_unique<Missing>("the tensor has no value: " + text);
-  return missing.get();
 }
 
 // The regions of this process, for reset_all().
