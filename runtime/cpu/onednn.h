@@ -1,6 +1,9 @@
 // What all callers of oneDNN share.
 #pragma once
 
+#include <signal.h>
+
+#include <optional>
 #include <string_view>
 
 namespace rondo_dnnl {
@@ -54,6 +57,24 @@ class OneLibraryThread {
 
  private:
   const int before_;
+};
+
+// Note [Signals wait]. Version 2's gemm:jit, which with AVX-512 is the product in f32 of a transposed A (a weight's
+// gradient) and of convolutions that are no others, moves the stack pointer into its working memory while it computes.
+// A handler of a signal that comes then would have its frame there, and write over what lies below, which belongs to
+// somebody else. Seen as a damaged heap after Ctrl-C. So the thread's signals wait until such a kernel has returned.
+bool moves_stack_pointer(std::string_view kernel);
+
+// In this scope the thread's signals wait, but those of its own faults. Costs two calls of the system.
+class SignalsWait {
+ public:
+  explicit SignalsWait(bool wanted);
+  ~SignalsWait();
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+
+ private:
+  std::optional<sigset_t> before_;
 };
 
 }  // namespace rondo::cpu
