@@ -1,8 +1,7 @@
 // What all callers of oneDNN share.
 #pragma once
 
-#include <signal.h>
-
+#include <csignal>
 #include <optional>
 #include <string_view>
 
