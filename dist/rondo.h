@@ -66,6 +66,7 @@
 #include "rondo/modules/resnet.h"
 #include "rondo/modules/rms_norm.h"
 #include "rondo/modules/rope_scaling.h"
+#include "rondo/modules/seam_plan.h"
 #include "rondo/modules/segformer.h"
 #include "rondo/modules/segmentation_loss.h"
 #include "rondo/modules/state_dict.h"
