@@ -11,8 +11,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// Rank 0 calls `work` and sends all that its process has compiled (compile/cache.h, artifacts); each other rank loads
-// that and calls `work` then, which compiles nothing if it asks for the same code. A rank whose processor, device or
+// Rank 0 calls `work`, and then sends what its process has compiled (artifacts, compile/cache.h). Each other rank loads
+// that before it calls `work`, which compiles nothing if it asks for the same code. A rank whose processor, device or
 // build differs from rank 0's compiles for itself. `work` may not communicate, as the ranks call it at different times:
 // a backward of a DistributedDataParallel runs under no_sync(). Returns the number of kernels that this rank loaded; 0
 // on rank 0. A collective: throws what `work` throws on its own rank, and Error with rank 0's message on all ranks if

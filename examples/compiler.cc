@@ -93,7 +93,8 @@ void give(const std::string& bytes, const std::string& command) {
   if (!taken || !ended_well) throw Error(absl::StrCat("--save_code=", command, ": the command failed"));
 }
 
-// Of another build or machine: a note, and everything is compiled here. Damaged: ArtifactError.
+// Returns a note if the code is another build's or machine's: then all is compiled here. Throws ArtifactError if it is
+// damaged.
 std::string load_code(const std::string& command) {
   const std::string bytes = output_of(command);
   if (bytes.empty()) return "--load_code: nothing is there yet";

@@ -53,7 +53,7 @@ struct Varying {
   int64_t multiple_of = 1;   // of all sizes
   size_t tensors = 1;        // so many of a batch have the dimensions
   bool is_in_blocks = true;  // false: what blocks take has other sizes, so only the whole model can be marked
-  bool is_padded = false;    // to the sizes of --buckets, whatever --dynamic says
+  bool is_padded = false;    // batches have the sizes of --buckets already: --dynamic does not matter
 };
 
 class Compiler {
@@ -68,7 +68,8 @@ class Compiler {
   void mark(const data::Batch& batch) const;
 
   // With --warm_up: `step` runs on the next batch of `source`, which stays the next one, at each of the sizes that
-  // batches will have (none: its own). Of several processes the first compiles for all. The step may not communicate.
+  // batches will have, or at its own if none are known. Of several processes the first compiles for all. The step may
+  // not communicate.
   // Returns what happened, or "".
   std::string warm_up(dist::ProcessGroup& group, data::BatchSource& source, Device device,
                       const std::vector<int64_t>& sizes, const std::function<void(const data::Batch&)>& step);

@@ -31,8 +31,8 @@ struct BackwardGraph {
   std::vector<BackwardInput> inputs;        // parallel to graph.inputs
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
-  // Of inputs whose gradient is wanted in parts (Arriving::in_parts), in order: contributions that are rows of a table,
-  // as positions in graph.outputs, behind the gradients. The gradient of such an input is what comes before its rows.
+  // Some inputs want their gradient in two parts (Arriving::in_parts): a dense sum, which grad_inputs has, and then the
+  // rows that lookups contribute. `rows` and `indices` are positions in graph.outputs, behind the gradients.
   struct Rows {
     int32_t input, rows, indices;
   };

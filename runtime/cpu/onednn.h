@@ -58,10 +58,10 @@ class OneLibraryThread {
   const int before_;
 };
 
-// Note [Signals wait]. Version 2's gemm:jit, which with AVX-512 is the product in f32 of a transposed A (a weight's
-// gradient) and of convolutions that are no others, moves the stack pointer into its working memory while it computes.
-// A handler of a signal that comes then would have its frame there, and write over what lies below, which belongs to
-// somebody else. Seen as a damaged heap after Ctrl-C. So the thread's signals wait until such a kernel has returned.
+// Note [Signals wait]. With AVX-512, oneDNN 2.6's gemm:jit moves the stack pointer into its working memory while it
+// multiplies a transposed A in f32, as for the gradient of a weight. The handler of a signal that comes then gets its
+// frame there, and writes over other memory of the heap: seen after Ctrl-C. So the thread's signals wait until a kernel
+// of this name has returned.
 bool moves_stack_pointer(std::string_view kernel);
 
 // In this scope the thread's signals wait, but those of its own faults. Costs two calls of the system.
