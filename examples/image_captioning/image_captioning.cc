@@ -97,8 +97,9 @@ class Captioner : optim::Callback {
       model_.emplace(o_, words_ ? &*words_ : nullptr);
     }
     model()->to(o_.device);
-    job_.say(
-        formatted("%d parameters, vocabulary of %d", model()->num_parameters(), model()->config.decoder.vocab_size));
+    if (o_.predict.empty())
+      job_.say(
+          formatted("%d parameters, vocabulary of %d", model()->num_parameters(), model()->config.decoder.vocab_size));
   }
 
   // False: cancelled.

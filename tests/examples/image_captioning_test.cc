@@ -127,7 +127,7 @@ std::string read_caption(const Tensor& picture) {
 
 TEST(DrawnPictures, ThePictureDeterminesTheCaption) {
   for (const bool held_out : {false, true}) {
-    const DrawnPictures pictures(40, held_out, 7, 256);
+    const DrawnPictures pictures(20, held_out, 7, 256);
     for (int64_t i = 0; i < pictures.size(); ++i)
       EXPECT_EQ(read_caption(pictures.picture(i)), pictures.caption(i)) << "picture " << i;
   }
