@@ -1,6 +1,5 @@
 #include "rondo/examples/run_control.h"
 
-#include <array>
 #include <atomic>
 #include <csignal>
 
@@ -12,11 +11,6 @@ namespace {
 
 std::atomic<optim::Trainer*> running = nullptr;
 
-// The handler's stack. oneDNN 2.6 computes some f32 products ("gemm:jit") with the stack pointer in its own working
-// memory: a handler on the thread's stack would write there, and damage the heap.
-alignas(64) std::array<std::byte, 1 << 16> handler_stack;
-stack_t stack_before;
-
 void cancel_running(int) {
   if (optim::Trainer* trainer = running.load()) trainer->cancel();
 }
@@ -25,19 +19,14 @@ void cancel_running(int) {
 
 CancelOnSignals::CancelOnSignals(optim::Trainer& trainer) {
   running = &trainer;
-  stack_t stack = {};
-  stack.ss_sp = handler_stack.data();
-  stack.ss_size = handler_stack.size();
-  sigaltstack(&stack, &stack_before);
   struct sigaction action = {};
   action.sa_handler = cancel_running;
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_ONSTACK;
+  action.sa_flags = static_cast<int>(SA_RESETHAND);
   for (const int signal : {SIGINT, SIGTERM}) sigaction(signal, &action, nullptr);
 }
 
 CancelOnSignals::~CancelOnSignals() {
   for (const int signal : {SIGINT, SIGTERM}) std::signal(signal, SIG_DFL);
-  sigaltstack(&stack_before, nullptr);
   running = nullptr;
 }
 

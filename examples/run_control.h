@@ -10,8 +10,7 @@
 namespace rondo::examples {
 
 // While this lives, Ctrl-C (SIGINT) and SIGTERM cancel the trainer: the step that is under way ends, a checkpoint is
-// written. A second one ends the process. One at a time, on the program's first thread, which the system prefers for
-// signals: the handler has a stack of its own there.
+// written. A second one ends the process. One at a time.
 class CancelOnSignals {
  public:
   explicit CancelOnSignals(optim::Trainer& trainer);
