@@ -6,21 +6,54 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
+
+#include "rondo/runtime/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// Writes every kernel that this process has compiled or loaded, for all its devices, to one file, for shipping. Throws
-// FileError.
+// ---- Artifacts: every kernel that this process has compiled or loaded, for all its devices, with what
+// Mode::kMaxAutotune has measured, as one file, stream or string. The format is that of the disk cache, so a host
+// without the compiler (LLVM, NVRTC) can use them.
+//
+//   store.put("model.rondo", compile::artifact_bytes());                 // object storage: a client of your own
+//   compile::load_artifact_bytes(store.get("model.rondo"));              // in the next process: compiles nothing
+//
+// They are code that will be run: load them from a place that only you can write to.
+
+// Artifacts cannot be used here. path(): of the file; "artifacts" for a stream or a string.
+class ArtifactError : public FileError {
+ public:
+  enum class Cause : uint8_t {
+    kDamaged,       // changed, cut short, or something else
+    kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make them again
+    kOtherMachine,  // none of it is for a device that is here: another processor or architecture
+  };
+  ArtifactError(std::string path, Cause cause, std::string_view reason)
+      : FileError(std::move(path), reason), cause_(cause) {}
+  Cause cause() const { return cause_; }
+
+ private:
+  Cause cause_;
+};
+
+// Throws FileError.
 void save_artifacts(const std::string& path);
-// Makes the kernels of such a file this process's own, those for devices that are here; returns how many they are. A
-// host without the compiler (LLVM, NVRTC) can use them. Throws FileError with the reason and what to do if the file is
-// damaged, if none of it is for a device that is here (another processor or architecture, another build of Rondo,
-// another version of the compiler), or if others than its owner (us or root) could have written it: it is code that
-// will be run.
+// Throws Error if the stream fails.
+void save_artifacts(std::ostream& out);
+std::string artifact_bytes();
+// Makes the kernels of artifacts this process's own, those for devices that are here; returns how many they are. Throws
+// ArtifactError with the reason and what to do; FileError if the file cannot be read, or if others than its owner (us
+// or root) could have written it.
 int load_artifacts(const std::string& path);
+// To the end of the stream. Who could have written it is the caller's to know.
+int load_artifacts(std::istream& in);
+int load_artifact_bytes(std::string_view bytes);
 
 // Where the code of this process came from, for all its devices.
 struct CacheReport {

@@ -373,7 +373,8 @@ const char* why_bypassed() {
 // pay.
 class RegionHook final : public nn::CallHook {
  public:
-  RegionHook(std::shared_ptr<Region> region, nn::ModuleBase& module) : region_(std::move(region)) {
+  RegionHook(std::shared_ptr<Region> region, nn::ModuleBase& module)
+      : region_(std::move(region)), calls_(region_->add_layer()) {
     for (const nn::NamedTensor& p : module.named_parameters()) {
       if (!p.tensor.requires_grad() || !p.tensor.is_leaf()) continue;
       const auto note = [this, name = p.name] { note_use(absl::StrCat("its parameter ", name, " got a gradient")); };
@@ -398,7 +399,7 @@ class RegionHook final : public nn::CallHook {
       return forward();
     }
     const Capture capture = region_->options().capture;
-    const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : find(call);
+    const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : calls_->find(call);
     const bool replays = known != nullptr && capture == Capture::kReplay;
     region_->begin_call(call, replays);
     enter_stage("record");
@@ -410,7 +411,7 @@ class RegionHook final : public nn::CallHook {
     // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known, or
     // before several recordings made a short loop enough (LoopSteps::is_time_to_search()).
     RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
-    if (capture == Capture::kRecord) trace.follow(latest());
+    if (capture == Capture::kRecord) trace.follow(calls_->latest());
     try {
       RecorderScope record(&trace);
       forward();
@@ -421,46 +422,25 @@ class RegionHook final : public nn::CallHook {
     }
     if (capture == Capture::kRecord) {
       trace.finish();
-      return set_latest(trace.take_latest());
+      return calls_->set_latest(trace.take_latest());
     }
     if (known != nullptr) region_->verify_replay(trace, known->binding());
     std::string why_not;
     const std::shared_ptr<const Replay> made = trace.finish_for_replay(drawn, why_not);
     if (known != nullptr) return;
     if (made == nullptr) return region_->refuse_replay(why_not);
-    std::lock_guard lock(mutex_);
-    if (replays_.size() >= kMaxReplays) replays_.erase(replays_.begin());
-    replays_.push_back(made);
+    calls_->add(made);
   }
 
  private:
-  static constexpr size_t kMaxReplays = 16;  // per module: sizes, modes
-
   void end_watch() {
     for (const auto& [parameter, id] : std::exchange(watched_, {})) autograd::remove_on_accumulated(parameter, id);
-  }
-
-  std::shared_ptr<const Binding> latest() {
-    std::lock_guard lock(mutex_);
-    return latest_;
-  }
-  void set_latest(std::shared_ptr<const Binding> latest) {
-    std::lock_guard lock(mutex_);
-    latest_.swap(latest);
-  }
-  std::shared_ptr<const Replay> find(const nn::ModuleCall& call) {
-    std::lock_guard lock(mutex_);
-    for (size_t i = replays_.size(); i-- > 0;)
-      if (replays_[i]->matches(call)) return replays_[i];
-    return nullptr;
   }
 
   std::shared_ptr<Region> region_;
   std::atomic<bool> called_ = false;
   std::vector<std::pair<Tensor, int64_t>> watched_;  // until the first call: on_accumulated()
-  std::mutex mutex_;
-  std::shared_ptr<const Binding> latest_;  // what the latest call ran, as one recording; null: something else
-  std::vector<std::shared_ptr<const Replay>> replays_;
+  const std::shared_ptr<RecentCalls> calls_;
 };
 
 // Hook of a module inside a compiled one. It sees the first call, tells the outer region of it, and goes.
@@ -510,31 +490,6 @@ std::vector<RegionReport> Regions::report() const try {
   throw_out_of_memory("Regions::report");
 }
 
-std::string Regions::summary() const try {
-  std::string text;
-  for (const RegionReport& r : report()) {
-    if (!text.empty()) text += "\n";
-    if (r.entries == 0) {
-      text += formatted("region %s: not called yet, shared by %d layers", r.name, r.layers);
-      if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
-      continue;
-    }
-    const std::string how = r.compilations == 0   ? "found compiled"
-                            : r.compilations == 1 ? "compiled once"
-                                                  : formatted("compiled %d times", r.compilations);
-    text += formatted("region %s: %s in %.0f ms, reused by %d layer%s (%d kernels, %d library calls)", r.name, how,
-                      r.compile_ms, r.layers, r.layers == 1 ? "" : "s", r.kernels, r.library_calls);
-    if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
-    if (r.forgotten > 0)
-      text += formatted(", of which %d were dropped (more than CompileOptions::max_entries)", r.forgotten);
-    if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
-    if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
-  }
-  return text;
-} catch (const std::bad_alloc&) {
-  throw_out_of_memory("Regions::summary");
-}
-
 namespace {
 void prepare(const CompileOptions& options) {
   log::configure_from_environment();
@@ -565,7 +520,6 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   for (nn::ModuleBase* block : model.repeated_blocks()) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
     if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));
-    region->add_layer();
     set_hooks(*block, region);
   }
   if (regions.empty())
@@ -581,15 +535,10 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
 Regions compile_module(nn::ModuleBase& module, CompileOptions options) try {
   prepare(options);
   auto region = std::make_shared<Region>(module.type_name(), options);
-  region->add_layer();
   set_hooks(module, region);
   return Regions({region});
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("compile_module");
-}
-
-void disable(nn::ModuleBase& module) {
-  module.apply([](nn::ModuleBase& m) { m.call_hook = nullptr; });
 }
 
 }  // namespace rondo::compile

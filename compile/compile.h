@@ -17,7 +17,8 @@
 // Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
 // recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
 // the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
-// what is recorded so far, makes the call, and records on. RegionReport::graph_breaks counts breaks.
+// what is recorded so far, makes the call, and records on. An EagerScope is a break of your own choice.
+// RegionReport::graph_breaks counts breaks.
 //
 // Writes in place are recorded: running statistics, counters, caches, writes through views. The memory is written when
 // the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break. A write is a
@@ -40,6 +41,7 @@
 #include "rondo/compile/cache.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region_report.h"
+#include "rondo/modules/eager_scope.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/within_memory.h"
@@ -67,8 +69,23 @@ Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 // One region for exactly this module.
 Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
 
-// Back to eager execution, for this module and all below it.
+// Back to eager execution, for this module and all below it: also where it is a part of a compiled module, each call of
+// which then has a graph break there. compile_module() and compile_regions() compile it again.
 void disable(nn::ModuleBase& module);
+
+// Leaves a segment of a region eager.
+using nn::EagerScope;
+
+// True while this thread records a call of a compiled module, which is every call that does not replay: the C++ runs
+// each time, and what depends on this is a part of the recording like anything else. False inside an EagerScope.
+bool is_compiling();
+
+// Forgets what this process has compiled: the recordings of all regions, and the kernels in memory, artifacts included.
+// The next call of a region compiles as its first one did, from the disk cache if that has the code. Hooks stay, and so
+// does what Mode::kMaxAutotune has measured. Compiled optimizers and backwards that are still to come keep their code.
+// Other threads may run regions meanwhile: a call that is under way ends with what it has. Throws Error inside a region
+// that is being recorded on this thread. Not from a log sink, which a region may wait for.
+ResetReport reset();
 
 // A function of tensors as a region of its own: auto f = compile::compile([&](const Tensor& x) { ... }); f(x).
 template <class F> class Compiled {

@@ -1,12 +1,12 @@
 #include "rondo/compile/compile_for.h"
 
 #include <memory>
-#include <unordered_set>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/artifacts.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/jit/targets.h"
+#include "rondo/compile/region/gradients_aside.h"
 #include "rondo/compile/region/hooks_aside.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
@@ -18,32 +18,25 @@ namespace {
 // The parts of a model that a step changes, to be put back.
 class Unchanged {
  public:
-  explicit Unchanged(nn::ModuleBase& model) : model_(model), hooks_(model) {
-    std::unordered_set<const TensorImpl*> seen;
-    for (const Tensor* slot : model.tensor_slots())
-      if (slot->defined() && slot->device() != kCPU)
-        throw Error(absl::StrCat("compile_for: the model is on ", to_string(slot->device()),
-                                 "; compile it on the CPU, before it is moved"));
-    for (const Tensor* slot : model.tensor_slots()) {
-      if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
-      Tensor tensor = *slot;
-      grads_.emplace_back(tensor, tensor.grad());
-      tensor.zero_grad();
-    }
-  }
+  explicit Unchanged(nn::ModuleBase& model) : model_(on_cpu(model)), hooks_(model), gradients_(model) {}
   ~Unchanged() {
-    for (auto& [tensor, grad] : grads_) tensor.zero_grad();
+    model_.zero_grad();
     model_.to(kCPU);
-    for (auto& [tensor, grad] : grads_)
-      if (grad.defined()) tensor.set_grad(grad);
   }
   Unchanged(const Unchanged&) = delete;
   Unchanged& operator=(const Unchanged&) = delete;
 
  private:
+  static nn::ModuleBase& on_cpu(nn::ModuleBase& model) {
+    for (const Tensor* slot : model.tensor_slots())
+      if (slot->defined() && slot->device() != kCPU)
+        throw Error(absl::StrCat("compile_for: the model is on ", to_string(slot->device()),
+                                 "; compile it on the CPU, before it is moved"));
+    return model;
+  }
   nn::ModuleBase& model_;
   const HooksAside hooks_;
-  std::vector<std::pair<Tensor, Tensor>> grads_;
+  const GradientsAside gradients_;  // put back when the model is on the CPU again
 };
 
 // A target whose code is made without its device.

@@ -45,6 +45,8 @@ class Artifacts {
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
   // For load_artifacts(). Throws FileError.
   void save(const std::string& path) const;
+  // The same file, for load_artifact_bytes().
+  const std::string& packed() const { return packed_; }
 
  private:
   std::string target_;

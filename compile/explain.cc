@@ -44,6 +44,7 @@ Explanation explain(const Regions& regions) try {
   for (const std::shared_ptr<Region>& region : regions.regions()) {
     RegionExplanation& e = explanation.regions.emplace_back();
     e.report = region->report();
+    e.breaks = region->breaks();
     for (const std::shared_ptr<const Entry>& entry : region->entries()) e.entries.push_back(explain(*entry));
     if (e.report.graph_breaks > 0)
       e.hints.push_back(

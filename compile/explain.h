@@ -23,6 +23,7 @@ namespace rondo::compile {
 struct RegionExplanation {
   RegionReport report;
   std::vector<EntryExplanation> entries;  // the latest used last
+  std::vector<std::string> breaks;        // why, and where, its graph breaks: the first 32 that differ
   std::vector<std::string> hints;         // what the user could change to run faster
 };
 

@@ -105,7 +105,11 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
       "class=\"n\">written</th>"
       "<th class=\"n\">saved by fusion</th></tr>\n";
   int64_t read = 0, written = 0, saved = 0;
-  for (size_t i = 0; i < program.launches.size(); ++i) {
+  size_t seam = 0;
+  for (size_t i = 0; i <= program.launches.size(); ++i) {
+    for (; seam < program.seams.size() && program.seams[seam].launch <= static_cast<int>(i); ++seam)
+      absl::StrAppend(&out, "<tr><td colspan=\"6\"><b>", escape(to_string(program.seams[seam])), "</b></td></tr>\n");
+    if (i == program.launches.size()) break;
     const LaunchExplanation& launch = program.launches[i];
     absl::StrAppend(&out, "<tr id=\"", id, "-l", i, "\"><td>", launch.generated ? "" : "<i>", escape(launch.name),
                     launch.generated ? "" : "</i>",

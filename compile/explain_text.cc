@@ -1,4 +1,4 @@
-// An explanation as text, for terminals.
+// Reports as text, for terminals.
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/explain.h"
 #include "rondo/runtime/format.h"
@@ -36,7 +36,12 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
     append_formatted(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
                      program.layouts_in_convolutions);
-  for (const LaunchExplanation& launch : program.launches) {
+  size_t seam = 0;
+  for (size_t i = 0; i <= program.launches.size(); ++i) {
+    for (; seam < program.seams.size() && program.seams[seam].launch <= static_cast<int>(i); ++seam)
+      absl::StrAppend(&out, "      ", to_string(program.seams[seam]), "\n");
+    if (i == program.launches.size()) break;
+    const LaunchExplanation& launch = program.launches[i];
     append_formatted(&out, "      %s: reads %s, writes %s", launch.name, format_bytes(launch.bytes_read),
                      format_bytes(launch.bytes_written));
     if (launch.bytes_saved > 0) absl::StrAppend(&out, ", saves ", format_bytes(launch.bytes_saved));
@@ -66,6 +71,31 @@ void append_memory(std::string& out, const EntryExplanation& entry) {
 
 }  // namespace
 
+std::string Regions::summary() const try {
+  std::string text;
+  for (const RegionReport& r : report()) {
+    if (!text.empty()) text += "\n";
+    if (r.entries == 0) {
+      text += formatted("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
+      continue;
+    }
+    const std::string how = r.compilations == 0   ? "found compiled"
+                            : r.compilations == 1 ? "compiled once"
+                                                  : formatted("compiled %d times", r.compilations);
+    text += formatted("region %s: %s in %.0f ms, reused by %d layer%s (%d kernels, %d library calls)", r.name, how,
+                      r.compile_ms, r.layers, r.layers == 1 ? "" : "s", r.kernels, r.library_calls);
+    if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
+    if (r.forgotten > 0)
+      text += formatted(", of which %d were dropped (more than CompileOptions::max_entries)", r.forgotten);
+    if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+    if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
+  }
+  return text;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("Regions::summary");
+}
+
 std::string to_text(const Explanation& explanation) try {
   std::string out;
   for (size_t i = 0; i < explanation.products.size(); ++i)
@@ -76,6 +106,7 @@ std::string to_text(const Explanation& explanation) try {
                      "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n",
                      r.name, r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
+    for (const std::string& why : region.breaks) absl::StrAppend(&out, "  graph break: ", why, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");
     PrintedCode printed;
     for (size_t i = 0; i < region.entries.size(); ++i) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "rondo/runtime/dynamic_range.h"
@@ -68,6 +69,9 @@ enum class Mode : uint8_t {
   kMaxAutotune,  // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
                  // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
+// "default", "reduce-overhead", "max-autotune": for programs whose users choose one.
+std::string_view name_of(Mode mode);
+inline constexpr Mode kModes[] = {Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotune};
 
 // Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
 enum class Epilogues : uint8_t {

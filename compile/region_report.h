@@ -54,6 +54,15 @@ struct RegionReport {
   std::string last_recompile;
   // Recordings that were dropped for new ones, as there are more than CompileOptions::max_entries.
   int64_t forgotten = 0;
+  // Calls of compile::reset() since the region was made. What the report says besides is since the latest.
+  int64_t resets = 0;
+};
+
+// What compile::reset() forgot.
+struct ResetReport {
+  int regions = 0;
+  int64_t recordings = 0;
+  int64_t kernels = 0;
 };
 
 }  // namespace rondo::compile

@@ -3,7 +3,10 @@
 // Note [Bucket order]. Buckets are sent in the order in which gradients become final. DistributedDataParallel observes
 // that order in its first step, takes rank 0's for all ranks, and keeps it. So every rank issues the same collectives
 // in the same order, whatever becomes ready first later on. The text of the plan is compared across ranks, before the
-// first step and again when the order is known.
+// first step and again when the order is known. Within a block the order is the model's, from the last parameter to the
+// first, as a backward goes; within what lies outside of the blocks it is the model's, where one bucket holds all of
+// it. So buckets are the same however the model runs: eagerly, in regions or as one. Sums of three ranks or more depend
+// on the place in the bucket.
 #pragma once
 
 #include <cstdint>

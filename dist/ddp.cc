@@ -325,6 +325,8 @@ void DistributedDataParallel::agree_on_order() {
   const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())}, kCPU);
   group_->broadcast(agreed, 0, "order of the gradients").wait();
   std::vector<optim::Seam> parts;
+  std::unordered_map<const TensorImpl*, size_t> position;
+  for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
   bool apart = true;
   for (const int64_t at : agreed.to_vector<int64_t>()) {
     const auto i = static_cast<size_t>(at);
@@ -332,6 +334,16 @@ void DistributedDataParallel::agree_on_order() {
     if (apart || parts.back().path != path || rows_[i] != nullptr) parts.push_back({path, {}, true});
     parts.back().parameters.push_back(parameters_[i].tensor);
     apart = rows_[i] != nullptr;  // its bucket need not wait for another parameter
+  }
+  for (optim::Seam& part : parts) {  // Note [Bucket order]
+    const bool is_block = !part.path.empty();
+    int64_t bytes = 0;
+    for (const Tensor& p : part.parameters) bytes += p.nbytes();
+    if (!is_block && bytes > options_.max_bytes) continue;
+    std::sort(part.parameters.begin(), part.parameters.end(), [&](const Tensor& a, const Tensor& b) {
+      const size_t x = position.at(a.impl()), y = position.at(b.impl());
+      return is_block ? x > y : x < y;
+    });
   }
   plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
   compare_plans(plan_.text + in_parts + describe_shards());

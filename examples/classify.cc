@@ -31,10 +31,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/trainer_replicas.h"
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
@@ -61,12 +61,13 @@ namespace {
 struct ClassifyOptions {
   std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
   std::string problem_type, resume_from_checkpoint;
-  bool do_predict = false, bf16 = false, compile = true, load_best_model_at_end = false, overwrite_output_dir = false;
+  bool do_predict = false, bf16 = false, load_best_model_at_end = false, overwrite_output_dir = false;
   bool check_ranks = false, pin_threads = true, allow_unknown_fields = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
   int64_t gradient_accumulation_steps = 1;
   int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
   Device device;
+  CompilerOptions compiler;
   double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0,
          ddp_timeout = 300;
 };
@@ -103,7 +104,7 @@ Flags flags_of(ClassifyOptions& o) {
   flags.add("device", &o.device,
             "cpu, cuda or cuda:1: where it trains and predicts; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
-  flags.add("compile", &o.compile, "compile the repeated block");
+  add_options(flags, o.compiler);
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
   flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
@@ -189,17 +190,28 @@ class Classifier : optim::Callback {
     job_.say(formatted("%d texts of %d %s, the longest has %d tokens", train->size(),
                        numbers ? train->label_width() : std::ssize(train->label_names()),
                        numbers ? "numbers" : "classes", train->report().longest));
-    data::ExampleBatches batches(train,
-                                 {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_});
+    data::ExampleBatches batches(
+        train,
+        in_buckets(o_.compiler, {.batch_size = o_.per_device_train_batch_size, .seed = seed(), .pad_id = pad_id_}));
     if (!o_.validation_file.empty()) {
       const auto validation = read(o_.validation_file, train->label_names());
       say_cut(*validation, o_.validation_file);
-      validation_.emplace(validation,
-                          data::ExampleBatchesOptions{
-                              .batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_});
+      validation_.emplace(
+          validation,
+          in_buckets(o_.compiler, {.batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_}));
     }
     optim::AdamW optimizer(parameter_groups());
-    const auto loss = [this](const data::Batch& b) { return model_->loss(b[0], b[1], segments(b[2]), b[3]); };
+    compiler_->compile(optimizer);
+    const auto loss = [this](const data::Batch& b) {
+      compiler_->mark(b);
+      return model_->loss(b[0], b[1], segments(b[2]), b[3]);
+    };
+    const std::string warmed_up = compiler_->warm_up(*job_.group, batches, o_.device, batches.sizes(),
+                                                     [&](const data::Batch& b) {
+                                                       const amp::Autocast autocast(lower());
+                                                       loss(b).backward();
+                                                     });
+    job_.say(warmed_up);
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(**model_, job_.group);
@@ -226,7 +238,9 @@ class Classifier : optim::Callback {
     else trainer.emplace(**model_, optimizer, loss, batches, options);
     OwnsFolder owner(job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
+    ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
     trainer->add_callback(*this);  // on all ranks: they measure together
+    trainer->add_callback(explains);
     if (job_.lead()) {
       trainer->add_callback(owner);
       trainer->add_callback(metrics);
@@ -245,6 +259,7 @@ class Classifier : optim::Callback {
       job_.say(formatted("%s of the best epoch %.4f", measure(), measured()));
     replicas_.reset();
     if (!job_.lead()) return true;
+    job_.say(compiler_->finish(*job_.group));
     model_->save_pretrained(o_.output_dir);
     text::AutoTokenizer::copy_files(o_.model_name_or_path, o_.output_dir);
     std::printf("The model is in %s\n", o_.output_dir.c_str());
@@ -363,7 +378,9 @@ class Classifier : optim::Callback {
     pad_id_ = static_cast<int32_t>(facts.padding_idx.value_or(0));  // RoBERTa's positions depend on it
     takes_segments_ = facts.takes_segments;
     (*model_)->to(o_.device);
-    if (o_.compile) compile::compile_regions(**model_);
+    compiler_.emplace(o_.compiler, **model_,
+                      Varying{.dims = {1}, .max = o_.max_seq_length, .tensors = 3, .is_padded = true});
+    if (!o_.train_file.empty()) job_.say(compiler_->loaded());
   }
 
   // Weights decay; biases and norms do not.
@@ -439,6 +456,7 @@ class Classifier : optim::Callback {
   std::optional<dist::TrainerReplicas> replicas_;  // while several processes train
   const text::PreTrainedTokenizer tokenizer_;
   std::optional<nn::AutoModelForSequenceClassification> model_;
+  std::optional<Compiler> compiler_;
   std::optional<data::ExampleBatches> validation_;
   int32_t pad_id_ = 0;
   bool takes_segments_ = true;
@@ -465,8 +483,10 @@ int main(int argc, char** argv) {
     if (options.per_device_eval_batch_size < 1) throw rondo::Error("--per_device_eval_batch_size must be positive");
     if (!(options.ddp_timeout > 0 && options.ddp_timeout <= 1e6))
       throw rondo::Error("--ddp_timeout must be above 0 and at most 1e6");
+    const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      if (!options.train_file.empty()) job.say(note);
       Classifier classifier(options, job);
       if (!options.train_file.empty() && !classifier.train()) return 130;
       if (options.do_predict && job.lead()) classifier.predict();

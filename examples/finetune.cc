@@ -21,10 +21,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/trainer_replicas.h"
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/finetune_data.h"
 #include "rondo/examples/finetune_options.h"
 #include "rondo/examples/job.h"
@@ -33,10 +33,10 @@
 #include "rondo/modules/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/compile.h"
 #include "rondo/optim/trainer/event_writer.h"
 #include "rondo/optim/trainer/metrics_file.h"
 #include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/amp.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/random.h"
@@ -92,11 +92,8 @@ class Finetuning {
                         report.total));
     }
     if (o.device != kCPU) job.say(absl::StrCat("The model is on ", to_string(o.device)));
-    if (job.several()) {
-      job.say(absl::StrCat(job.group->world_size(), " processes share the batches"));
-      ddp_.emplace(*model_, job.group);
-    }
-    if (o.compile) compile::compile_regions(*model_);
+    compiler_.emplace(o.compiler, *model_, Varying{.dims = {1}, .max = o.block_size, .tensors = 3, .is_padded = true});
+    job.say(compiler_->loaded());
   }
 
   // False: cancelled.
@@ -105,27 +102,46 @@ class Finetuning {
         model_->parameters(),
         optim::AdamWOptions{
             .lr = o_.learning_rate, .betas = {o_.adam_beta1, o_.adam_beta2}, .weight_decay = o_.weight_decay});
-    if (o_.compile) optim::compile(optimizer);
-    if (ddp_ && o_.shard_optimizer) shards_.emplace(*ddp_, optimizer);
-    if (ddp_)
+    compiler_->compile(optimizer);
+    data::ExampleBatches train(data_.train, in_buckets(o_.compiler, {.batch_size = o_.per_device_train_batch_size,
+                                                                     .max_length = o_.block_size,
+                                                                     .seed = static_cast<uint64_t>(o_.seed),
+                                                                     .pack = o_.packing}));
+    data::ExampleBatches validation(
+        data_.validation,
+        in_buckets(o_.compiler,
+                   {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false}));
+    optim::TrainerOptions options = trainer_options(o_, train.size());
+    const std::string warmed_up = compiler_->warm_up(*job_.group, train, o_.device, train.sizes(),
+                                                     [&](const data::Batch& batch) {
+                                                       const amp::Autocast lower(options.autocast);
+                                                       loss_of(batch).backward();
+                                                     });
+    job_.say(warmed_up);
+    if (job_.several()) {
+      job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
+      ddp_.emplace(*model_, job_.group);
+      if (o_.shard_optimizer) shards_.emplace(*ddp_, optimizer);
       replicas_.emplace(*ddp_, dist::TrainerReplicasOptions{.check_parameters = o_.check_ranks,
                                                             .shards = shards_ ? &*shards_ : nullptr});
-    data::ExampleBatches train(data_.train, {.batch_size = o_.per_device_train_batch_size,
-                                             .max_length = o_.block_size,
-                                             .seed = static_cast<uint64_t>(o_.seed),
-                                             .pack = o_.packing});
-    data::ExampleBatches validation(
-        data_.validation, {.batch_size = o_.per_device_eval_batch_size, .max_length = o_.block_size, .shuffle = false});
+      options.replicas = &*replicas_;
+    }
     optim::Trainer trainer(
-        *model_, optimizer, [this](const data::Batch& batch) { return loss_of(batch); }, train, validation,
-        trainer_options(o_, train.size(), replicas_ ? &*replicas_ : nullptr));
+        *model_, optimizer,
+        [this](const data::Batch& batch) {
+          compiler_->mark(batch);
+          return loss_of(batch);
+        },
+        train, validation, options);
     OwnsFolder owner(job_, o_.output_dir);
     Console console;
+    ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     optim::TensorBoardLog board(o_.output_dir + "/runs");
     if (job_.lead()) {
       trainer.add_callback(owner);
       trainer.add_callback(console);
+      trainer.add_callback(explains);
       trainer.add_callback(metrics);
       trainer.add_callback(board);
     }
@@ -151,6 +167,7 @@ class Finetuning {
     replicas_.reset();
     shards_.reset();
     ddp_.reset();  // the model is this process's own again
+    job_.say(compiler_->finish(*job_.group));
     show("after");
     if (o_.full) {
       model_.save_pretrained(o_.output_dir);
@@ -201,6 +218,7 @@ class Finetuning {
   const text::PreTrainedTokenizer tokenizer_;
   nn::AutoModelForCausalLM model_;
   const FinetuneData data_;
+  std::optional<Compiler> compiler_;
   std::optional<optim::AdamW> optimizer_;
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
   std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
@@ -222,8 +240,10 @@ int main(int argc, char** argv) {
       return 0;
     }
     check(options);
+    const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      job.say(note);
       return Finetuning(options, job).run() ? 0 : 130;
     });
   } catch (const std::exception& e) {

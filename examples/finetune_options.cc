@@ -73,7 +73,7 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("fp16", &o.fp16, "products in float16, with a loss scale");
-  flags.add("compile", &o.compile, "compile the repeated block and the optimizer");
+  add_options(flags, o.compiler);
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("shard_optimizer", &o.shard_optimizer,
             "under rondorun: each process keeps its share of the optimizer's states");
@@ -106,7 +106,7 @@ void check(const FinetuneOptions& o) {
     throw Error(absl::StrCat("--ddp_timeout=", o.ddp_timeout, " must be above 0 and at most 1e6"));
 }
 
-optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_per_epoch, optim::Replicas* replicas) {
+optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_per_epoch) {
   optim::TrainerOptions options{.max_steps = o.max_steps,
                                 .num_train_epochs = o.num_train_epochs,
                                 .gradient_accumulation_steps = o.gradient_accumulation_steps,
@@ -123,8 +123,7 @@ optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_
                                 .save_total_limit = static_cast<int>(o.save_total_limit),
                                 .overwrite_output_dir = o.overwrite_output_dir,
                                 .ignore_data_skip = o.ignore_data_skip,
-                                .seed = static_cast<uint64_t>(o.seed),
-                                .replicas = replicas};
+                                .seed = static_cast<uint64_t>(o.seed)};
   if (o.bf16) options.autocast = kBF16;
   if (o.fp16) options.autocast = kF16;
   options.lr_schedules = {schedule_of(o, optim::planned_steps(options, batches_per_epoch))};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
 #include "rondo/optim/trainer/trainer.h"
 
@@ -34,7 +35,8 @@ struct FinetuneOptions {
   bool ignore_data_skip = false;
   int64_t seed = 42;
   Device device;
-  bool bf16 = false, fp16 = false, compile = true;
+  bool bf16 = false, fp16 = false;
+  CompilerOptions compiler;
   bool check_ranks = false, pin_threads = true, shard_optimizer = false;
   double ddp_timeout = 300;
 
@@ -50,8 +52,7 @@ struct FinetuneOptions {
 Flags flags_of(FinetuneOptions& options);
 // Throws Error, which names the flags, if they do not go together.
 void check(const FinetuneOptions& options);
-// The same as options of a trainer whose training data has so many batches an epoch. `replicas`: null for one process.
-optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch,
-                                      optim::Replicas* replicas = nullptr);
+// The same as options of a trainer whose training data has so many batches an epoch, for one process.
+optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
 
 }  // namespace rondo::examples

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/dist/placement.h"
+#include "rondo/examples/recipe.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/format.h"
@@ -78,7 +79,19 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
+// Flags that every program has: not among its own, since no run remembers them.
+constexpr const char* kRecipe = "recipe";
+constexpr const char* kSaveRecipe = "save_recipe";
+
 }  // namespace
+
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& names) {
+  const auto nearest = std::min_element(names.begin(), names.end(), [&](const std::string& a, const std::string& b) {
+    return edit_distance(name, a) < edit_distance(name, b);
+  });
+  if (nearest == names.end() || edit_distance(name, *nearest) > std::max<size_t>(2, name.size() / 3)) return "";
+  return absl::StrCat("; did you mean ", *nearest, "?");
+}
 
 void Flags::add(std::string name, Target target, std::string help, std::vector<std::string> choices) {
   flags_.push_back({std::move(name), target, std::move(help), text_of(target), std::move(choices)});
@@ -87,13 +100,9 @@ void Flags::add(std::string name, Target target, std::string help, std::vector<s
 const Flags::Flag& Flags::find(const std::string& name) const {
   for (const Flag& flag : flags_)
     if (flag.name == name) return flag;
-  const auto nearest = std::min_element(flags_.begin(), flags_.end(), [&](const Flag& a, const Flag& b) {
-    return edit_distance(name, a.name) < edit_distance(name, b.name);
-  });
-  std::string what = absl::StrCat("unknown flag --", name);
-  if (nearest != flags_.end() && edit_distance(name, nearest->name) <= std::max<size_t>(2, name.size() / 3))
-    absl::StrAppend(&what, "; did you mean --", nearest->name, "?");
-  throw Error(absl::StrCat(what, " (--help lists all)"));
+  std::vector<std::string> names = {absl::StrCat("--", kRecipe), absl::StrCat("--", kSaveRecipe)};
+  for (const Flag& flag : flags_) names.push_back("--" + flag.name);
+  throw Error(absl::StrCat("unknown flag --", name, did_you_mean("--" + name, names), " (--help lists all)"));
 }
 
 void Flags::set(const std::string& name, const std::string& value) {
@@ -109,7 +118,18 @@ void Flags::set(const std::string& name, const std::string& value) {
   if (!assigned) throw Error(absl::StrCat("--", name, "=", value, ": must be ", type_name(flag.target)));
 }
 
+void Flags::take_recipe(const std::string& path) {
+  for (const RecipeEntry& entry : read_recipe(path)) try {
+      set(entry.key, entry.value);
+      given_.insert(entry.key);
+    } catch (const Error& error) {
+      throw FileError(absl::StrCat(path, ":", entry.line), error.what());
+    }
+}
+
 void Flags::parse(const std::vector<std::string>& args) {
+  std::vector<std::pair<std::string, std::string>> settings;
+  std::string saved;
   for (size_t i = 0; i < args.size(); ++i) {
     const std::string& arg = args[i];
     if (arg == "--help" || arg == "-h") {
@@ -119,12 +139,20 @@ void Flags::parse(const std::vector<std::string>& args) {
     if (!arg.starts_with("--")) throw Error(absl::StrCat("\"", arg, "\" is not a flag; flags look like --name=value"));
     const size_t equals = arg.find('=');
     const std::string name = arg.substr(2, equals == std::string::npos ? equals : equals - 2);
-    const bool is_switch = std::holds_alternative<bool*>(find(name).target);
+    const bool of_all = name == kRecipe || name == kSaveRecipe;
+    const bool is_switch = !of_all && std::holds_alternative<bool*>(find(name).target);
     const bool alone = equals == std::string::npos && (i + 1 == args.size() || args[i + 1].starts_with("--"));
     if (alone && !is_switch) throw Error(absl::StrCat("--", name, " needs a value"));
-    set(name, alone ? "true" : equals == std::string::npos ? args[++i] : arg.substr(equals + 1));
+    const std::string value = alone ? "true" : equals == std::string::npos ? args[++i] : arg.substr(equals + 1);
+    if (name == kRecipe) take_recipe(value);
+    else if (name == kSaveRecipe) saved = value;
+    else settings.emplace_back(name, value);
+  }
+  for (const auto& [name, value] : settings) {
+    set(name, value);
     given_.insert(name);
   }
+  if (!saved.empty()) write_recipe(saved, values());
 }
 
 std::string Flags::usage() const {
@@ -136,6 +164,8 @@ std::string Flags::usage() const {
     if (!flag.choices.empty()) absl::StrAppend(&text, " (", absl::StrJoin(flag.choices, ", "), ")");
     absl::StrAppend(&text, "\n");
   }
+  absl::StrAppend(&text, "\n  --recipe=FILE                   options in YAML or JSON; those of the command line win\n",
+                  "  --save_recipe=FILE              writes a recipe with all options\n");
   return text;
 }
 

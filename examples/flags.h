@@ -1,5 +1,6 @@
 // Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help
-// prints every flag with its default.
+// prints every flag with its default; --recipe FILE takes flags from a file (recipe.h), and the command line wins over
+// it; --save_recipe FILE writes one with all of them.
 //
 //   int64_t n_layer = 4;
 //   Device device;
@@ -38,14 +39,14 @@ class Flags {
   // `choices`, if any, are the only values of a string.
   void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
   // Throws Error on an unknown flag, a missing value or one that is not of the flag's type, and for a device that this
-  // process does not have: the error says why there is none. Under a launcher "cuda" is the device of the process's
-  // LOCAL_RANK (dist/placement.h).
+  // process does not have: the error says why there is none. For a recipe, its name and the line come first. Under a
+  // launcher "cuda" is the device of the process's LOCAL_RANK (dist/placement.h).
   void parse(const std::vector<std::string>& args);
   void set(const std::string& name, const std::string& value);
 
   bool help_wanted() const { return help_wanted_; }
   std::string usage() const;
-  // True if parse() has seen the flag.
+  // True if parse() has seen the flag, or its recipe has it.
   bool given(const std::string& name) const { return given_.contains(name); }
   // Every flag with its value as text that set() takes back.
   std::map<std::string, std::string> values() const;
@@ -58,11 +59,15 @@ class Flags {
     std::vector<std::string> choices;
   };
   const Flag& find(const std::string& name) const;
+  void take_recipe(const std::string& path);
 
   std::string program_, purpose_;
   std::vector<Flag> flags_;
   std::set<std::string> given_;
   bool help_wanted_ = false;
 };
+
+// "; did you mean n_layer?", if one of the names is near enough; else "".
+std::string did_you_mean(std::string_view name, const std::vector<std::string>& names);
 
 }  // namespace rondo::examples

@@ -42,7 +42,7 @@ Job::Job(JobOptions options)
 }
 
 void Job::say(const std::string& line) const {
-  if (lead()) print(line);
+  if (lead() && !line.empty()) print(line);
 }
 
 bool Job::goes_on(const std::string& folder) const {

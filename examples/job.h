@@ -32,7 +32,7 @@ class Job {
   const std::shared_ptr<dist::ProcessGroup> group;
   bool several() const { return group->world_size() > 1; }
   bool lead() const { return group->rank() == 0; }
-  // A line on stdout, of rank 0 only.
+  // A line on stdout, of rank 0 only; an empty one says nothing.
   void say(const std::string& line) const;
 
   // True if a launcher has started this job again, and the job has said own() of this folder before. False if the

@@ -20,17 +20,16 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/sharded_optimizer.h"
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/corpus.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
-#include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/trainer/run_lock.h"
 #include "rondo/optim/trainer/trainer.h"
@@ -92,8 +91,6 @@ double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, co
 }
 
 std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainOptions& o) {
-  // The context grows with each token: eager execution, as every new length would be compiled.
-  compile::disable(model);
   Generator generator(static_cast<uint64_t>(o.seed));
   const Tensor start = Tensor::zeros({1, 1}, {kI64});  // token 0: a newline among the characters of a text
   const std::vector<int64_t> ids =
@@ -156,7 +153,7 @@ class Training {
   void save(int64_t step);
   void finish();
   void say(const std::string& text) {
-    if (log_) log_->say(text);
+    if (log_ && !text.empty()) log_->say(text);
   }
 
   const OptionParser& parser_;
@@ -171,7 +168,8 @@ class Training {
   const Corpus corpus_;
   nn::GPT2 model_;
   optim::AdamW optimizer_;
-  std::optional<compile::Regions> regions_;
+  std::optional<Compiler> compiler_;
+  std::string warmed_up_;                             // what --warm_up did
   std::optional<dist::DistributedDataParallel> ddp_;  // with several processes
   std::optional<dist::ShardedOptimizer> shards_;      // with --shard_optimizer
   std::optional<optim::UpdateAtSeams> updates_;       // with --update_at_seams
@@ -216,6 +214,8 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
     log_.emplace(o_.out_dir, first_step_, o_.max_iters,
                  group_->world_size() * o_.gradient_accumulation_steps * o_.batch_size * o_.block_size);
   announce();
+  say(compiler_->loaded());
+  say(warmed_up_);
 }
 
 void Training::restore(const io::Checkpoint& checkpoint) {
@@ -226,9 +226,11 @@ void Training::restore(const io::Checkpoint& checkpoint) {
 }
 
 void Training::compile_model() {
-  if (o_.compile != "regions") return;
-  regions_ = compile::compile_regions(model_);
-  optim::compile(optimizer_);
+  // All windows have block_size tokens; the last batch of a validation may have fewer rows.
+  compiler_.emplace(o_.compiler, model_, Varying{.dims = {0}, .max = o_.batch_size, .tensors = 2});
+  compiler_->compile(optimizer_);
+  warmed_up_ = compiler_->warm_up(*group_, windows_, o_.device, {},
+                                  [this](const data::Batch& batch) { loss_of(batch).backward(); });
 }
 
 void Training::distribute() {
@@ -249,7 +251,7 @@ void Training::announce() {
   const int64_t n = group_->world_size();
   say(formatted("%d parameters, vocabulary of %d, %d training and %d validation tokens, %d threads, compile=%s, %s%s%s",
                 model_.num_parameters(), corpus_.tokenizer->vocab_size(), corpus_.train.tokens().size(),
-                corpus_.val.tokens().size(), num_threads(), o_.compile, o_.dtype,
+                corpus_.val.tokens().size(), num_threads(), o_.compiler.compile, o_.dtype,
                 o_.device == kCPU ? "" : absl::StrCat(", ", to_string(o_.device)),
                 n > 1 ? absl::StrCat(", ", n, " processes", shards_ ? ", optimizer states in shards" : "") : ""));
   if (const std::string why = why_fewer_threads(); !why.empty() && o_.threads == 0) say(why);
@@ -266,6 +268,7 @@ data::Batch Training::windows(int64_t number) const {
 
 Tensor Training::loss_of(const data::Batch& batch) {
   const amp::Autocast scope(o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt);
+  compiler_->mark(batch);
   return model_.loss(batch[0], batch[1]);
 }
 
@@ -313,7 +316,10 @@ double Training::train_step(int64_t step) {
 void Training::report(int64_t step, double loss) {
   const int64_t done = step + 1;
   const auto due = [&](int64_t interval) { return done % interval == 0 || done == o_.max_iters; };
-  if (step == first_step_ && regions_) say(regions_->summary());
+  if (step == first_step_ && lead_) {
+    const std::string explained = compiler_->explain(o_.out_dir);
+    say(explained.empty() ? compiler_->summary() : explained);
+  }
   optim::MetricsRecord record{.step = done, .loss = loss, .lr = optimizer_.lr()};
   const auto batch_loss = [this](const data::Batch& batch) { return loss_of(batch); };
   if (due(o_.eval_interval)) record.eval_loss = evaluate(model_, batch_loss, corpus_, o_, *group_);
@@ -334,6 +340,7 @@ void Training::save(int64_t step) {
 }
 
 void Training::finish() {
+  const std::string forgotten = compiler_->finish(*group_);
   if (!lead_) return;
   if (memory_use_) say(memory::to_string(memory_use_->report()));
   if (memory_use_ && o_.device != kCPU) {
@@ -342,6 +349,7 @@ void Training::finish() {
                   to_string(o_.device), 1e-6 * static_cast<double>(there.peak_bytes),
                   1e-6 * static_cast<double>(there.bytes_reserved)));
   }
+  say(forgotten);
   if (o_.sample_tokens > 0) say(absl::StrCat("\n", sample(model_, *corpus_.tokenizer, o_), "\n"));
   say(formatted("%1$s/metrics.jsonl, %1$s/loss.svg, %1$s/tensorboard/, %2$s", o_.out_dir,
                 io::list_checkpoints(o_.out_dir).front()));

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::examples {
@@ -19,7 +18,8 @@ constexpr const char* kPrefix = "option.";
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // These belong to a process, not to the run.
 const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks", "pin_threads",
-                                           "dist_timeout", "memory_report", "device",      "shard_optimizer"};
+                                           "dist_timeout", "memory_report", "device",      "shard_optimizer",
+                                           "explain",      "warm_up",       "load_code",   "save_code"};
 
 }  // namespace
 
@@ -59,7 +59,7 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("device", &o.device,
              "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own; a resumed run does not "
              "remember it");
-  flags_.add("compile", &o.compile, "auto: regions where LLVM is there", {"auto", "none", "regions"});
+  add_options(flags_, o.compiler);
   flags_.add("dtype", &o.dtype, "bfloat16: autocast; float64: of all, to compare with",
              {"float32", "bfloat16", "float64"});
   flags_.add("threads", &o.threads, "0: all cores, or what rondorun gives");
@@ -131,11 +131,7 @@ void OptionParser::check_and_finish() {
   if (!o.data.empty()) o.data = std::filesystem::absolute(o.data);  // may be resumed from another folder
   if (o.lr_decay_iters == 0) o.lr_decay_iters = o.max_iters;
   if (o.checkpoint_interval == 0) o.checkpoint_interval = o.eval_interval;
-  if (o.compile == "auto") {
-    o.compile = compile::jit_available(o.device) ? "regions" : "none";
-    if (o.compile == "none")
-      note_ = absl::StrCat("Eager execution: no code generator for ", to_string(o.device), " (LLVM, or CUDA's NVRTC).");
-  }
+  if (const std::string note = complete(o.compiler, o.device); !note.empty()) note_ = note;
 }
 
 void OptionParser::store(io::Scalars& state) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
 #include "rondo/runtime/io/checkpoint.h"
 
@@ -39,7 +40,7 @@ struct TrainOptions {
   int64_t seed = 1337;
 
   Device device;
-  std::string compile = "auto";  // after finish(): none or regions
+  CompilerOptions compiler;
   std::string dtype = "float32";
   int64_t threads = 0;
   bool check_ranks = false;

@@ -44,8 +44,8 @@ struct CrossAttentionOptions {
   double dropout = 0;                                 // as in SelfAttentionOptions
   std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if it is another one
 };
-// Queries of x, by q_attn (C, C), attend to an encoder's output, of which c_attn (2C, C) gives keys and values. Heads
-// as above.
+// Attention to an encoder's output: q_attn (C, C) makes queries of x, and c_attn (2C, C) keys and values of the output.
+// Heads as above.
 struct CrossAttention : Module<CrossAttention> {
   CrossAttention(int64_t n_embd, int64_t n_head, CrossAttentionOptions options = {});
   int64_t n_embd, n_head;
@@ -80,7 +80,7 @@ struct TransformerBlock : Module<TransformerBlock> {
   // (B, T, C) -> (B, T, C), with the operands of SelfAttention. A block with cross-attention also wants `encoded`
   // (B, S, C), or a cache that was made with it; any other block takes none.
   Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& mask = {}, const Tensor& encoded = {});
-  // Of tensors only, so that a region knows its inputs.
+  // Takes tensors only: a compiled block can be replayed.
   Tensor forward(const Tensor& x, const Tensor& encoded) { return forward(x, KVLayer(), Tensor(), encoded); }
 };
 

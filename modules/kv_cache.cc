@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 namespace {
@@ -131,15 +130,10 @@ namespace {
       "NoGrad");
 }
 
-// Runs what is recorded so far: memory that a recording has not read yet is about to change.
-std::unique_ptr<const RecordingPause> pause(std::source_location where) {
-  return std::make_unique<const RecordingPause>("a cached forward begins", where);
-}
-
 }  // namespace
 
 KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, std::source_location where)
-    : cache_(cache), T_(T), starts_(cache.lengths_), pause_(pause(where)) {
+    : cache_(cache), T_(T), starts_(cache.lengths_), eager_("a cached forward begins", where) {
   const KVCacheOptions& o = cache.options_;
   if (T <= 0) throw Error(absl::StrCat("KVCache: a forward needs at least one new token, got ", T));
   if (!counts.empty() && static_cast<int64_t>(counts.size()) != o.batch)

@@ -18,7 +18,6 @@
 
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -29,10 +28,6 @@
 #include "rondo/runtime/tensor.h"
 
 #pragma GCC visibility push(default)
-namespace rondo {
-class RecordingPause;
-}
-
 namespace rondo::nn {
 
 // A row of a KVCache has no room for the tokens that are to come.
@@ -156,7 +151,6 @@ class KVCache::Pass {
   std::vector<int64_t> starts_, counts_;
   bool uniform_ = true;              // all rows start at one slot and have T tokens
   std::map<int64_t, Tensor> masks_;  // of this pass, by window
-  const std::unique_ptr<const RecordingPause> pause_;
   const EagerScope eager_;
 };
 

@@ -106,7 +106,7 @@ class ModuleBase {
   virtual bool is_block_list() const { return false; }
   // The blocks at or below this module, in the order of the tree: the items of the outermost lists. Where an item is a
   // list itself, its items are meant. What is inside of a block is part of it, also a list. compile::compile_regions()
-  // and optim::plan_seams() cut a model here.
+  // and nn::plan_seams() cut a model here.
   std::vector<ModuleBase*> repeated_blocks() const;
   std::span<ModuleBase* const> children() const { return children_; }
   ModuleBase* parent() const { return parent_; }

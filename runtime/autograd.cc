@@ -173,6 +173,8 @@ class AccumulateNode final : public Node {
     return grad_mode || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
   }
 
+  bool has_callbacks() const { return !slot_->accumulated.empty(); }
+
   Tensor home;
   autograd::GradientParts* parts = nullptr;
   void leaf_grad_added() override {
@@ -499,6 +501,7 @@ const Node* node_of_rule() { return in_gradient_rule; }
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
 void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
+bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
   return node == nullptr ? Tensor() : node->home_for_all();

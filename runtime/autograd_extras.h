@@ -70,10 +70,29 @@ Tensor home_of_operand(int i);
 // kernel makes the output, it is made elsewhere.
 void call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs, std::span<const Tensor> homes);
 
+// Note [Gradients handed over]. A node that stands for several ops (Node::adds_to_totals) may end the gradient of a
+// leaf while it still computes those of other leaves: a compiled region does so at its seams (compile/plan/seams.h).
+// The leaf runs at once, as it would after the node: hooks, .grad, callbacks. They may update the leaf, so the node
+// must not read it any more. What they throw ends the backward.
+//
+// True if `to` is a leaf, and somebody waits for its gradient (on_accumulated).
+bool is_awaited(const LeafGrad& to);
+// Ends the leaf's gradient. `grad`: what the running node adds to it; undefined if it has been added in place
+// (`to.added`), or taken in parts. False: `to` is no leaf to which only this is to come; the node returns the gradient
+// as usual.
+bool hand_over(const LeafGrad& to, Tensor& grad);
+// Note [Gradients in parts], for a node that makes several contributions to a leaf. True if they may come in parts.
+bool comes_in_parts(const LeafGrad& to);
+// A contribution has arrived, and more will. `total`: all so far; moved to .grad if the leaf's GradientParts wants it.
+void give_part(const LeafGrad& to, Tensor& total);
+// True if somebody took the rows in place of the dense gradient.
+bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices);
+
 // For backward(): the end of the tape at a leaf.
 inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX; }
 // Null while gradients of the leaf must not come in parts.
 GradientParts* parts_of(const Node& leaf);
+bool has_callbacks(const Node& leaf);
 // A contribution has arrived at `leaf`, and more will. `total`: all so far. It is moved to .grad if the leaf's
 // GradientParts wants it; the result says so.
 bool offer_part(Node& leaf, Tensor& total);
@@ -92,12 +111,15 @@ void add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices);
 class RowsOfLeaf {
  public:
   explicit RowsOfLeaf(Node* leaf);
+  // For a rule that is traced: `taker` gets the rows.
+  explicit RowsOfLeaf(GradientParts& taker);
   ~RowsOfLeaf();
   RowsOfLeaf(const RowsOfLeaf&) = delete;
   RowsOfLeaf& operator=(const RowsOfLeaf&) = delete;
 
  private:
   Node* previous_;
+  GradientParts* previous_taker_;
 };
 
 // While in scope: ops of this thread that run under no_grad note here which leaves that require grad they read. A

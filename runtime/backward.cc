@@ -73,6 +73,21 @@ class Backward {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
   }
 
+  // Note [Gradients handed over]
+  void end_leaf(const Node& node, Tensor grad) {
+    Node* const leaf = const_cast<Node*>(&node);
+    Task& task = tasks_[leaf];
+    task.waiting = 0;
+    task.ended = true;
+    if (grad.defined()) return leaf->backward({&grad, 1}, {});
+    if (task.came_apart) return complete_leaf(*leaf);
+    leaf->leaf_grad_added();
+  }
+  void give_part(const Node& node, Tensor& total) {
+    Node* const leaf = const_cast<Node*>(&node);
+    tasks_[leaf].came_apart |= offer_part(*leaf, total);
+  }
+
   void seed(const Edge& edge, Tensor grad) {
     roots_.push_back(edge.node);
     add(edge, std::move(grad));
@@ -147,6 +162,7 @@ class Backward {
         const bool arrives = needed && grads_in[i].defined();
         if (arrives) add(edge, std::move(grads_in[i]));
         Task& task = tasks_[edge.node.get()];
+        if (task.ended) continue;
         if (--task.waiting == 0) ready.push(edge.node.get());
         else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
           task.came_apart |= offer_part(*edge.node, task.grads[0]);
@@ -160,6 +176,7 @@ class Backward {
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
     bool came_apart = false;      // a leaf's: complete_leaf()
+    bool ended = false;           // a leaf's: Note [Gradients handed over]
     bool counted = false;         // its edges are in `waiting` of what they lead to
   };
   struct LaterFirst {
@@ -344,6 +361,7 @@ Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const 
 }
 
 thread_local Node* rows_of = nullptr;
+thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
 
 }  // namespace
 
@@ -357,6 +375,25 @@ bool outer_backward_has_more(const Node& leaf) {
   return false;
 }
 
+bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
+
+bool hand_over(const LeafGrad& to, Tensor& grad) {
+  if (to.leaf == nullptr || !is_leaf_node(*to.leaf)) return false;
+  innermost->end_leaf(*to.leaf, std::move(grad));
+  return true;
+}
+
+bool comes_in_parts(const LeafGrad& to) {
+  return to.leaf != nullptr && is_leaf_node(*to.leaf) && parts_of(*to.leaf) != nullptr;
+}
+
+void give_part(const LeafGrad& to, Tensor& total) { innermost->give_part(*to.leaf, total); }
+
+bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices) {
+  const RowsOfLeaf scope(const_cast<Node*>(to.leaf));
+  return offer_rows(rows, indices);
+}
+
 // Rules also run where they are traced, or replayed; then the running node is not that of the rule.
 Tensor home_of_operand(int i) {
   const Node* const node = node_of_rule();
@@ -366,14 +403,19 @@ Tensor home_of_operand(int i) {
 }
 
 RowsOfLeaf::RowsOfLeaf(Node* leaf)
-    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)) {}
-RowsOfLeaf::~RowsOfLeaf() { rows_of = previous_; }
+    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)),
+      previous_taker_(std::exchange(rows_to, nullptr)) {}
+RowsOfLeaf::RowsOfLeaf(GradientParts& taker)
+    : previous_(std::exchange(rows_of, nullptr)), previous_taker_(std::exchange(rows_to, &taker)) {}
+RowsOfLeaf::~RowsOfLeaf() {
+  rows_of = previous_;
+  rows_to = previous_taker_;
+}
 
 bool offer_rows(const Tensor& rows, const Tensor& indices) {
-  if (rows_of == nullptr) return false;
-  GradientParts* const parts = parts_of(*rows_of);
+  GradientParts* const parts = rows_of != nullptr ? parts_of(*rows_of) : rows_to;
   if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
-  innermost->note_apart(*rows_of);
+  if (rows_of != nullptr) innermost->note_apart(*rows_of);
   return true;
 }
 

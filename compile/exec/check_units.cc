@@ -62,16 +62,16 @@ void set_check_floats(bool on) { chosen().floats.store(on, std::memory_order_rel
 
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
                                 const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished,
-                                std::span<const Tensor> homes) {
+                                std::span<const Tensor> homes, const TakeResults& take) {
   if (!checks_units()) [[likely]]
-    return program.run(inputs, floats, finished, homes);
+    return program.run(inputs, floats, finished, homes, take);
   return check_of(program, inputs, *floats)->run([&] { return program.run(inputs, floats, finished, homes); });
 }
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
-                                            const std::shared_ptr<const Floats>& floats,
-                                            std::span<const Tensor> homes) {
+                                            const std::shared_ptr<const Floats>& floats, std::span<const Tensor> homes,
+                                            const TakeResults& take) {
   if (!checks_units()) [[likely]]
-    return program.run_and_release(std::move(inputs), floats, homes);
+    return program.run_and_release(std::move(inputs), floats, homes, take);
   const auto check = check_of(program, inputs, *floats);
   return check->run([&] { return program.run_and_release(std::move(inputs), floats, homes); });
 }

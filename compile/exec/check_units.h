@@ -34,13 +34,14 @@ struct Checks {
 };
 Checks parse_checks(const char* list);
 
-// Program::run() and run_and_release(), followed by the check if it is on. Throw InternalError if numbers differ.
+// Program::run() and run_and_release(), followed by the check if it is on. Throw InternalError if numbers differ. What
+// a check compares is there at the end: it returns all results, and `take` gets none.
 std::vector<Tensor> run_checked(const Program& program, std::span<const Tensor> inputs,
                                 const std::shared_ptr<const Floats>& floats, std::vector<Tensor>* finished = nullptr,
-                                std::span<const Tensor> homes = {});
+                                std::span<const Tensor> homes = {}, const TakeResults& take = nullptr);
 std::vector<Tensor> run_and_release_checked(const Program& program, std::vector<Tensor> inputs,
                                             const std::shared_ptr<const Floats>& floats,
-                                            std::span<const Tensor> homes = {});
+                                            std::span<const Tensor> homes = {}, const TakeResults& take = nullptr);
 
 class UnitCheck {
  public:

@@ -1,6 +1,7 @@
 #include "rondo/compile/exec/executor.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/compile/stages/planted.h"
@@ -40,7 +41,20 @@ std::vector<const Tensor*> Executor::homes_of_fresh(std::span<const Tensor> home
   return found;
 }
 
-Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes) const {
+void Executor::allocate_fresh(Frame& frame, size_t begin, size_t end) const {
+  Frame::Slot* slot = frame.slots.data() + plan_.graph.inputs.size() + plan_.copies.size();
+  for (const Plan::FreshBuffer& buffer : plan_.fresh) {
+    const auto first = static_cast<size_t>(buffer.first_launch);
+    if (!slot->storage && begin <= first && first < end) {
+      slot->storage = Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device());
+      slot->data = slot->storage.data();
+    }
+    ++slot;
+  }
+}
+
+Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes,
+                           size_t end) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
   // Asked before the frame holds them, too.
@@ -74,8 +88,9 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
                  chosen[i]->storage_offset() * static_cast<int64_t>(size_of(chosen[i]->dtype()))};
     else if (release && buffer.donor >= 0 && given[static_cast<size_t>(buffer.donor)])
       *slot++ = frame.slots[static_cast<size_t>(buffer.donor)];
-    else fill(Storage::allocate(static_cast<size_t>(buffer.bytes), code_.device()));
+    else ++slot;
   }
+  allocate_fresh(frame, 0, end);
   if (plan_.arena_bytes > 0) fill(code_.lease_arena(plan_));
   return frame;
 }
@@ -214,8 +229,9 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
 }
 
 std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished,
-                                  std::span<const Tensor> homes) const {
+                                  std::span<const Tensor> homes, const TakeResults& take) const {
   enter_stage("run");
+  if (take && !plan_.seams.empty()) return run_with_seams(inputs, release, homes, take);
   const FloatingPointScope floating_point;
   NoGrad off;
   RecorderScope eager(nullptr);
@@ -229,6 +245,55 @@ std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, 
   }
   std::vector<Tensor> results = outputs(frame, done);
   if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
+  return results;
+}
+
+std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, bool release,
+                                             std::span<const Tensor> homes, const TakeResults& take) const {
+  struct Scope {  // between seams
+    FloatingPointScope floating_point;
+    NoGrad off;
+    RecorderScope eager{nullptr};
+  };
+  std::optional<Scope> scope(std::in_place);
+  Frame frame = make_frame(inputs, release, homes, static_cast<size_t>(plan_.seams[0].launch));
+  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: that the frame has not let go of
+  for (const Address& address : plan_.outputs) ++results_in[static_cast<size_t>(address.slot)];
+  std::vector<bool> gone(plan_.outputs.size(), false);
+  const auto let_go = [&](size_t output) {
+    const auto slot = static_cast<size_t>(plan_.outputs[output].slot);
+    Tensor result = frame.tensor(plan_.graph.value(plan_.graph.outputs[output]), plan_.outputs[output]);
+    gone[output] = true;
+    if (--results_in[slot] == 0) frame.slots[slot].storage = Storage();
+    return result;
+  };
+  size_t done = 0;
+  const auto run_until = [&](size_t end) {
+    allocate_fresh(frame, done, end);
+    for (; done < end; ++done) run_launch(done, frame);
+  };
+  std::vector<std::vector<Tensor>> waiting;  // of seams at the end
+  for (const Plan::Seam& seam : plan_.seams) {
+    run_until(static_cast<size_t>(seam.launch));
+    std::vector<Tensor> taken;
+    for (const int32_t output : seam.outputs) taken.push_back(let_go(static_cast<size_t>(output)));
+    if (done == plan_.launches.size()) {
+      waiting.push_back(std::move(taken));
+      continue;
+    }
+    scope.reset();
+    take(seam, std::move(taken));
+    scope.emplace();
+  }
+  run_until(plan_.launches.size());
+  std::vector<Tensor> results(plan_.outputs.size());
+  for (size_t i = 0; i < results.size(); ++i)
+    if (!gone[i]) results[i] = let_go(i);
+  if (plan_.keeps_arena && plan_.arena_bytes > 0) code_.return_arena(std::move(frame.slots.back().storage));
+  frame = Frame();
+  scope.reset();
+  for (size_t i = 0; i < waiting.size(); ++i)
+    take(plan_.seams[plan_.seams.size() - waiting.size() + i], std::move(waiting[i]));
   return results;
 }
 

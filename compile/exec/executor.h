@@ -2,6 +2,7 @@
 // compute stream of the code's device, by the target's launch functions. The CPU runs them at once.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,6 +16,9 @@
 #include "rondo/compile/target/table.h"
 
 namespace rondo::compile {
+
+// Gets the results of a seam (plan/seams.h), in the order of Seam::outputs.
+using TakeResults = std::function<void(const Plan::Seam& seam, std::vector<Tensor> results)>;
 
 // The memory of one run: inputs, copies of parameters, fresh buffers, the arena.
 struct Frame {
@@ -54,19 +58,26 @@ class Executor {
   // If a launch throws, `finished` (not null) gets the outputs that were complete by then, the others undefined.
   // `homes`: by output, the memory that the caller wants it in; undefined, or missing at the end: the run's own. An
   // output whose layout or alignment does not fit its home, or whose memory is not its alone, goes elsewhere.
+  // `take`: what it gets is returned as undefined. Null: all results are returned.
   std::vector<Tensor> run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished = nullptr,
-                          std::span<const Tensor> homes = {}) const;
+                          std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
 
   // A plan of table launches (make_table_plan).
   void run_tables(std::span<const TableArgument> tables) const;
   // The same for one of them, in two parts: what may fail, and what the result does. Null: nothing may fail.
   absl::AnyInvocable<void()> ready_table(size_t launch, const TableArgument& argument) const;
 
-  // The parts of run(), for timing single launches.
-  Frame make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes = {}) const;
+  // The parts of run(), for timing single launches. What a launch from `end` on is the first to touch has no memory.
+  Frame make_frame(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes = {},
+                   size_t end = SIZE_MAX) const;
   void run_launch(size_t launch, const Frame& frame) const;
 
  private:
+  // The fresh buffers that a launch in [begin, end) is the first to touch.
+  void allocate_fresh(Frame& frame, size_t begin, size_t end) const;
+  // A run of all launches, in which `take` gets the results of seams.
+  std::vector<Tensor> run_with_seams(std::span<const Tensor> inputs, bool release, std::span<const Tensor> homes,
+                                     const TakeResults& take) const;
   // By fresh buffer: the home of the output that is all of it; null: none.
   std::vector<const Tensor*> homes_of_fresh(std::span<const Tensor> homes) const;
   void run_kernel(const Launch& launch, const Frame& frame) const;

@@ -3,7 +3,6 @@
 #include <chrono>
 
 #include "rondo/compile/codegen/loop_text.h"
-#include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/tune.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/reproducer.h"
@@ -134,12 +133,13 @@ std::shared_ptr<const void> Program::keep(const std::shared_ptr<const Floats>& f
 }
 
 std::vector<Tensor> Program::run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
-                                 std::vector<Tensor>* finished, std::span<const Tensor> homes) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished, homes);
+                                 std::vector<Tensor>* finished, std::span<const Tensor> homes,
+                                 const TakeResults& take) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/false, finished, homes, take);
 }
 std::vector<Tensor> Program::run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
-                                             std::span<const Tensor> homes) const {
-  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true, nullptr, homes);
+                                             std::span<const Tensor> homes, const TakeResults& take) const {
+  return Executor(plan_, code_, *floats, keep(floats)).run(inputs, /*release=*/true, nullptr, homes, take);
 }
 
 }  // namespace rondo::compile

@@ -9,6 +9,7 @@
 
 #include "absl/functional/any_invocable.h"
 #include "rondo/compile/exec/code.h"
+#include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/floats.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/plan/make_plan.h"
@@ -53,10 +54,11 @@ class Program : public std::enable_shared_from_this<Program> {
   // Executor::run(), with these floats (for this plan). Its numbers are not checked: regions call run_checked()
   // (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
-                          std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {}) const;
+                          std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {},
+                          const TakeResults& take = nullptr) const;
   // The same; donated inputs that nobody but `inputs` holds are written over.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
-                                      std::span<const Tensor> homes = {}) const;
+                                      std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
   // True if run_and_release() could write over anything.
   bool reuses_inputs() const { return plan_.reuses_inputs; }
 

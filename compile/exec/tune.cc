@@ -8,7 +8,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/made_up.h"
-#include "rondo/compile/exec/tuner.h"
+#include "rondo/compile/jit/tuner.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/parallel.h"

@@ -1,6 +1,9 @@
 #include "rondo/compile/jit/artifacts.h"
 
 #include <algorithm>
+#include <istream>
+#include <iterator>
+#include <ostream>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -8,10 +11,12 @@
 #include "rondo/compile/cache.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/targets.h"
+#include "rondo/compile/jit/tuner.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/trusted_file.h"
+#include "rondo/runtime/within_memory.h"
 
 // The file functions and the report of cache.h: what this process has for all targets.
 namespace rondo::compile {
@@ -36,6 +41,65 @@ std::string missing_device(const Target& target) {
                       here.empty() ? "" : "; make it for this device with compile_for()");
 }
 
+// Takes a section for `target`. Its choices of Mode::kMaxAutotune go to the tuner, once its kernels are taken.
+absl::Status take(const Target& target, KernelFile section) {
+  const std::string build = component(HostKey::parse(section.host), "build");
+  for (const RuntimeCode& kind : target.runtime_code)
+    if (kind.build == build) return kind.take(section);
+  std::vector<KernelRecord>& records = section.kernels;
+  const auto choices = std::stable_partition(records.begin(), records.end(),
+                                             [](const KernelRecord& r) { return !Tuner::is_choice(r); });
+  const std::vector<KernelRecord> chosen(std::make_move_iterator(choices), std::make_move_iterator(records.end()));
+  records.erase(choices, records.end());
+  absl::Status status = CodeStore::of(target).take(std::move(section));
+  for (const KernelRecord& record : chosen)
+    if (status.ok()) status = Tuner::instance().take(target.key().text(), record);
+  return status;
+}
+
+constexpr const char* kNoPath = "artifacts";
+
+int load(std::string_view bytes, const std::string& path) {
+  using Cause = ArtifactError::Cause;
+  const auto fail = [&](Cause cause, const std::string& why) { throw ArtifactError(path, cause, why); };
+  absl::StatusOr<std::vector<KernelFile>> sections = io::unpack_artifact(bytes);
+  if (absl::IsFailedPrecondition(sections.status()))
+    fail(Cause::kOtherVersion, std::string(sections.status().message()));
+  if (!sections.ok()) fail(Cause::kDamaged, std::string(sections.status().message()));
+  int taken = 0;
+  std::vector<std::string> reasons;  // why sections were passed over
+  Cause cause = Cause::kOtherVersion;
+  const auto pass_over = [&](std::string why, bool other_machine) {
+    if (other_machine) cause = Cause::kOtherMachine;
+    if (std::find(reasons.begin(), reasons.end(), why) == reasons.end()) reasons.push_back(std::move(why));
+  };
+  for (KernelFile& section : *sections) {
+    const HostKey made_for = HostKey::parse(section.host);
+    const std::string name = component(made_for, "target");
+    const auto target = std::find_if(targets().begin(), targets().end(),
+                                     [&](const Target* t) { return t->name() == name; });
+    if (target == targets().end()) {
+      pass_over(
+          absl::StrCat("made for ", name.empty() ? "an unknown target" : name, ", which this build does not know"),
+          /*other_machine=*/true);
+      continue;
+    }
+    if (!device_of(**target).has_value()) {
+      pass_over(missing_device(**target), /*other_machine=*/true);
+      continue;
+    }
+    const auto count = std::count_if(section.kernels.begin(), section.kernels.end(),
+                                     [](const KernelRecord& r) { return !Tuner::is_choice(r); });
+    const bool same_machine = component(made_for, "cpu") == component((*target)->key(), "cpu");
+    const absl::Status status = take(**target, std::move(section));
+    if (status.ok()) taken += static_cast<int>(count);
+    else if (absl::IsFailedPrecondition(status)) pass_over(std::string(status.message()), !same_machine);
+    else fail(Cause::kDamaged, std::string(status.message()));
+  }
+  if (taken == 0 && !reasons.empty()) fail(cause, absl::StrJoin(reasons, "; "));
+  return taken;
+}
+
 }  // namespace
 
 std::vector<KernelFile> artifact_sections(std::span<const Target* const> of) {
@@ -43,8 +107,12 @@ std::vector<KernelFile> artifact_sections(std::span<const Target* const> of) {
   for (const Target* target : of) {
     // No store is made here: a key asks for the compiler.
     for (const CodeStore* store : CodeStore::all())
-      if (KernelFile generated = store->contents(); &store->target() == target && !generated.kernels.empty())
-        sections.push_back(std::move(generated));
+      if (&store->target() == target) {
+        KernelFile generated = store->contents();
+        std::vector<KernelRecord> choices = Tuner::instance().contents(generated.host);
+        std::move(choices.begin(), choices.end(), std::back_inserter(generated.kernels));
+        if (!generated.kernels.empty()) sections.push_back(std::move(generated));
+      }
     for (const RuntimeCode& code : target->runtime_code)
       for (KernelFile& made : code.contents())
         if (!made.kernels.empty()) sections.push_back(std::move(made));
@@ -58,46 +126,28 @@ void write_artifact(const std::string& path, const std::string& packed) {
   out.commit();
 }
 
-void save_artifacts(const std::string& path) { write_artifact(path, io::pack_artifact(artifact_sections(targets()))); }
+void save_artifacts(const std::string& path) { write_artifact(path, artifact_bytes()); }
+void save_artifacts(std::ostream& out) {
+  const std::string bytes = artifact_bytes();
+  if (!out.write(bytes.data(), static_cast<std::streamsize>(bytes.size())).flush())
+    throw Error("save_artifacts: the stream did not take the bytes");
+}
+std::string artifact_bytes() {
+  return within_memory("artifact_bytes", [] { return io::pack_artifact(artifact_sections(targets())); });
+}
 
 int load_artifacts(const std::string& path) {
-  const auto fail = [&](const std::string& why) { throw FileError(path, "artifacts: " + why); };
   const absl::StatusOr<std::string> bytes = io::read_trusted_file(path);
-  if (!bytes.ok()) fail(std::string(bytes.status().message()));
-  absl::StatusOr<std::vector<KernelFile>> sections = io::unpack_artifact(*bytes);
-  if (!sections.ok()) fail(std::string(sections.status().message()));
-  int taken = 0;
-  std::vector<std::string> reasons;  // why sections were passed over
-  const auto pass_over = [&](std::string why) {
-    if (std::find(reasons.begin(), reasons.end(), why) == reasons.end()) reasons.push_back(std::move(why));
-  };
-  for (KernelFile& section : *sections) {
-    const HostKey made_for = HostKey::parse(section.host);
-    const std::string name = component(made_for, "target");
-    const auto target = std::find_if(targets().begin(), targets().end(),
-                                     [&](const Target* t) { return t->name() == name; });
-    if (target == targets().end()) {
-      pass_over(
-          absl::StrCat("made for ", name.empty() ? "an unknown target" : name, ", which this build does not know"));
-      continue;
-    }
-    if (!device_of(**target).has_value()) {
-      pass_over(missing_device(**target));
-      continue;
-    }
-    const int count = static_cast<int>(section.kernels.size());
-    const std::string build = component(made_for, "build");
-    const std::span<const RuntimeCode> kinds = (*target)->runtime_code;
-    const auto kind = std::find_if(kinds.begin(), kinds.end(), [&](const RuntimeCode& k) { return k.build == build; });
-    const absl::Status status = kind != kinds.end() ? kind->take(section)
-                                                    : CodeStore::of(**target).take(std::move(section));
-    if (status.ok()) taken += count;
-    else if (absl::IsFailedPrecondition(status)) pass_over(std::string(status.message()));
-    else fail(std::string(status.message()));
-  }
-  if (taken == 0 && !reasons.empty()) fail(absl::StrJoin(reasons, "; "));
-  return taken;
+  if (!bytes.ok()) throw FileError(path, std::string(bytes.status().message()));
+  return load(*bytes, path);
 }
+int load_artifacts(std::istream& in) {
+  return within_memory("load_artifacts", [&] {
+    const std::string bytes{std::istreambuf_iterator<char>(in), {}};
+    return load(bytes, kNoPath);
+  });
+}
+int load_artifact_bytes(std::string_view bytes) { return load(bytes, kNoPath); }
 
 CacheReport cache_report() {
   CacheReport sum = CodeStore::of(target_of(kCPU)).report();

@@ -73,9 +73,11 @@ std::vector<CodeStore*> CodeStore::all() {
   return all;
 }
 
-void CodeStore::forget_all() {
+int64_t CodeStore::forget_all() {
   std::lock_guard lock(stores().mutex);
-  for (const auto& [target, store] : stores().by_target) store->forget();
+  int64_t forgotten = 0;
+  for (const auto& [target, store] : stores().by_target) forgotten += store->forget();
+  return forgotten;
 }
 
 // Code from an object; null and `damage` set if it is no object of ours.
@@ -235,10 +237,12 @@ CacheReport CodeStore::report() const {
   return report;
 }
 
-void CodeStore::forget() {
+int64_t CodeStore::forget() {
   std::lock_guard lock(mutex_);
+  const auto forgotten = static_cast<int64_t>(held_.size());
   held_.clear();
   has_artifacts_ = false;
+  return forgotten;
 }
 
 }  // namespace rondo::compile

@@ -49,8 +49,8 @@ class CodeStore {
   // Takes such code. kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
   absl::Status take(KernelFile file);
   CacheReport report() const;
-  void forget();
-  static void forget_all();              // of those of this process
+  int64_t forget();                      // returns the number of kernels that it forgot, as does:
+  static int64_t forget_all();           // of those of this process
   static std::vector<CodeStore*> all();  // of this process
   const Target& target() const { return target_; }
   bool has_artifacts() const;

@@ -92,6 +92,6 @@ bool jit_available() {
                      [](const Target* target) { return can_make_code(*target) && device_of(*target).has_value(); });
 }
 
-void forget_code() { CodeStore::forget_all(); }
+int64_t forget_code() { return CodeStore::forget_all(); }
 
 }  // namespace rondo::compile

@@ -64,6 +64,6 @@ bool jit_available();
 
 // Forgets the code in memory that no executable holds: for tests, and for measurements of a cold or warm start. What is
 // on disk stays.
-void forget_code();
+int64_t forget_code();
 
 }  // namespace rondo::compile

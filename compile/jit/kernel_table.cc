@@ -168,7 +168,7 @@ class KernelTable {
 // Never destroyed: compiled code is callable until the process ends.
 KernelTable& table() {
   static auto* table = [] {
-    memory::on_trim(&forget_unused_kernels);
+    memory::on_trim([] { forget_unused_kernels(); });
     return new KernelTable;
   }();
   return *table;
@@ -184,9 +184,9 @@ std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
   return table().find(kernels, target);
 }
 void forget_unused_variants() { table().forget_unused_kernels(); }
-void forget_unused_kernels() {
+int64_t forget_unused_kernels() {
   forget_unused_variants();
-  forget_code();
+  return forget_code();
 }
 
 }  // namespace rondo::compile

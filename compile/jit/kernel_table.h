@@ -28,8 +28,8 @@ CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels,
                                             const Target& target = target_of(kCPU));
 
-// Forgets every kernel that no program holds: for tests and for measurements of a cold start.
-void forget_unused_kernels();
+// Forgets every kernel that no program holds, and the code of all; returns how many kernels had code.
+int64_t forget_unused_kernels();
 // Forgets which sizes were met; code in memory stays.
 void forget_unused_variants();
 

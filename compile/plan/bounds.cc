@@ -73,6 +73,7 @@ class Finder {
     check_views();
     check_placements();
     check_results();
+    check_seams();
     return fault_.empty() ? std::nullopt : std::optional(OutOfBounds{-1, fault_});
   }
 
@@ -252,6 +253,29 @@ class Finder {
       if (plan_.outputs[i].slot == plan_.arena_slot())
         refuse(absl::StrCat("the result ", name(id), " lies in the arena, which the next run writes over"));
       check(plan_.outputs[i], reach_of(value, value.dtype), value.dtype, absl::StrCat("the result ", name(id)));
+    }
+  }
+
+  // Nothing touches a result that was handed over.
+  void check_seams() {
+    std::vector<bool> handed_over(plan_.outputs.size(), false);
+    for (size_t s = 0; s < plan_.seams.size(); ++s) {
+      const Plan::Seam& seam = plan_.seams[s];
+      const auto next = static_cast<size_t>(seam.launch);
+      if (s > 0 && seam.launch < plan_.seams[s - 1].launch) refuse("the seams are not in order");
+      if (next > 0 && next < plan_.launches.size() && plan_.launches[next].kind == Launch::Kind::kCombine &&
+          plan_.launches[next - 1].kind == Launch::Kind::kCombine)
+        refuse(absl::StrCat("the seam before launch ", next, " parts launches that run as one"));
+      for (int32_t output : seam.outputs) {
+        const auto at = static_cast<size_t>(output);
+        if (handed_over[at]) refuse(absl::StrCat("result ", output, " is handed over twice"));
+        handed_over[at] = true;
+        for (size_t i = next; i < plan_.launches.size(); ++i)
+          for (const Address& address : plan_.launches[i].addresses)
+            if (address.slot == plan_.outputs[at].slot)
+              refuse(absl::StrCat("launch ", i, " touches result ", output, ", which was handed over before launch ",
+                                  next));
+      }
     }
   }
 

@@ -82,27 +82,40 @@ int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   return grain * static_cast<int64_t>(kUsual) / static_cast<int64_t>(std::max(kUsual, instructions));
 }
 
-// Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any.
-void gather_sums(Plan& plan) {
+// Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any,
+// or for the last launch that writes a result of a seam.
+void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
   std::vector<Launch> order, waiting;
   ValueMap<bool> awaited(plan.graph, false);  // by root value
   const auto root = [&](ValueId id) { return plan.graph.value(id).root; };
+  ValueMap<int32_t> seam_of(plan.graph, -1);  // by root value
+  for (size_t s = 0; s < seams.size(); ++s)
+    for (int32_t output : seams[s].outputs)
+      seam_of[root(plan.graph.outputs[static_cast<size_t>(output)])] = static_cast<int32_t>(s);
+  std::vector<int> unwritten(seams.size(), 0);
+  const auto for_each_seam = [&](const Launch& launch, auto visit) {
+    for (ValueId id : written(plan, launch))
+      if (id != kNoValue && seam_of[root(id)] >= 0) visit(static_cast<size_t>(seam_of[root(id)]));
+  };
+  for (const Launch& launch : plan.launches) for_each_seam(launch, [&](size_t s) { ++unwritten[s]; });
   const auto finish = [&] {
     for (Launch& launch : waiting) order.push_back(std::move(launch));
     waiting.clear();
+    awaited.assign(awaited.size(), false);
   };
   for (Launch& launch : plan.launches) {
     const std::vector<ValueId> values = touched(plan, launch);
-    if (std::any_of(values.begin(), values.end(), [&](ValueId id) { return id != kNoValue && awaited[root(id)]; })) {
+    if (std::any_of(values.begin(), values.end(), [&](ValueId id) { return id != kNoValue && awaited[root(id)]; }))
       finish();
-      awaited.assign(awaited.size(), false);
-    }
+    bool ends_part = false;
+    for_each_seam(launch, [&](size_t s) { ends_part |= --unwritten[s] == 0; });
     if (launch.kind == Launch::Kind::kCombine) {
       for (const ValueId id : values) awaited[root(id)] = true;
       waiting.push_back(std::move(launch));
     } else {
       order.push_back(std::move(launch));
     }
+    if (ends_part) finish();
   }
   finish();
   plan.launches = std::move(order);
@@ -163,7 +176,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
     plan.launches.back().checks = checks_of(plan, plan.launches.back());
     if (combines) plan.launches.push_back({.kind = Launch::Kind::kCombine, .kernel = kernel, .nodes = {}});
   }
-  if (target.capabilities.gathers_sums) gather_sums(plan);
+  if (target.capabilities.gathers_sums) gather_sums(plan, options.seams);
   number_floats(plan);
   return plan;
 }
@@ -172,6 +185,7 @@ Plan make_plan(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan = plan_launches(std::move(source), target, options);
   enter_stage("plan");
   plan_memory(plan, options.updates, options.donated, target.capabilities.alignment);
+  place_seams(plan, options.seams);
   plan.keeps_arena = options.mode == Mode::kReduceOverhead;
   return plan;
 }

@@ -7,6 +7,7 @@
 #include "rondo/compile/options.h"
 #include "rondo/compile/plan/memory.h"
 #include "rondo/compile/plan/plan.h"
+#include "rondo/compile/plan/seams.h"
 #include "rondo/compile/target/target.h"
 
 namespace rondo::compile {
@@ -17,6 +18,7 @@ struct PlanOptions {
   Epilogues epilogues = Epilogues::kTuned;
   std::vector<Update> updates = {};  // plan_memory()
   std::vector<bool> donated = {};
+  std::vector<PlannedSeam> seams = {};
   // Whether a product is faster with these epilogues than without (exec/tune.h); null: it is not tried.
   std::function<bool(const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues)> epilogues_pay =
       nullptr;

@@ -62,7 +62,14 @@ struct Plan {
   // Memory that is allocated for each run, because the caller gets it.
   struct FreshBuffer {
     int64_t bytes = 0;
-    int32_t donor = -1;  // an input whose memory it is, where that is given away
+    int32_t donor = -1;        // an input whose memory it is, where that is given away
+    int32_t first_launch = 0;  // that touches it; in a plan with seams
+  };
+  // Where a run hands over results that it needs no more: Note [Seams] in plan/seams.h.
+  struct Seam {
+    int32_t launch = 0;            // that comes next; at the end: the number of launches
+    int32_t part = 0;              // of the model, as its entry numbers them
+    std::vector<int32_t> outputs;  // positions in graph.outputs
   };
   // The 16-bit copy of an input that is a parameter (runtime/lowered.h).
   struct ParameterCopy {
@@ -77,7 +84,9 @@ struct Plan {
   ValueMap<Placement> placements;
   std::vector<FreshBuffer> fresh;
   std::vector<ParameterCopy> copies;
-  std::vector<Address> outputs;  // of graph.outputs
+  std::vector<Address> outputs;      // of graph.outputs
+  std::vector<Seam> seams;           // in order
+  std::vector<int32_t> last_launch;  // by input, that touches it; -1: none does. In a plan with seams
   int64_t arena_bytes = 0;
   bool keeps_arena = false;    // from run to run (Mode::kReduceOverhead)
   bool reuses_inputs = false;  // a run may write over inputs that its caller gives away

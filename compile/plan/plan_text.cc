@@ -18,6 +18,7 @@
 //   fresh 2048 donor=-1
 //   copy 1 bf16
 //   results 2+0
+//   seam 2 part=0 results 0                                # before launch 2: positions of results
 //   arena 4096 kept reuses_inputs
 #include <algorithm>
 
@@ -27,6 +28,7 @@
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/plan/bounds.h"
 #include "rondo/compile/plan/plan.h"
+#include "rondo/compile/plan/seams.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::compile {
@@ -129,6 +131,7 @@ class PlanParser {
     in_.expect("results");
     plan_.outputs = addresses();
     in_.end_line();
+    while (in_.accept("seam")) seam();
     in_.expect("arena");
     plan_.arena_bytes = number(0, kMost);
     plan_.keeps_arena = in_.accept("kept");
@@ -137,6 +140,7 @@ class PlanParser {
     if (!in_.at_end()) in_.fail("nothing more was expected");
     check();
     number_floats(plan_);
+    note_lifetimes(plan_);
     return std::move(plan_);
   }
 
@@ -316,6 +320,16 @@ class PlanParser {
     in_.end_line();
   }
 
+  void seam() {
+    Plan::Seam& seam = plan_.seams.emplace_back();
+    seam.launch = index(plan_.launches.size() + 1);
+    in_.expect("part=");
+    seam.part = static_cast<int32_t>(number(0, INT32_MAX));
+    in_.expect("results");
+    while (!in_.at_end_of_line()) seam.outputs.push_back(index(plan_.graph.outputs.size()));
+    in_.end_line();
+  }
+
   // This could not be known while it was read.
   void check() {
     if (plan_.outputs.size() != plan_.graph.outputs.size())
@@ -347,6 +361,11 @@ std::string to_string(const Plan& plan) {
     absl::StrAppend(&text, "copy ", copy.input, " ", std::string(name_of(copy.dtype)), "\n");
   text += "results";
   append_addresses(text, plan.outputs);
+  for (const Plan::Seam& seam : plan.seams) {
+    absl::StrAppend(&text, "seam ", seam.launch, " part=", seam.part, " results");
+    for (int32_t output : seam.outputs) absl::StrAppend(&text, " ", output);
+    text += "\n";
+  }
   absl::StrAppend(&text, "arena ", plan.arena_bytes, plan.keeps_arena ? " kept" : "",
                   plan.reuses_inputs ? " reuses_inputs" : "", "\n");
   return text;

@@ -49,6 +49,26 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
                    describe_location(call.where)));
 }
 
+// What a backward reads and others hold, too: who gets gradients at a seam (plan/seams.h) may write to it.
+class Watched {
+ public:
+  Watched(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
+    for (size_t k = 0; k < inputs.size(); ++k)
+      if (backward.inputs[k].kind == BackwardInput::kSaved && inputs[k].defined() &&
+          !autograd::is_only_holder(inputs[k]))
+        read_.emplace_back(k, SavedTensor(inputs[k], false));
+  }
+  // Throws StaleTensorError if something that is read behind the seam was overwritten.
+  void check(const Plan::Seam& seam, const char* node) const {
+    for (const auto& [input, saved] : read_)
+      if (plan_.last_launch[input] >= seam.launch) saved.get(node, {});
+  }
+
+ private:
+  const Plan& plan_;
+  std::vector<std::pair<size_t, SavedTensor>> read_;
+};
+
 class CompiledNode final : public RegionNode, public std::enable_shared_from_this<CompiledNode> {
  public:
   CompiledNode(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::span<const Tensor> results)
@@ -153,6 +173,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
            KeptValues::Pass& pass) {
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
+    choose_seams(leaf_grads, arriving);
     if (entry_.options.exact) note_layouts(grads_out, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
@@ -176,25 +197,82 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (backward.program->reuses_inputs() && autograd::LastRead::now() && pass.is_last) kept_.release(pass);
     count(Outcome::kCompiled);
     const std::vector<Tensor> homes = homes_of(backward, grads_in, leaf_grads, arriving);
-    const std::vector<Tensor> grads = pass.released
-                                          ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
-                                                                    homes)
-                                          : run_checked(*backward.program, inputs, bound.floats, nullptr, homes);
-    for (size_t i = 0; i < grads.size(); ++i) {
+    const auto pass_on = [&](size_t i, Tensor grad) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       if (arriving.owned[at]) {
         Tensor leaf = leaves[at];
-        if (grads[i].storage() == leaf.storage()) leaf.storage().bump_version();
-        else leaf.copy_(grads[i]);
+        if (grad.storage() == leaf.storage()) leaf.storage().bump_version();
+        else leaf.copy_(grad);
         leaf_grads[at].added = true;
-        continue;
+        return;
       }
-      if (i < homes.size() && homes[i].defined() && grads[i].storage() == homes[i].storage()) {
+      if (i < homes.size() && homes[i].defined() && grad.storage() == homes[i].storage()) {
         homes[i].storage().bump_version();
         leaf_grads[at].added = true;
-        continue;
+        return;
       }
-      grads_in[at] = grads_in[at].defined() && !arriving.totals[at] ? grads_in[at] + grads[i] : grads[i];
+      if (grads_in[at].defined() && !arriving.totals[at]) grads_in[at] = grads_in[at] + grad;
+      else grads_in[at] = std::move(grad);
+    };
+    const auto take_gradient = [&](size_t i, Tensor grad) {
+      const auto at = static_cast<size_t>(backward.grad_inputs[i]);
+      pass_on(i, std::move(grad));
+      if (comes_in_parts(at, arriving)) autograd::give_part(leaf_grads[at], grads_in[at]);
+      else if (arriving.at_seams) autograd::hand_over(leaf_grads[at], grads_in[at]);
+    };
+    TakeResults take;
+    if (arriving.at_seams)
+      take = [&, later = Watched(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
+        for (size_t r = 0; r < results.size(); ++r)
+          take_gradient(static_cast<size_t>(seam.outputs[r]), std::move(results[r]));
+        later.check(seam, name());
+      };
+    std::vector<Tensor> results = pass.released
+                                      ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
+                                                                homes, take)
+                                      : run_checked(*backward.program, inputs, bound.floats, nullptr, homes, take);
+    const auto take_rest = [&](size_t i) {
+      if (i < backward.grad_inputs.size() && results[i].defined()) take_gradient(i, std::move(results[i]));
+    };
+    for (const Plan::Seam& seam : backward.program->plan().seams)  // that a check has kept back
+      for (const int32_t output : seam.outputs) take_rest(static_cast<size_t>(output));
+    for (size_t i = 0; i < results.size(); ++i) take_rest(i);
+    if (!backward.rows.empty()) end_in_rows(backward, results, grads_in, leaf_grads);
+  }
+
+  // Gradients leave at seams if somebody waits for them, and in parts where an averager asks for parts.
+  void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
+    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
+                                                             [](const auto& to) { return autograd::is_awaited(to); });
+    if (!arriving.at_seams) return;
+    for (const int32_t input : entry_.may_split)
+      if (const auto at = static_cast<size_t>(input); autograd::comes_in_parts(leaf_grads[at])) {
+        arriving.in_parts.resize(leaf_grads.size());
+        arriving.in_parts[at] = true;
+      }
+  }
+  static bool comes_in_parts(size_t input, const Arriving& arriving) {
+    return !arriving.in_parts.empty() && arriving.in_parts[input];
+  }
+
+  // Note [Gradients in parts] in runtime/autograd_extras.h: the last contributions, as the rules of lookups make them.
+  void end_in_rows(const CompiledBackward& backward, std::span<const Tensor> results, std::span<Tensor> grads_in,
+                   std::span<const LeafGrad> leaf_grads) const {
+    for (size_t r = 0; r < backward.rows.size(); ++r) {
+      const auto& [input, rows_at, indices_at] = backward.rows[r];
+      const LeafGrad& to = leaf_grads[static_cast<size_t>(input)];
+      Tensor& total = grads_in[static_cast<size_t>(input)];
+      const Tensor &rows = results[static_cast<size_t>(rows_at)], &indices = results[static_cast<size_t>(indices_at)];
+      if (!autograd::offer_rows(to, rows, indices)) {
+        const Value& table = entry_.forward_graph.value(entry_.forward_graph.inputs[static_cast<size_t>(input)]);
+        if (!total.defined()) total = Tensor::zeros(table.sizes, {table.dtype, rows.device()});
+        else if (!autograd::may_overwrite(total)) total = total.clone();
+        autograd::add_rows(total, rows, indices);
+      }
+      const bool is_last = std::none_of(backward.rows.begin() + static_cast<std::ptrdiff_t>(r) + 1, backward.rows.end(),
+                                        [&](const auto& other) { return other.input == input; });
+      if (is_last) autograd::hand_over(to, total);
+      else if (total.defined()) autograd::give_part(to, total);
     }
   }
 
@@ -206,7 +284,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     bool any = false;
     for (size_t i = 0; i < homes.size(); ++i) {
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
-      if (leaf_grads[at].leaf == nullptr || arriving.owned[at] || grads_in[at].defined()) continue;
+      if (leaf_grads[at].leaf == nullptr || arriving.owned[at] || grads_in[at].defined() ||
+          comes_in_parts(at, arriving))
+        continue;
       homes[i] = autograd::gradient_home(*leaf_grads[at].leaf);
       any = any || homes[i].defined();
     }

@@ -54,10 +54,58 @@ bool any_hidden(const Graph& recorded) {
                      [&](ValueId id) { return recorded.value(id).hidden; });
 }
 
+// The input of the recording that a backward reads, or whose memory it reads; -1: it is no input's.
+int32_t input_read(const BackwardInput& source, const Partition& partition) {
+  if (source.kind != BackwardInput::kSaved || source.index < 0) return -1;
+  const Partition::Kept& kept = partition.kept()[static_cast<size_t>(source.index)];
+  if (kept.is_input) return kept.index;
+  const Graph& forward = partition.forward();
+  const ValueId root = forward.value(forward.outputs[static_cast<size_t>(kept.index)]).root;
+  const auto found = std::find(forward.inputs.begin(), forward.inputs.end(), root);
+  return found == forward.inputs.end() ? -1 : static_cast<int32_t>(found - forward.inputs.begin());
+}
+
+// A seam for each block, and for each parameter outside of the blocks: these are final when they are, which nothing in
+// the model says. The first part of a gradient in parts has one of its own.
+std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition& partition,
+                                  std::span<const Part> parts) {
+  std::vector<PlannedSeam> seams;
+  std::vector<int32_t> seam_of(derived.contributions.size(), -1);  // by input of the recording
+  for (size_t p = 0; p < parts.size(); ++p)
+    for (const int32_t input : parts[p].inputs) {
+      if (parts[p].path.empty() || input == parts[p].inputs[0])
+        seams.push_back({.part = static_cast<int32_t>(p), .outputs = {}, .overwritten = {}});
+      seam_of[static_cast<size_t>(input)] = static_cast<int32_t>(seams.size()) - 1;
+    }
+  const auto find = [&](int32_t input) {
+    const int32_t seam = input < 0 ? -1 : seam_of[static_cast<size_t>(input)];
+    return seam < 0 ? nullptr : &seams[static_cast<size_t>(seam)];
+  };
+  for (size_t k = 0; k < derived.inputs.size(); ++k)
+    if (PlannedSeam* const seam = find(input_read(derived.inputs[k], partition)); seam != nullptr)
+      seam->overwritten.push_back(static_cast<int32_t>(k));
+  const auto in_parts = [&](int input) {
+    return std::any_of(derived.rows.begin(), derived.rows.end(), [&](const auto& rows) { return rows.input == input; });
+  };
+  std::vector<PlannedSeam> first_parts;
+  for (size_t i = 0; i < derived.grad_inputs.size(); ++i) {
+    PlannedSeam* const seam = find(derived.grad_inputs[i]);
+    if (seam == nullptr) continue;
+    const auto output = static_cast<int32_t>(i);
+    if (!in_parts(derived.grad_inputs[i])) seam->outputs.push_back(output);
+    else first_parts.push_back({.part = seam->part, .outputs = {output}, .overwritten = {}});
+  }
+  seams.insert(seams.end(), first_parts.begin(), first_parts.end());
+  std::erase_if(seams, [](const PlannedSeam& seam) { return seam.outputs.empty(); });
+  return seams;
+}
+
 CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
-                                  ProgramOptions options, const std::vector<bool>& owned = {}) {
+                                  ProgramOptions options, std::span<const Part> parts,
+                                  const std::vector<bool>& owned = {}) {
   layouts.apply(derived);
   partition.apply(derived);
+  options.plan.seams = seams_of(derived, partition, parts);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
     options.plan.donated.push_back(partition.may_donate(source));
@@ -79,6 +127,7 @@ CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts,
   }
   backward.contributions = std::move(derived.contributions);
   backward.grad_inputs = std::move(derived.grad_inputs);
+  backward.rows = std::move(derived.rows);
   return backward;
 }
 
@@ -158,7 +207,16 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
     entry->forward = compile_forward(entry->layouts_of(symbolic).graph());
     return finished();
   }
-  const Arriving usual{usual_gradients(recorded), {}};
+  entry->parts = request.parts;
+  entry->at_seams = request.at_seams && !entry->parts.empty();
+  if (!entry->parts.empty()) entry->may_split = inputs_in_parts(recorded);
+  for (int32_t input : entry->may_split)
+    if (entry->at_seams && request.in_parts[static_cast<size_t>(input)]) {
+      entry->in_parts.resize(recorded.inputs.size());
+      entry->in_parts[static_cast<size_t>(input)] = true;
+    }
+  const Arriving usual{
+      .gradients = usual_gradients(recorded), .at_seams = entry->at_seams, .in_parts = entry->in_parts};
   BackwardGraph derived = derive_backward(symbolic, usual, request.device);
   exact = exact || !may_relax(symbolic, &derived);
   if (!exact && any_hidden(recorded)) {  // other backwards may come
@@ -173,13 +231,14 @@ std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& 
   const Layouts layouts = entry->layouts_of(symbolic);
   entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);
   if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program, entry->parts_of(usual));
   } else {
     SizeMarks marks = backward_marks(*entry, usual);
     marks.ranges_met = met;
     ProgramOptions marked_program = program;
     marked_program.marks = &marks;
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program);
+    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program,
+                                       entry->parts_of(usual));
   }
   entry->forward = compile_forward(entry->partition->forward());
   return finished();
@@ -228,6 +287,9 @@ std::string to_string(const Arriving& arriving) {
   const auto& others = arriving.in_other_layout;
   if (!others.empty())
     absl::StrAppend(&text, ", ", std::count(others.begin(), others.end(), true), " in another layout than the output");
+  if (arriving.at_seams) text += ", and gradients leave at seams";
+  if (!arriving.in_parts.empty())
+    absl::StrAppend(&text, ", ", std::count(arriving.in_parts.begin(), arriving.in_parts.end(), true), " in parts");
   return text;
 }
 }  // namespace
@@ -235,7 +297,9 @@ std::string to_string(const Arriving& arriving) {
 bool Entry::is_usual(const Arriving& arriving) const {
   // Every backward asks, so no list is made.
   const Graph& recorded = forward_graph;
-  if (arriving.gradients.size() != recorded.outputs.size()) return false;
+  if (arriving.gradients.size() != recorded.outputs.size() || arriving.at_seams != at_seams ||
+      arriving.in_parts != in_parts)
+    return false;
   for (size_t i = 0; i < recorded.outputs.size(); ++i) {
     const Value& output = recorded.value(recorded.outputs[i]);
     if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
@@ -293,7 +357,7 @@ std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arr
     const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition);
     invariant(kept.keeps_the_same_as(*partition), "a backward with other floats wants other values of the forward");
     CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), layouts, kept, program,
-                                             arriving.owned);
+                                             parts_of(arriving), arriving.owned);
     made.guards = trace.guards();
     made.floats.assign(recorded.begin(), recorded.end());
     return std::make_shared<const CompiledBackward>(std::move(made));

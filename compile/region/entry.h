@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -28,11 +29,18 @@ struct CompiledBackward {
   std::shared_ptr<const Program> program;
   std::vector<BackwardInput> inputs;  // kSaved: `index` is a position in partition.kept(), -1 where it is not read
   std::vector<Contribution> contributions;  // by forward input
-  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs
+  std::vector<int> grad_inputs;             // the program's results are the gradients of these forward inputs,
+  std::vector<BackwardGraph::Rows> rows;    // and these behind them
   int32_t stale_for = -1;  // the call of the recording whose gradient needs what the recording overwrote; -1: none
   // If this backward is not its entry's usual one: the floats that it holds for, and those that it was compiled for.
   FloatGuards guards;
   RecordedFloats floats;
+};
+
+// A part of the model (modules/seam_plan.h).
+struct Part {
+  std::string path;             // "" outside the blocks
+  std::vector<int32_t> inputs;  // of the recording: its parameters
 };
 
 // One compiled recording. Thread safe.
@@ -44,6 +52,10 @@ struct Entry {
   int n_outputs = 0;  // the caller's; what the backward needs follows
   // For gradients of all outputs that require one; its program is null where none does.
   CompiledBackward backward;
+  bool at_seams = false;               // its plan has the seams of `parts`
+  std::vector<Part> parts;             // whose gradients leave at seams; empty: there are no seams
+  std::vector<int32_t> may_split;      // inputs_in_parts(), where there are seams
+  std::vector<bool> in_parts;          // `backward` is for gradients in parts: Arriving::in_parts
   std::optional<Partition> partition;  // what the forward keeps; none without a backward
   ProgramOptions program_options;      // exact where asked for, or needed: codegen/relax.h
   Device device;                       // of everything in it
@@ -67,6 +79,10 @@ struct Entry {
   Layouts layouts_of(const Graph& recorded) const { return {recorded, saved, lays_out}; }
   // Its recording, for later ones to be compared with; without a graph if that must not be.
   static KnownRecording known(const std::shared_ptr<const Entry>& entry);
+  // Those whose gradients leave at seams when this arrives.
+  std::span<const Part> parts_of(const Arriving& arriving) const {
+    return arriving.at_seams ? std::span<const Part>(parts) : std::span<const Part>();
+  }
   // True if `backward` is for this.
   bool is_usual(const Arriving& arriving) const;
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
@@ -102,6 +118,9 @@ struct EntryRequest {
   Sizes sizes;
   Device device;
   const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
+  std::vector<Part> parts = {};
+  bool at_seams = false;            // somebody waits for gradients
+  std::vector<bool> in_parts = {};  // by input: somebody wants its gradient in parts, where it may come so
   std::span<const MarkedDim> marked = {};
   // Whether code for the ranges of these marked dimensions is there already.
   absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;

@@ -118,7 +118,7 @@ std::string typed(const Graph& graph, ValueId id) {
   return absl::StrCat("%", id, ": ", std::string(rondo::name_of(v.dtype)), rondo::to_string(v.sizes));
 }
 
-ProgramExplanation explain_program(const Program& program, std::string name) {
+ProgramExplanation explain_program(const Program& program, std::string name, std::span<const Part> parts) {
   const Graph& graph = program.graph();
   ProgramExplanation e;
   e.name = std::move(name);
@@ -129,13 +129,22 @@ ProgramExplanation explain_program(const Program& program, std::string name) {
     e.nodes.push_back({node.op->name, to_string(graph, node), to_string(origin), origin.user.file_name(),
                        static_cast<int>(origin.user.line()), -1});
   }
-  Traffic traffic(program.plan());
-  for (const Launch& launch : program.plan().launches) {
+  const Plan& plan = program.plan();
+  Traffic traffic(plan);
+  auto add_seams = [&, s = size_t{0}](size_t launch) mutable {
+    for (; s < plan.seams.size() && static_cast<size_t>(plan.seams[s].launch) <= launch; ++s)
+      e.seams.push_back({parts[static_cast<size_t>(plan.seams[s].part)].path,
+                         static_cast<int>(plan.seams[s].outputs.size()), static_cast<int>(e.launches.size())});
+  };
+  for (size_t i = 0; i < plan.launches.size(); ++i) {
+    const Launch& launch = plan.launches[i];
     if (launch.kind == Launch::Kind::kCombine) continue;  // the end of its kernel
+    add_seams(i);
     for (int32_t n : launch.nodes)
       if (int& at = e.nodes[static_cast<size_t>(n)].launch; at < 0) at = static_cast<int>(e.launches.size());
-    explain_launch(program.plan(), traffic, launch, e.launches.emplace_back());
+    explain_launch(plan, traffic, launch, e.launches.emplace_back());
   }
+  add_seams(plan.launches.size());
   e.kernels = program.stats().kernels;
   e.compiled = program.stats().compiled;
   e.library_calls = program.stats().library_calls;
@@ -193,14 +202,14 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
 
 EntryExplanation explain(const Entry& entry) {
   EntryExplanation e;
-  e.programs.push_back(explain_program(*entry.forward, "forward"));
+  e.programs.push_back(explain_program(*entry.forward, "forward", {}));
   const auto results = static_cast<size_t>(entry.n_outputs);
   add_memory(entry.forward->plan(), e.programs[0], results, e.memory);
   e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
   const Program* whole = entry.backward.program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
     e.programs.push_back(
-        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients"));
+        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients", entry.parts));
     if (program.get() != whole) continue;
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
@@ -240,6 +249,11 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
                                  " operations again, to keep no more than ", format_bytes(entry.kept_bytes),
                                  " (CompileOptions::recompute)"));
   return hints;
+}
+
+std::string to_string(const SeamExplanation& seam) {
+  return absl::StrCat("seam of ", seam.part.empty() ? "what is outside the blocks" : seam.part, ": ", seam.gradients,
+                      seam.gradients == 1 ? " gradient leaves" : " gradients leave");
 }
 
 std::string format_bytes(int64_t bytes) {

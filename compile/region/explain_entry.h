@@ -35,12 +35,21 @@ struct LaunchExplanation {
   int64_t bytes_saved = 0;  // compared with eager execution, which runs one kernel for each op
 };
 
+// Where a backward hands over the gradients of a part of the model, while it computes those of the next: to
+// DistributedDataParallel, UpdateAtSeams, or others who wait for gradients. If nobody does, there are no seams.
+struct SeamExplanation {
+  std::string part;   // "h.11"; "" outside the blocks
+  int gradients = 0;  // that it hands over
+  int launch = 0;     // index into ProgramExplanation::launches: it comes next; at the end, their number
+};
+
 struct ProgramExplanation {
   std::string name;                 // "forward", "backward", "backward of other gradients"
   std::vector<std::string> inputs;  // "%0: f32[8, 64]"
   std::vector<std::string> outputs;
   std::vector<NodeExplanation> nodes;
   std::vector<LaunchExplanation> launches;
+  std::vector<SeamExplanation> seams;  // of a backward, in order
   int kernels = 0;
   int compiled = 0;  // of these, kernels for which code had to be generated
   int library_calls = 0;
@@ -72,6 +81,9 @@ struct EntryExplanation {
 
 EntryExplanation explain(const Entry& entry);
 std::vector<std::string> perf_hints(const EntryExplanation& entry);
+
+// "seam of h.11: 12 gradients leave"
+std::string to_string(const SeamExplanation& seam);
 
 // "12.3 KB" (1 KB = 1000 bytes), for reports.
 std::string format_bytes(int64_t bytes);

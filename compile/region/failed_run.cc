@@ -1,6 +1,9 @@
 #include "rondo/compile/region/failed_run.h"
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/run_eagerly.h"
@@ -13,6 +16,22 @@
 
 namespace rondo::compile {
 namespace {
+
+// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
+// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
+class Missing final : public Recorder {
+ public:
+  explicit Missing(std::string reason) : reason_(std::move(reason)) {}
+  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
+              std::source_location where) override {
+    throw_internal("a value that was never computed records", where);
+  }
+  void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
+  void interrupt(const char*, std::source_location where) override { throw_op_error("data", reason_, where); }
+
+ private:
+  const std::string reason_;
+};
 
 class FailedRun final : public RegionNode, public std::enable_shared_from_this<FailedRun> {
  public:
@@ -78,6 +97,19 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
   std::vector<SavedTensor> saved_;
 };
 }  // namespace
+
+Recorder* recorder_of_missing(const std::string& reason) {
+  constexpr size_t kMostTexts = 256;
+  static std::mutex mutex;
+  static auto* const known = new std::map<std::string, std::unique_ptr<Missing>>;
+  std::lock_guard lock(mutex);
+  const std::string text = known->size() < kMostTexts || known->contains(reason)
+                               ? reason
+                               : "the compiled region that was to make the value failed";
+  std::unique_ptr<Missing>& missing = (*known)[text];
+  if (missing == nullptr) missing = std::make_unique<Missing>("the tensor has no value: " + text);
+  return missing.get();
+}
 
 SumsOfRun::SumsOfRun(const Entry& entry, std::span<const Tensor> inputs) {
   if (entry.communicates && (!entry.forward_graph.versions.empty() || has_waiting_checks(entry.forward->plan()) ||

@@ -1,14 +1,17 @@
-// What is left after a run in which a launch threw: the tape's node of results that were complete, and random streams.
+// What is left after a run in which a launch threw: values that are not there, the tape's node of results that were
+// complete, and random streams.
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "absl/functional/function_ref.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/compile/region/region_node.h"
 #include "rondo/runtime/collective_log.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 
@@ -16,6 +19,9 @@ namespace rondo::compile {
 // nothing. It throws Error if a collective would run again.
 std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Binding> binding,
                                                     std::span<const Tensor> inputs);
+
+// Stands as the recorder of values that the run did not come to. Who reads one hears `reason`. Lives for good.
+Recorder* recorder_of_missing(const std::string& reason);
 
 // The collectives of a run, while in scope. A run that throws may have to run again, op by op: for its draws, its
 // writes, or its first error. It then gets the sums that it had (Note [Collectives are effects] in runtime/op.h).

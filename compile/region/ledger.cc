@@ -19,6 +19,15 @@ void Ledger::add_backward(const ProgramStats& stats, const std::string& why) {
   if (log::enabled(log::Topic::kRecompiles)) log::write(log::Topic::kRecompiles, absl::StrCat(name(), ": ", why));
 }
 
+void Ledger::restart() {
+  std::lock_guard lock(mutex_);
+  RegionReport anew;
+  anew.name = name_;
+  anew.layers = report_.layers;
+  anew.resets = report_.resets + 1;
+  report_ = std::move(anew);
+}
+
 void Ledger::add_eager_run() {
   update([](RegionReport& report) { ++report.eager_runs; });
 }

@@ -14,9 +14,9 @@ namespace rondo::compile {
 // lock is held.
 class Ledger {
  public:
-  explicit Ledger(std::string name) { report_.name = std::move(name); }
+  explicit Ledger(std::string name) : name_(std::move(name)) { report_.name = name_; }
 
-  const std::string& name() const { return report_.name; }  // never changes
+  const std::string& name() const { return name_; }
   RegionReport report() const {
     std::lock_guard lock(mutex_);
     return report_;
@@ -28,11 +28,14 @@ class Ledger {
   }
   void add_backward(const ProgramStats& stats, const std::string& why);
   void add_eager_run();
+  // As of a new region, but for its layers: compile::reset().
+  void restart();
   // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something
   // runs eagerly: counts it, and warns once with the reason. False, and nothing was done: it is another error.
   bool add_failed_compilation(const std::exception& reason);
 
  private:
+  const std::string name_;
   mutable std::mutex mutex_;
   RegionReport report_;
 };

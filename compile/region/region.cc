@@ -1,7 +1,6 @@
 #include "rondo/compile/region/region.h"
 
 #include <algorithm>
-#include <map>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -17,7 +16,9 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
+#include "rondo/modules/seam_plan.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/memory.h"
 #include "rondo/runtime/recorder.h"
@@ -68,32 +69,30 @@ uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
 
-// Stands where a recording would, in values that a failed run did not come to: whoever reads one hears why. Such errors
-// are rare and their texts few, so they are kept for good; beyond a bound, one text serves all.
-class Missing final : public Recorder {
- public:
-  explicit Missing(std::string reason) : reason_(std::move(reason)) {}
-  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
-              std::source_location where) override {
-    throw_internal("a value that was never computed records", where);
+// The parts of the called module whose gradients leave at seams; none if it is all one part.
+std::vector<Part> parts_of(const nn::ModuleBase& module, std::span<const Tensor> inputs) {
+  const std::vector<nn::Seam> seams = nn::plan_seams(module);
+  if (seams.size() < 2) return {};
+  HashMap<const TensorImpl*, size_t> part_of;
+  std::vector<Part> parts;
+  for (const nn::Seam& seam : seams) {
+    for (const Tensor& p : seam.parameters) part_of[p.impl()] = parts.size();
+    parts.push_back({seam.path, {}});
   }
-  void flush(const TensorImpl&, std::source_location where) override { throw_op_error("data", reason_, where); }
-  void interrupt(const char*, std::source_location where) override { throw_op_error("data", reason_, where); }
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (const auto found = part_of.find(inputs[i].impl()); found != part_of.end())
+      parts[found->second].inputs.push_back(static_cast<int32_t>(i));
+  return parts;
+}
 
- private:
-  const std::string reason_;
+// The regions of this process, for reset_all().
+struct AllRegions {
+  std::mutex mutex;
+  std::set<Region*> regions;
 };
-Recorder* recorder_of_missing(const std::string& reason) {
-  constexpr size_t kMostTexts = 256;
-  static std::mutex mutex;
-  static auto* const known = new std::map<std::string, std::unique_ptr<Missing>>;
-  std::lock_guard lock(mutex);
-  const std::string text = known->size() < kMostTexts || known->contains(reason)
-                               ? reason
-                               : "the compiled region that was to make the value failed";
-  std::unique_ptr<Missing>& missing = (*known)[text];
-  if (missing == nullptr) missing = std::make_unique<Missing>("the tensor has no value: " + text);
-  return missing.get();
+AllRegions& all_regions() {
+  static auto* const all = new AllRegions;
+  return *all;
 }
 
 }  // namespace
@@ -101,6 +100,54 @@ Recorder* recorder_of_missing(const std::string& reason) {
 Region::Region(std::string name, CompileOptions options)
     : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
   count(Outcome::kRegion);
+  std::lock_guard lock(all_regions().mutex);
+  all_regions().regions.insert(this);
+}
+Region::~Region() {
+  std::lock_guard lock(all_regions().mutex);
+  all_regions().regions.erase(this);
+}
+
+void Region::reset_all(ResetReport& sum) {
+  std::lock_guard lock(all_regions().mutex);
+  for (Region* region : all_regions().regions) {
+    ++sum.regions;
+    sum.recordings += region->reset();
+  }
+}
+
+int64_t Region::reset() {
+  HashMap<RecordingKey, std::vector<Slot>> entries;  // these two are freed when no lock is held
+  std::shared_ptr<const Entry> latest;
+  int64_t forgotten = 0;
+  std::lock_guard one_at_a_time(compile_mutex_);
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [structure, slots] : entries_)
+      for (const Slot& slot : slots) slot.entry->forgotten = true;
+    std::swap(entries, entries_);
+    latest.swap(latest_);
+    forgotten = std::exchange(n_entries_, 0);
+    breaks_.clear();
+    ranges_met_.clear();
+    loops_ = nullptr;
+    has_loops_ = varies_ = false;
+    float_changes_ = n_forgotten_ = 0;
+    std::erase_if(modules_, [](const auto& calls) { return calls.expired(); });
+    for (const std::weak_ptr<RecentCalls>& module : modules_)
+      if (const std::shared_ptr<RecentCalls> calls = module.lock()) calls->forget();
+  }
+  failed_.clear();
+  ledger_->restart();
+  return forgotten;
+}
+
+std::shared_ptr<RecentCalls> Region::add_layer() {
+  auto calls = std::make_shared<RecentCalls>();
+  ledger_->update([](RegionReport& report) { ++report.layers; });
+  std::lock_guard lock(mutex_);
+  modules_.push_back(calls);
+  return calls;
 }
 
 std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
@@ -199,10 +246,24 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
     for (int64_t bound : others.ranges()) ranges.push_back(bound);
     return ranges_met_.contains(ranges);
   };
+  const std::vector<Tensor>& inputs = trace.external();
+  bool at_seams = false;
+  std::vector<bool> in_parts;
+  for (const Tensor& input : inputs) {
+    const NoGrad as_in_backward;
+    const bool is_leaf = input.requires_grad() && input.is_leaf();
+    const Edge edge = is_leaf ? autograd::gradient_edge(input) : Edge();
+    const LeafGrad to{.leaf = edge.node.get()};
+    at_seams = at_seams || autograd::is_awaited(to);
+    in_parts.push_back(autograd::comes_in_parts(to));
+  }
   const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
                                                                    .sizes = sizes,
                                                                    .device = device_of(trace),
                                                                    .like = like,
+                                                                   .parts = parts_of(call.module, inputs),
+                                                                   .at_seams = at_seams,
+                                                                   .in_parts = std::move(in_parts),
                                                                    .marked = marked,
                                                                    .ranges_met = ranges_met});
   entry->ledger = ledger_;

@@ -12,6 +12,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry.h"
+#include "rondo/compile/region/recent_calls.h"
 #include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
@@ -26,9 +27,14 @@ class RegionNode;
 class [[gnu::visibility("hidden")]] Region {
  public:
   Region(std::string name, CompileOptions options);
-  void add_layer() {
-    ledger_->update([](RegionReport& report) { ++report.layers; });
-  }
+  ~Region();
+  Region(const Region&) = delete;
+  Region& operator=(const Region&) = delete;
+  // Every region of the process is as if it were new, but for the number of its layers; what they forget is added to
+  // `sum`. Calls and backwards that are under way end with what they have.
+  static void reset_all(ResetReport & sum);
+  // A module that shares the region: a place for its latest calls.
+  std::shared_ptr<RecentCalls> add_layer();
   // Runs one recorded piece of `call` (there is one more after each graph break) and gives the live handles of
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
@@ -61,6 +67,7 @@ class [[gnu::visibility("hidden")]] Region {
   std::vector<std::shared_ptr<const Entry>> entries() const;
 
  private:
+  int64_t reset();  // returns the number of recordings that it forgot
   // Null: run the recording eagerly.
   std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
   // What is compiled for a recording with this key and these floats; null: nothing is.
@@ -121,7 +128,8 @@ class [[gnu::visibility("hidden")]] Region {
   std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
   std::atomic<bool> has_loops_ = false, varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
-  int64_t n_forgotten_ = 0;  // guarded by mutex_
+  int64_t n_forgotten_ = 0;                          // guarded by mutex_
+  std::vector<std::weak_ptr<RecentCalls>> modules_;  // guarded by mutex_
 };
 
 }  // namespace rondo::compile

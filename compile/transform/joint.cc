@@ -1,8 +1,11 @@
 #include "rondo/compile/transform/joint.h"
 
+#include <optional>
+
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
@@ -10,6 +13,22 @@
 
 namespace rondo::compile {
 namespace {
+
+// Takes the rows that the rule of a lookup offers while it is traced.
+class RowsTaker final : public autograd::GradientParts {
+ public:
+  bool wants_part() override { return false; }
+  void part_added() override {}
+  bool take_rows(const Tensor& rows, const Tensor& indices) override {
+    this->rows = rows;
+    this->indices = indices;
+    return true;
+  }
+  Tensor rows, indices;
+};
+
+// An op whose rule offers rows.
+bool looks_up(const OpDef& op) { return op.grad_adds && op.checks; }
 
 class Deriver {
  public:
@@ -52,6 +71,12 @@ class Deriver {
       if (!forward_.value(forward_.inputs[i]).requires_grad || !grad.defined()) continue;
       result_.grad_inputs.push_back(static_cast<int>(i));
       trace_.graph.outputs.push_back(trace_.value_of(grad));
+    }
+    for (const auto& [input, taker] : rows_) {
+      const auto at = static_cast<int32_t>(trace_.graph.outputs.size());
+      trace_.graph.outputs.push_back(trace_.value_of(taker.rows));
+      trace_.graph.outputs.push_back(trace_.value_of(taker.indices));
+      result_.rows.push_back({input, at, at + 1});
     }
     // Inputs that were not bound are tensors that a rule made itself.
     size_t next_constant = 0;
@@ -141,16 +166,34 @@ class Deriver {
       contributions_[variables_[node.inputs[0]]].adds_onto = true;
     }
     const bool onto = grads_in[0].defined();
-    op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
-                        {grads_in.data(), grads_in.size()}));
+    const int32_t in_parts = onto && looks_up(op) ? input_in_parts(node.inputs[0]) : -1;
+    RowsTaker taker;
+    {
+      std::optional<autograd::RowsOfLeaf> rows;
+      if (in_parts >= 0) rows.emplace(taker);
+      op.grad(GradContext(node.attrs, inputs, outputs, {grads_out.data(), node.outputs.size()}, metas,
+                          {grads_in.data(), grads_in.size()}));
+    }
+    if (in_parts >= 0) {
+      invariant(taker.rows.defined(), "a lookup whose rule offers no rows");
+      rows_.emplace_back(in_parts, std::move(taker));
+    }
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (grads_in[i].defined() && metas[i].needs_grad) accumulate(node.inputs[i], grads_in[i], onto && i == 0);
     trace_.origin = nullptr;
   }
 
+  // The input, if its gradient is wanted in parts; else -1.
+  int32_t input_in_parts(ValueId id) const {
+    for (size_t i = 0; i < arriving_.in_parts.size(); ++i)
+      if (arriving_.in_parts[i] && forward_.inputs[i] == variables_[id]) return static_cast<int32_t>(i);
+    return -1;
+  }
+
   const Graph& forward_;
   const Arriving& arriving_;
-  int32_t visited_ = -1;  // node
+  int32_t visited_ = -1;                             // node
+  std::vector<std::pair<int32_t, RowsTaker>> rows_;  // by input
   Trace trace_;
   BackwardGraph result_;
   HashMap<ValueId, BackwardInput> bindings_;
@@ -165,6 +208,24 @@ class Deriver {
 bool lies_channels_last(const Value& value) {
   return value.sizes.rank() == 4 && !is_contiguous(value.sizes, value.strides) &&
          ops::is_channels_last(value.sizes, value.strides);
+}
+
+std::vector<int32_t> inputs_in_parts(const Graph& forward) {
+  enum Use : uint8_t { kUnused, kLookedUp, kInParts, kOtherwise };
+  ValueMap<Use> uses(forward, kUnused);
+  for (const GraphNode& node : forward.nodes)
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] == kNoValue) continue;
+      Use& use = uses[node.inputs[i]];
+      const bool looked_up = i == 0 && looks_up(*node.op);
+      if (looked_up) use = use == kUnused || use == kLookedUp ? kLookedUp : kOtherwise;
+      else use = use == kLookedUp || use == kInParts ? kInParts : kOtherwise;
+    }
+  std::vector<int32_t> inputs;
+  for (size_t i = 0; i < forward.inputs.size(); ++i)
+    if (const ValueId id = forward.inputs[i]; uses[id] == kInParts && forward.value(id).leaf)
+      inputs.push_back(static_cast<int32_t>(i));
+  return inputs;
 }
 
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {

@@ -31,6 +31,12 @@ struct BackwardGraph {
   std::vector<BackwardInput> inputs;        // parallel to graph.inputs
   std::vector<Contribution> contributions;  // by forward input
   std::vector<int> grad_inputs;             // graph.outputs are the gradients of these forward inputs, by position
+  // Some inputs want their gradient in two parts (Arriving::in_parts): a dense sum, which grad_inputs has, and then the
+  // rows that lookups contribute. `rows` and `indices` are positions in graph.outputs, behind the gradients.
+  struct Rows {
+    int32_t input, rows, indices;
+  };
+  std::vector<Rows> rows = {};
 };
 
 // True for images whose channels are next to each other in memory, as runtime/channels_last.h has it.
@@ -43,8 +49,14 @@ struct Arriving {
   // By output: its gradient is channels last and the output is not, or the other way around; empty: none. Gradients are
   // expected in the layouts of the outputs, which are theirs in almost all programs.
   std::vector<bool> in_other_layout = {};
+  bool at_seams = false;  // gradients leave at the seams of the plan (plan/seams.h)
+  // By forward input: its gradient is wanted in parts (Note [Gradients in parts] in runtime/autograd_extras.h). Empty:
+  // none is. Only for inputs_in_parts().
+  std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };
+// The inputs whose gradients may come in parts: in backward, lookups of their rows come after all other uses.
+std::vector<int32_t> inputs_in_parts(const Graph& forward);
 // `device`: where all of it runs, and where rules make constants.
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving = {}, Device device = kCPU);
 

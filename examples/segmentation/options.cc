@@ -48,7 +48,7 @@ Flags flags_of(SegmentationOptions& o) {
   flags.add("seed", &o.seed, "of weights, pictures, their order and augmentation");
   flags.add("device", &o.device, "cpu, cuda or cuda:1; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products and convolutions in bfloat16");
-  flags.add("compile", &o.compile, "compile the repeated blocks");
+  add_options(flags, o.compiler);
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
   flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
 #include "rondo/runtime/device.h"
 
@@ -22,9 +23,10 @@ struct SegmentationOptions {
   int64_t logging_steps = 20, save_steps = 0, save_total_limit = 2, num_workers = 1, seed = 42;
   double learning_rate = 0, weight_decay = 0.01, power = 0.9, warmup_ratio = 0.05, max_grad_norm = 5.0;
   double ema_decay = 0.998;
-  bool bf16 = false, compile = true, overwrite_output_dir = false, check_ranks = false, pin_threads = true;
+  bool bf16 = false, overwrite_output_dir = false, check_ranks = false, pin_threads = true;
   double ddp_timeout = 300;
   Device device;
+  CompilerOptions compiler;
 };
 
 Flags flags_of(SegmentationOptions& options);

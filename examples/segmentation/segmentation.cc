@@ -21,10 +21,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/failure_record.h"
 #include "rondo/dist/trainer_replicas.h"
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
 #include "rondo/examples/segmentation/augment.h"
@@ -97,7 +97,10 @@ class Segmenter : optim::Callback {
         colours_(class_colours(o.classes)) {
     if (!o_.init_from.empty()) network_.module->load_state_dict(io::load_safetensors(o_.init_from).tensors);
     network_.module->to(o_.device);
-    if (o_.compile) compile::compile_regions(*network_.module);
+    // Crops have one size; held-out pictures have sizes of their own.
+    compiler_.emplace(o_.compiler, *network_.module,
+                      Varying{.dims = {2, 3}, .multiple_of = kMultiple, .is_in_blocks = false});
+    job_.say(compiler_->loaded());
     job_.say(formatted("%s has %d parameters", o_.model, network_.module->num_parameters()));
   }
 
@@ -121,10 +124,21 @@ class Segmenter : optim::Callback {
     nn::ModuleBase& module = *network_.module;
     optim::AdamW optimizer(parameter_groups());
     optimizer_ = &optimizer;
+    compiler_->compile(optimizer);
     if (o_.ema_decay > 0) {
       for (const nn::NamedTensor& buffer : module.named_buffers()) buffers_.push_back(buffer.tensor);
       optimizer.track_average({.decay = o_.ema_decay, .warmup = true, .buffers = buffers_});
     }
+    const auto loss = [this](const data::Batch& batch) {
+      compiler_->mark(batch);
+      return network_.loss(batch[0], batch[1]);
+    };
+    const std::string warmed_up = compiler_->warm_up(*job_.group, batches, o_.device, {},
+                                                     [&](const data::Batch& batch) {
+                                                       const amp::Autocast autocast(lower());
+                                                       loss(batch).backward();
+                                                     });
+    job_.say(warmed_up);
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(module, job_.group);
@@ -145,8 +159,7 @@ class Segmenter : optim::Callback {
                                   .seed = static_cast<uint64_t>(o_.seed),
                                   .replicas = replicas_ ? &*replicas_ : nullptr};
     options.lr_schedules.push_back(poly_schedule());  // one for each group
-    optim::Trainer trainer(
-        module, optimizer, [this](const data::Batch& b) { return network_.loss(b[0], b[1]); }, batches, options);
+    optim::Trainer trainer(module, optimizer, loss, batches, options);
     OwnsFolder owner(job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     optim::TensorBoardLog board(o_.output_dir + "/tensorboard/training");
@@ -155,6 +168,8 @@ class Segmenter : optim::Callback {
       trainer.add_callback(metrics);
       trainer.add_callback(board);
     }
+    ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
+    trainer.add_callback(explains);
     trainer.add_callback(*this);  // on all ranks: they measure together
     resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     optim::TrainResult result;
@@ -167,6 +182,7 @@ class Segmenter : optim::Callback {
       return false;
     }
     replicas_.reset();
+    job_.say(compiler_->finish(*job_.group));
     if (job_.lead()) save(optimizer);
     return true;
   }
@@ -242,6 +258,7 @@ class Segmenter : optim::Callback {
   // (B, H, W) i64 on the CPU.
   Tensor classes_of(const Tensor& images, int64_t H, int64_t W) {
     const amp::Autocast autocast(lower());
+    compiler_->mark({images});
     const Tensor logits = network_.logits(images).to(kF32);
     return ops::argmax(ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear}), 1).to(kCPU);
   }
@@ -313,6 +330,7 @@ class Segmenter : optim::Callback {
   const SegmentationOptions& o_;
   const Job& job_;
   Network network_;
+  std::optional<Compiler> compiler_;
   EvaluationLog log_;
   const std::vector<io::Color> colours_;
   std::shared_ptr<const Pictures> validation_;
@@ -335,10 +353,12 @@ int main(int argc, char** argv) {
       return 0;
     }
     complete(options);
+    const std::string note = complete(options.compiler, options.device);
     if (!options.predict.empty() && options.init_from.empty())
       throw rondo::Error("--predict needs --init_from: the model.safetensors of a run");
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      job.say(note);
       Segmenter segmenter(options, job);
       if (!options.predict.empty()) {
         if (job.lead()) segmenter.predict();

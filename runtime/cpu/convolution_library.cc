@@ -123,7 +123,10 @@ class LibraryConvolution::Step {
   };
   Step() = default;
   template <class P>
-  Step(P primitive, const Desc& scratchpad) : primitive_(std::move(primitive)), scratch_(scratchpad) {}
+  explicit Step(const Kernels<P>& kernels)
+      : primitive_(kernels.make()),
+        scratch_(kernels.scratchpad()),
+        signals_wait_(moves_stack_pointer(kernels.name())) {}
   // Copies from one layout or type to another.
   Step(const Desc& from, const Desc& to) : from_(from), to_(to) {
     const dnnl::reorder::primitive_desc chosen(library_engine(), from, library_engine(), to, with_own_scratch());
@@ -158,6 +161,7 @@ class LibraryConvolution::Step {
     }
     const dnnl::stream stream(library_engine());
     const OneLibraryThread alone;
+    const SignalsWait held(signals_wait_);
     dnnl::error::wrap_c_api(
         library().dnnl_primitive_execute(primitive_.get(), stream.get(), static_cast<int>(list.size()), list.data()),
         "a convolution failed");
@@ -165,6 +169,7 @@ class LibraryConvolution::Step {
 
   dnnl::primitive primitive_;
   Desc scratch_, from_, to_;
+  bool signals_wait_ = false;  // Note [Signals wait] in onednn.h
 };
 
 // Activations of a piece in the usual layout, and channels last.
@@ -216,7 +221,7 @@ class LibraryConvolution::Primitive {
     fast_ = !is_reference(kernels.name());
     weight_ = kernels.layout_of(part_.computes == Computes::kWeight ? dnnl::query::diff_weights_md
                                                                     : dnnl::query::weights_md);
-    if (fast_) step_ = Step(kernels.make(), kernels.scratchpad());
+    if (fast_) step_ = Step(kernels);
   }
 
   ConvolutionCall part_;

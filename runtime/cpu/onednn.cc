@@ -45,4 +45,22 @@ OneLibraryThread::~OneLibraryThread() {
   if (before_ != 1) library().omp_set_num_threads(before_);
 }
 
+bool moves_stack_pointer(std::string_view kernel) {
+#if defined(__x86_64__)
+  return kernel.starts_with("gemm:");
+#else
+  return false;  // no generated code
+#endif
+}
+SignalsWait::SignalsWait(bool wanted) {
+  if (!wanted) return;
+  sigset_t all;
+  sigfillset(&all);
+  for (const int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGABRT}) sigdelset(&all, fault);
+  pthread_sigmask(SIG_BLOCK, &all, &before_.emplace());
+}
+SignalsWait::~SignalsWait() {
+  if (before_) pthread_sigmask(SIG_SETMASK, &*before_, nullptr);
+}
+
 }  // namespace rondo::cpu

@@ -1,6 +1,8 @@
 // What all callers of oneDNN share.
 #pragma once
 
+#include <csignal>
+#include <optional>
 #include <string_view>
 
 namespace rondo_dnnl {
@@ -54,6 +56,24 @@ class OneLibraryThread {
 
  private:
   const int before_;
+};
+
+// Note [Signals wait]. With AVX-512, oneDNN 2.6's gemm:jit moves the stack pointer into its working memory while it
+// multiplies a transposed A in f32, as for the gradient of a weight. The handler of a signal that comes then gets its
+// frame there, and writes over other memory of the heap: seen after Ctrl-C. So the thread's signals wait until a kernel
+// of this name has returned.
+bool moves_stack_pointer(std::string_view kernel);
+
+// In this scope the thread's signals wait, but those of its own faults. Costs two calls of the system.
+class SignalsWait {
+ public:
+  explicit SignalsWait(bool wanted);
+  ~SignalsWait();
+  SignalsWait(const SignalsWait&) = delete;
+  SignalsWait& operator=(const SignalsWait&) = delete;
+
+ private:
+  std::optional<sigset_t> before_;
 };
 
 }  // namespace rondo::cpu

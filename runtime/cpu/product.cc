@@ -48,6 +48,7 @@ class Product::Primitive {
   dnnl::matmul product_;
   Desc a_, b_, bias_, c_, scratchpad_;
   std::array<int, kMaxEpilogues> added_ = {};  // argument of each epilogue's operand, 0 where it has none
+  bool signals_wait_ = false;                  // Note [Signals wait] in onednn.h
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Arguments>> spare_;
 };
@@ -80,6 +81,7 @@ Product::Primitive::Primitive(const MatmulCall& call) : call_(call) {
   Kernels<dnnl::matmul> kernels = choose_kernel();
   if (is_reference(kernels.name()) && add_to_copy()) kernels = choose_kernel();
   scratchpad_ = kernels.scratchpad();
+  signals_wait_ = moves_stack_pointer(kernels.name());
   product_ = kernels.make();
 }
 
@@ -188,6 +190,7 @@ void Product::Primitive::run(const MatmulOperands& operands) const {
     arguments->set(DNNL_ARG_SCRATCHPAD, scratchpad.data());
   }
   const OneLibraryThread alone;
+  const SignalsWait held(signals_wait_);
   dnnl::error::wrap_c_api(
       library().dnnl_primitive_execute(product_.get(), arguments->stream.get(),
                                        static_cast<int>(arguments->list.size()), arguments->list.data()),

@@ -67,7 +67,8 @@ absl::StatusOr<KernelFile> unpack(std::string_view bytes) {
   std::memcpy(&header, bytes.data(), sizeof(header));
   if (std::memcmp(header.magic, kMagic, sizeof(kMagic)) != 0) return absl::InvalidArgumentError("no file of kernels");
   if (header.version != kVersion)
-    return absl::InvalidArgumentError(absl::StrCat("format version ", header.version, "; this build reads ", kVersion));
+    return absl::FailedPreconditionError(
+        absl::StrCat("format version ", header.version, "; this build reads ", kVersion));
   std::string_view rest = bytes.substr(sizeof(header));
   if (checksum_of(rest) != header.checksum)
     return absl::InvalidArgumentError("its checksum is wrong: damaged or cut short");

@@ -31,11 +31,12 @@ struct KernelFile {
 };
 
 std::string pack(const KernelFile& file);
-// kInvalidArgument with the reason.
+// kFailedPrecondition: another version of the format. kInvalidArgument with the reason: damaged.
 absl::StatusOr<KernelFile> unpack(std::string_view bytes);
 
 // An artifact file.
 std::string pack_artifact(const std::vector<KernelFile>& sections);
+// Errors as unpack().
 absl::StatusOr<std::vector<KernelFile>> unpack_artifact(std::string_view bytes);
 
 }  // namespace rondo::io

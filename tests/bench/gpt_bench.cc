@@ -3,7 +3,7 @@
 //
 //   bench_gpt --n_layer=6 --n_head=6 --n_embd=384 --block_size=256 --batch_size=8 --compile=regions
 //
-// --compile=none, regions or whole; --mode=default, reduce_overhead or max_autotune; --capture=record or replay;
+// --compile=none, regions or whole; --mode=default, reduce-overhead or max-autotune; --capture=record or replay;
 // --accumulate=N: a step is N backward passes over the same batch and one update. --grad_clip=0 leaves out clipping;
 // then --update_at_seams makes the updates during backward, whose time they are part of. --inference: a step is the
 // forward pass alone, without gradients.
@@ -124,9 +124,10 @@ class Trainer {
 
   static compile::CompileOptions compile_options(const std::string& mode, const std::string& recompute) {
     compile::CompileOptions options;
-    if (mode == "reduce_overhead") options.mode = compile::Mode::kReduceOverhead;
-    else if (mode == "max_autotune") options.mode = compile::Mode::kMaxAutotune;
-    else if (mode != "default") throw Error("--mode takes default, reduce_overhead or max_autotune");
+    const auto* const named = std::find_if(std::begin(compile::kModes), std::end(compile::kModes),
+                                           [&](compile::Mode m) { return compile::name_of(m) == mode; });
+    if (named == std::end(compile::kModes)) throw Error("--mode takes default, reduce-overhead or max-autotune");
+    options.mode = *named;
     if (recompute == "none") options.recompute = compile::Recompute::kNone;
     else if (recompute == "full") options.recompute = compile::Recompute::kFull;
     else if (recompute != "auto") throw Error("--recompute takes auto, none or full");

@@ -8,6 +8,10 @@
 //   [--threads=2] bench_products --serve --sizes=2048x1024x2048 --layouts=nn    answers lines "N" with the times of N
 //   products
 //                                                                 (peers/README.md)
+//   bench_products --pad=8,16,64 [--dtype=f32|bf16] [--sizes=...] [--layouts=...] [--rounds=7]
+// is about padding (what other compilers call shape padding): the time of our product with all sizes rounded up to
+// multiples of each number, over that of the product as it is. First of operands that were padded before, which is the
+// most that it can gain, then with the copies: padding pays below 1.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +22,8 @@
 
 #include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
 #include "rondo/tests/bench/options.h"
 #include "rondo/tests/bench/product_ways.h"
@@ -67,6 +73,43 @@ void compare(const ProductSize& size, const std::vector<std::string>& layouts, i
   }
 }
 
+// Our product as it is, of operands that were padded before, and with the copies that padding takes, in turns.
+void pad(const ProductSize& size, DType dtype, const std::vector<int64_t>& multiples,
+         const std::vector<std::string>& layouts, int64_t rounds) {
+  const NoGrad off;
+  const int runs = static_cast<int>(std::clamp(2e8 / size.flops(), 1.0, 50.0));
+  for (const std::string& layout : layouts) {
+    const auto product = [&](const Tensor& a, const Tensor& b) {
+      return ops::matmul(layout == "tn" ? a.t() : a, layout == "nt" ? b.t() : b);
+    };
+    const auto stored = [&](bool transposed, int64_t rows, int64_t columns) {
+      return Tensor::randn(transposed ? Dims{columns, rows} : Dims{rows, columns}).to(dtype);
+    };
+    const Tensor a = stored(layout == "tn", size.m, size.k), b = stored(layout == "nt", size.k, size.n);
+    std::vector<ProductWay> ways = {{layout, false, true, [&] { product(a, b); }}};
+    for (const int64_t multiple : multiples) {
+      const auto padded = [multiple](const Tensor& t) {
+        const auto more = [multiple](int64_t n) { return (multiple - n % multiple) % multiple; };
+        return ops::pad(t, {0, more(t.size(1)), 0, more(t.size(0))});
+      };
+      ways.push_back({layout, false, true, [=, x = padded(a), y = padded(b)] { product(x, y); }});
+      ways.push_back({layout, false, true, [=] {
+                        product(padded(a), padded(b)).slice(0, {0, size.m}).slice(1, {0, size.n}).contiguous();
+                      }});
+    }
+    std::vector<std::vector<double>> ratios(ways.size());
+    for (int64_t round = 0; round < rounds; ++round) {
+      const double plain = bench::seconds_of(ways[0], runs);
+      for (size_t i = 1; i < ways.size(); ++i) ratios[i].push_back(bench::seconds_of(ways[i], runs) / plain);
+    }
+    std::printf("%s (%ld x %ld)(%ld x %ld):", layout.c_str(), size.m, size.k, size.k, size.n);
+    for (size_t i = 0; i < multiples.size(); ++i)
+      std::printf("  to %ld %.2f (%.2f)", multiples[i], median(ratios[2 * i + 1]), median(ratios[2 * i + 2]));
+    std::printf("\n");
+    std::fflush(stdout);
+  }
+}
+
 void serve(const ProductSize& size, const std::string& layout) {
   const std::vector<ProductWay> ways = ways_of(size);
   const ProductWay& ours = *std::find_if(
@@ -98,6 +141,16 @@ int main(int argc, char** argv) try {
       throw Error("--layouts: nn, tn or nt, not '" + layout + "'");
   if (options.has("serve")) {
     serve(sizes.at(0), layouts.at(0));
+    return 0;
+  }
+  if (options.has("pad")) {
+    std::vector<int64_t> multiples;
+    for (const auto text : absl::StrSplit(options.text("pad", ""), ','))
+      multiples.push_back(bench::whole_number(std::string(text)));
+    const std::string dtype = options.text("dtype", "f32");
+    if (dtype != "f32" && dtype != "bf16") throw Error("--dtype: f32 or bf16, not '" + dtype + "'");
+    for (const ProductSize& size : sizes)
+      pad(size, dtype == "f32" ? kF32 : kBF16, multiples, layouts, options.integer("rounds", 7));
     return 0;
   }
   for (const ProductSize& size : sizes) compare(size, layouts, options.integer("rounds", 7));

@@ -1,7 +1,7 @@
 // CompileOptions::mode: other ways to the same results.
 #include <thread>
 
-#include "rondo/compile/exec/tuner.h"
+#include "rondo/compile/jit/tuner.h"
 #include "rondo/compile/log.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/cpu/product.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "rondo/compile/exec/made_up.h"
-#include "rondo/compile/exec/tuner.h"
+#include "rondo/compile/jit/tuner.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/ops/ops.h"

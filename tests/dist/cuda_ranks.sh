@@ -29,7 +29,7 @@ run_lora() {
   start "$out" "$seed" "$n" "$finetune" --model_name_or_path="$folder/model" --train_file="$folder/text" --output_dir="$folder/$out" \
     --block_size=8 --per_device_train_batch_size=1 --gradient_accumulation_steps=$((batch / n)) --max_steps=$steps \
     --logging_steps=1 --save_steps=1000 --eval_steps=1000 --max_new_tokens=0 --validation_split_percentage=2 --lora_r=4 \
-    --learning_rate=1e-2 --compile=true --check_ranks=true "$@"
+    --learning_rate=1e-2 --compile=regions --check_ranks=true "$@"
 }
 # start OUT_DIR SEED RANKS PROGRAM OPTION...
 start() {

@@ -90,14 +90,21 @@ inline Tensor loss_of(nn::GPT2& model, int64_t rank, int64_t step, Device device
   return model.loss(batch, batch);
 }
 
-// Some steps; the hash of the parameters.
-inline uint64_t train(const DdpCase& c, std::shared_ptr<dist::ProcessGroup> group, Device device, bool compiled) {
+// How the model runs; null: eagerly.
+using CompileModel = void (*)(nn::ModuleBase& model);
+inline void in_regions(nn::ModuleBase& model) { compile::compile_regions(model); }
+inline void in_exact_regions(nn::ModuleBase& model) { compile::compile_regions(model, {.exact = true}); }
+inline void as_exact_whole(nn::ModuleBase& model) { compile::compile_module(model, {.exact = true}); }
+
+// Some steps; the hash of the parameters. `losses` gets those of this rank.
+inline uint64_t train(const DdpCase& c, std::shared_ptr<dist::ProcessGroup> group, Device device,
+                      CompileModel compile_model, std::vector<Tensor>* losses = nullptr) {
   manual_seed(3);
   const std::unique_ptr<nn::GPT2> model = make_model(c, group->rank());
   model->to(device);
   dist::DistributedDataParallel ddp(*model, group, c.buckets);
   optim::AdamW optimizer(model->parameters(), {.lr = 1e-2});
-  if (compiled) compile::compile_regions(*model), optim::compile(optimizer);
+  if (compile_model != nullptr) compile_model(*model), optim::compile(optimizer);
   std::optional<dist::ShardedOptimizer> shards;
   if (c.sharded) shards.emplace(ddp, optimizer);
   std::optional<optim::UpdateAtSeams> updates;
@@ -107,7 +114,9 @@ inline uint64_t train(const DdpCase& c, std::shared_ptr<dist::ProcessGroup> grou
       std::optional<dist::DistributedDataParallel::NoSync> local;
       if (k + 1 < c.accumulate) local.emplace(ddp);
       const amp::Autocast lower(c.autocast ? std::optional(kBF16) : std::nullopt);
-      loss_of(*model, group->rank(), step * c.accumulate + k, device).backward();
+      const Tensor loss = loss_of(*model, group->rank(), step * c.accumulate + k, device);
+      if (losses != nullptr) losses->push_back(loss.detach());
+      loss.backward();
     }
     ddp.finish();
     if (updates) updates->finish();

@@ -38,13 +38,14 @@ class DdpOnDevice : public testing::TestWithParam<std::tuple<test::DdpCase, bool
 };
 
 TEST_P(DdpOnDevice, TheBitsOfHostMemory) {
+  const test::CompileModel compile_model = compiled() ? test::in_regions : nullptr;
   for (const uint64_t seed : {1, 2}) {
     const test::FakeDevice fake({.seed = seed, .devices = 2});
     const std::vector<std::string> errors = test::run_ranks(2, [&](const Environment& e) {
       const auto host = ProcessGroup::connect(e, {.timeout = test::kPatient});
-      const uint64_t expected = train(what(), host, kCPU, compiled());
+      const uint64_t expected = train(what(), host, kCPU, compile_model);
       const Device device = fake.device(e.rank);
-      EXPECT_EQ(train(what(), std::make_shared<test::StagedGroup>(host, device), device, compiled()), expected);
+      EXPECT_EQ(train(what(), std::make_shared<test::StagedGroup>(host, device), device, compile_model), expected);
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << "seed " << seed;
   }

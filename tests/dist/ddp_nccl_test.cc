@@ -49,8 +49,8 @@ TEST_P(DdpOnCuda, TheBitsOfAveragesMadeOnTheHost) {
       const auto host = ProcessGroup::connect(e, {.timeout = test::kPatient});
       if (seed == 1)
         expected[static_cast<size_t>(e.rank)] = test::train(
-            GetParam(), std::make_shared<test::StagedGroup>(host, device), device, /*compiled=*/true);
-      const uint64_t now = test::train(GetParam(), connect(e, device), device, /*compiled=*/true);
+            GetParam(), std::make_shared<test::StagedGroup>(host, device), device, test::in_regions);
+      const uint64_t now = test::train(GetParam(), connect(e, device), device, test::in_regions);
       EXPECT_EQ(now, expected[static_cast<size_t>(e.rank)]) << "rank " << e.rank << ", seed " << seed;
     });
     for (const std::string& error : errors) EXPECT_EQ(error, "") << "seed " << seed;

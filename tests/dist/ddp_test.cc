@@ -6,7 +6,6 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/modules/layers.h"
@@ -22,12 +21,14 @@
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
+#include "rondo/tests/runs.h"
 
 namespace rondo::dist {
 namespace {
 
 using test::error_of;
 using test::run_ranks;
+using test::Runs;
 using test::with_groups;
 
 const nn::GPT2Config kConfig{.vocab_size = 31, .block_size = 8, .n_layer = 3, .n_head = 2, .n_embd = 16};
@@ -49,15 +50,13 @@ void expect_close(const Tensor& a, const Tensor& b, const std::string& what) {
   EXPECT_TRUE(test::is_close(a, b, test::of_largest_above_1(1e-6))) << what;
 }
 
-// Eager and compiled.
-class Ddp : public testing::TestWithParam<bool> {
+class Ddp : public testing::TestWithParam<Runs> {
  protected:
   void SetUp() override {
-    if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+    if (compiled() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
-  void compile_if_wanted(nn::GPT2& model) const {
-    if (GetParam()) compile::compile_regions(model);
-  }
+  static bool compiled() { return GetParam() != Runs::kEagerly; }
+  static void compile_if_wanted(nn::ModuleBase& model) { test::compile_as(GetParam(), model); }
 };
 
 TEST_P(Ddp, GradientsAreThoseOfTheWholeBatch) {
@@ -313,7 +312,7 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
     compile_if_wanted(model);
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}), kPerBlock);
     optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
-    if (GetParam()) optim::compile(optimizer);
+    if (compiled()) optim::compile(optimizer);
     amp::GradScaler scaler({.init_scale = 8});
     uint64_t before = ddp.check_parameters();
     for (int64_t step = 0; step < 6; ++step) {
@@ -333,8 +332,7 @@ TEST_P(Ddp, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::Bool(),
-                         [](const auto& info) { return info.param ? "compiled" : "eager"; });
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, Ddp, testing::ValuesIn(test::kAllRuns), test::name_of_runs);
 
 class DdpRules : public testing::Test {
  protected:
@@ -504,7 +502,7 @@ TEST_P(Ddp, BucketsFollowTheOrderInWhichGradientsBecomeFinal) {
   with_groups(2, [&](ProcessGroup& group) {
     manual_seed(1);
     Untied model;
-    if (GetParam()) compile::compile_regions(model);
+    compile_if_wanted(model);
     DistributedDataParallel ddp(model, std::shared_ptr<ProcessGroup>(&group, [](auto*) {}),
                                 {.min_bytes = 1, .max_bytes = 1024});
     const std::string before = ddp.plan().text;

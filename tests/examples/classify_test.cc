@@ -87,7 +87,7 @@ TEST_F(Classify, AClassifierComesOutAndSortsTexts) {
     EXPECT_TRUE(line.ends_with(" of the")) << line;
   }
   // Batches of one text have no padding and the same answers.
-  EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1 --compile=false", false).out, sorted.out);
+  EXPECT_EQ(run(predict("out") + " --per_device_eval_batch_size=1 --compile=none", false).out, sorted.out);
 }
 
 TEST_F(Classify, Roberta) {

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 #include <sstream>
@@ -41,7 +42,7 @@ Known is_known(const std::string& name) {
 // The real one opens its builtins by this name when it first compiles, wherever the loader finds it.
 constexpr const char* kBuiltins = "libnvrtc-builtins.so.13.999";
 bool has_builtins() {
-  static void* builtins = nullptr;
+  static std::atomic<void*> builtins = nullptr;
   if (builtins == nullptr) builtins = dlopen(kBuiltins, RTLD_NOW | RTLD_LOCAL);
   return builtins != nullptr;
 }

@@ -2,6 +2,7 @@
 // manual, or the chapter of the CUDA C++ Programming Guide, that the fake follows. Kernels: kernels_test.cc.
 #include <dlfcn.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
@@ -360,11 +361,11 @@ TEST_F(Conformance, AnEventStandsForItsLastRecord) {  // cuEventRecord
 
 TEST_F(Conformance, AWaitIsForTheRecordThatWasMadeBefore) {  // cuStreamWaitEvent
   const EventPtr event = gpu.event();
-  bool late = false;
+  std::atomic<bool> late = false;
   ASSERT_OK(cu.event_record(event, gpu.stream));
   ASSERT_OK(cu.stream_wait_event(gpu.other, event, 0));
   ASSERT_OK(cu.launch_host(
-      gpu.stream, [](void* flag) { doze(nullptr), *static_cast<bool*>(flag) = true; }, &late));
+      gpu.stream, [](void* flag) { doze(nullptr), *static_cast<std::atomic<bool>*>(flag) = true; }, &late));
   ASSERT_OK(cu.event_record(event, gpu.stream));  // nothing to those who wait already
   ASSERT_OK(cu.stream_synchronize(gpu.other));
   EXPECT_FALSE(late && streams_run_together());

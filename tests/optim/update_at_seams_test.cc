@@ -24,12 +24,15 @@
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
+#include "rondo/tests/runs.h"
 
 namespace rondo::optim {
 namespace {
 
 using test::error_of;
+using test::Runs;
 using test::same_bits;
 
 const nn::GPT2Config kConfig{
@@ -107,7 +110,7 @@ Trained train(const Make& make, const How& how, bool at_seams, UpdateAtSeamsOpti
   manual_seed(3);
   nn::GPT2 model(kConfig, 1);
   model.to(how.weights);
-  if (how.compiled && how.whole) compile::compile_module(model);
+  if (how.compiled && how.whole) compile::compile_module(model, {.recompute = how.recompute});
   else if (how.compiled) compile::compile_regions(model, {.recompute = how.recompute});
   Trained run{model.parameters(), make(model)};
   std::vector<std::unique_ptr<UpdateAtSeams>> updates;
@@ -166,27 +169,27 @@ void expect_same(const Trained& a, const Trained& b) {
   }
 }
 
-class AtSeams : public testing::TestWithParam<bool> {
+class AtSeams : public testing::TestWithParam<Runs> {
  protected:
   void SetUp() override {
-    if (GetParam() && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+    if (GetParam() != Runs::kEagerly && !compile::jit_available()) GTEST_SKIP() << "built without LLVM";
   }
-  void compile_if_wanted(nn::ModuleBase& model) const {
-    if (GetParam()) compile::compile_regions(model);
-  }
+  static How how() { return {.compiled = GetParam() != Runs::kEagerly, .whole = GetParam() == Runs::kWhole}; }
+  void compile_if_wanted(nn::ModuleBase& model) const { test::compile_as(GetParam(), model); }
 };
 
 TEST_P(AtSeams, TwentyStepsHaveTheBitsOfStepsAfterBackward) {
   for (const auto& [name, make] : cases()) {
     SCOPED_TRACE(name);
-    const How how{.compiled = GetParam()};
-    expect_same(train(make, how, false), train(make, how, true));
+    expect_same(train(make, how(), false), train(make, how(), true));
   }
 }
 
 TEST_P(AtSeams, WithAveragesCopiesAccumulationAndZeroedGradients) {
   for (int micro_batches : {1, 3}) {
-    const How how{.compiled = GetParam(), .joined = true, .micro_batches = micro_batches};
+    How how = AtSeams::how();
+    how.joined = true;
+    how.micro_batches = micro_batches;
     const Trained after = train(cases().at("two_groups"), how, false);
     expect_same(after, train(cases().at("two_groups"), how, true));
     expect_same(after, train(cases().at("two_groups"), how, true, {.drop_grads = false}));
@@ -200,25 +203,29 @@ TEST_P(AtSeams, WithAveragesCopiesAccumulationAndZeroedGradients) {
 TEST_P(AtSeams, OfParametersOfSixteenBits) {
   for (const auto& [name, make] : cases()) {
     SCOPED_TRACE(name);
-    const How how{.compiled = GetParam(), .joined = true, .weights = kBF16};
+    How how = AtSeams::how();
+    how.joined = true;
+    how.weights = kBF16;
     const Trained after = train(make, how, false);
     EXPECT_TRUE(after.optimizers[0]->state_dict().contains("state.0.master"));
     expect_same(after, train(make, how, true));
   }
 }
 
-TEST_P(AtSeams, UnderAutocastAndInOneRegion) {
-  for (const How& how : {How{.compiled = GetParam(), .autocast = true}, How{.compiled = GetParam(), .whole = true}})
-    expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
+TEST_P(AtSeams, UnderAutocast) {
+  How how = AtSeams::how();
+  how.autocast = true;
+  expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
 }
 
 // Recomputation in backward reads the parameters of the forward pass.
 TEST(AtSeamsRules, RecomputationReadsTheOldParameters) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
-  for (const compile::Recompute recompute : {compile::Recompute::kFull, compile::Recompute::kNone}) {
-    const How how{.compiled = true, .recompute = recompute};
-    expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
-  }
+  for (const bool whole : {false, true})
+    for (const compile::Recompute recompute : {compile::Recompute::kFull, compile::Recompute::kNone}) {
+      const How how{.compiled = true, .recompute = recompute, .whole = whole};
+      expect_same(train(cases().at("adamw"), how, false), train(cases().at("adamw"), how, true));
+    }
 }
 
 struct CheckpointedBlock : nn::Module<CheckpointedBlock> {
@@ -332,6 +339,7 @@ TEST_P(AtSeams, SharedParametersAreUpdatedByTheLastThatUsesThem) {
 }
 
 TEST_P(AtSeams, WhatBackwardDoesNotReachIsUpdatedAtTheEndOrNotAtAll) {
+  if (GetParam() == Runs::kWhole) GTEST_SKIP() << "calls a part of the model";
   nn::GPT2 model(kConfig, 1);
   compile_if_wanted(model);
   const Tensor stranger = Tensor::ones({3}).requires_grad_();  // not of the model
@@ -367,7 +375,12 @@ TEST_P(AtSeams, ASecondBackwardIsLoud) {
   // Through the same graph: its parameters are new ones.
   const Tensor loss = loss_of(model, 0);
   loss.backward({}, /*retain_graph=*/true);
-  EXPECT_THROW(loss.backward(), StaleTensorError);
+  {
+    std::optional<test::MeansToRun> by_op;
+    if (GetParam() == Runs::kWhole)
+      by_op.emplace(test::Eagerly::kBackward, "the op that reads what was updated says so");
+    EXPECT_THROW(loss.backward(), StaleTensorError);
+  }
   updates.finish();
   // Another graph, without finish(): what it adds would be lost, or counted twice.
   loss_of(model, 1).backward();
@@ -412,8 +425,7 @@ TEST_P(AtSeams, AnExceptionLeavesWhatIsUpdated) {
   EXPECT_EQ(step_count(optimizer, 0), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, AtSeams, testing::Bool(),
-                         [](const auto& info) { return info.param ? "compiled" : "eager"; });
+INSTANTIATE_TEST_SUITE_P(EagerAndCompiled, AtSeams, testing::ValuesIn(test::kAllRuns), test::name_of_runs);
 
 TEST(AtSeamsRules, WhatNeedsAllGradientsIsRefused) {
   nn::GPT2 model(kConfig, 1);

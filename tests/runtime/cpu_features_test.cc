@@ -81,7 +81,7 @@ TEST(CpuFeaturesDeathTest, TheLibraryMayBeLimited) {
   EXPECT_EXIT(answer(), testing::ExitedWithCode((host_cpu_features() & needed) == needed ? 3 : 4), "");
   setenv("ONEDNN_MAX_CPU_ISA", "AVX2", 1);
   EXPECT_EXIT(answer(), testing::ExitedWithCode(4), "");
-  // What a tuned choice is kept for (compile/exec/tuner.h).
+  // What a tuned choice is kept for (compile/jit/tuner.h).
   const auto name = [] {
     std::fputs(product_library().c_str(), stderr);
     std::exit(0);

@@ -1,7 +1,9 @@
-#include "rondo/compile/exec/tuner.h"
+#include "rondo/compile/jit/tuner.h"
 
 #include <algorithm>
 #include <charconv>
+#include <optional>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/targets.h"
@@ -16,6 +18,15 @@ constexpr int kRounds = 5;
 // A candidate replaces the first one if it takes less than this share of its time. A smaller gain may be noise.
 constexpr double kClearlyFaster = 0.97;
 constexpr double kLongEnough = 200e-6;  // seconds, for one measurement
+
+// A choice as it is kept, on disk and in artifacts: the position in decimal digits. Null: damaged.
+std::optional<int> choice_of(std::string_view text, int count) {
+  int best = 0;
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, best);
+  if (error != std::errc() || last != end || best < 0 || best >= count) return std::nullopt;
+  return best;
+}
 
 double seconds_of(const std::function<void()>& run, int repeats, Device device) {
   const Stopwatch watch(device);
@@ -47,17 +58,17 @@ int Tuner::fastest(const std::string& launch, std::span<const std::function<void
   // Two measurements at once would disturb each other.
   std::unique_lock lock(mutex_);
   DiskCache& disk = disk_of(device);
-  if (const auto found = known_.find(what); found != known_.end() && found->second < count) return found->second;
-  const std::string key = absl::StrCat("tuning, ", count, " ways\n", what);  // a choice is a position
-  int best = 0;
+  const std::string key = absl::StrCat(kPrefix, count, " ways\n", what);  // a choice is a position
+  if (const auto found = known_.find(key); found != known_.end()) return found->second.best;
+  const std::string host = target.key().text();
   if (const std::optional<std::string> stored = disk.find(key)) {
-    const char* end = stored->data() + stored->size();
-    const auto [last, error] = std::from_chars(stored->data(), end, best);
-    if (error == std::errc() && last == end && best >= 0 && best < count) return known_[what] = best;
+    const std::optional<int> best = choice_of(*stored, count);
+    if (best) return (known_[key] = {host, *best}).best;
     disk.reject(key, "no tuning result");
   }
   std::vector<double> times;
-  best = known_[what] = measure(candidates, device, times);
+  const int best = measure(candidates, device, times);
+  known_[key] = {host, best};
   lock.unlock();
   disk.store(key, std::to_string(best));
   if (log::enabled(log::Topic::kPerfHints)) {
@@ -66,6 +77,28 @@ int Tuner::fastest(const std::string& launch, std::span<const std::function<void
     log::write(log::Topic::kPerfHints, text + " us");
   }
   return best;
+}
+
+std::vector<io::KernelRecord> Tuner::contents(const std::string& host) {
+  std::lock_guard lock(mutex_);
+  std::vector<io::KernelRecord> choices;
+  for (const auto& [key, choice] : known_)
+    if (choice.host == host) choices.push_back({key, std::to_string(choice.best)});
+  std::sort(choices.begin(), choices.end(), [](const auto& a, const auto& b) { return a.kernel < b.kernel; });
+  return choices;
+}
+
+absl::Status Tuner::take(const std::string& host, const io::KernelRecord& record) {
+  int count = 0;
+  const char* const end = record.kernel.data() + record.kernel.size();
+  const auto [last, error] = std::from_chars(record.kernel.data() + sizeof(kPrefix) - 1, end, count);
+  const std::string_view rest(last, static_cast<size_t>(end - last));
+  const std::optional<int> best = choice_of(record.object, count);
+  if (error != std::errc() || !rest.starts_with(" ways\n") || !best)
+    return absl::InvalidArgumentError("a tuning result is damaged");
+  std::lock_guard lock(mutex_);
+  known_.try_emplace(record.kernel, Choice{host, *best});
+  return absl::OkStatus();
 }
 
 int Tuner::measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best) {

@@ -12,9 +12,11 @@
 #include <mutex>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/runtime/device.h"
 
@@ -34,7 +36,16 @@ class Tuner {
   // Choices that were measured, not remembered.
   int64_t measured() const { return measured_.load(); }
 
+  // ---- Artifacts have choices beside the kernels of a target, as its folder on disk does.
+  // The choices that this process has made or taken for devices with this host key (its text).
+  std::vector<io::KernelRecord> contents(const std::string& host);
+  // A record of an artifact that is a choice, and no kernel.
+  static bool is_choice(const io::KernelRecord& record) { return record.kernel.starts_with(kPrefix); }
+  // Remembers such a choice for devices with this host key. kInvalidArgument: damaged.
+  absl::Status take(const std::string& host, const io::KernelRecord& record);
+
  private:
+  static constexpr char kPrefix[] = "tuning, ";
   // The position, and each candidate's time in seconds.
   int measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best);
 
@@ -42,8 +53,12 @@ class Tuner {
   DiskCache& disk_of(Device device);
 
   const DiskCacheOptions options_;
+  struct Choice {
+    std::string host;  // the text of the host key that it holds for
+    int best = 0;
+  };
   std::mutex mutex_;
-  std::unordered_map<std::string, int> known_;
+  std::unordered_map<std::string, Choice> known_;                      // by the key on disk
   std::unordered_map<std::string, std::unique_ptr<DiskCache>> disks_;  // by the text of the host key
   std::atomic<int64_t> measured_{0};
 };

@@ -1,0 +1,148 @@
+#include "rondo/compile/warm_up.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/compile/cache.h"
+#include "rondo/compile/region/gradients_aside.h"
+#include "rondo/compile/region/marks.h"
+#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/backend.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::compile {
+namespace {
+
+constexpr size_t kMostSteps = 1024;
+
+// Dimensions of inputs that vary together.
+struct Variable {
+  int64_t size;
+  DynamicRange range;
+  std::vector<std::pair<size_t, int>> dims;  // of which input, and which one
+};
+
+std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std::vector<DynamicArgument>& dynamic) {
+  std::vector<Variable> variables;
+  const auto add = [&](size_t input, int dim, const DynamicRange& range) {
+    const int64_t size = inputs[input].size(dim);
+    auto same = std::find_if(variables.begin(), variables.end(),
+                             [&](const Variable& v) { return v.size == size && v.range == range; });
+    if (same == variables.end()) same = variables.insert(same, {size, range, {}});
+    same->dims.emplace_back(input, dim);
+  };
+  if (dynamic.empty())
+    for (const MarkedDim& marked : marked_dims(inputs))
+      add(static_cast<size_t>(marked.input), marked.dim, marked.range);
+  for (const DynamicArgument& a : dynamic) {
+    const auto input = static_cast<size_t>(a.argument);
+    if (a.argument < 0 || input >= inputs.size()) throw Error(absl::StrCat("warm_up: there is no input ", a.argument));
+    const int rank = inputs[input].rank();
+    if (a.dim < -rank || a.dim >= rank)
+      throw Error(absl::StrCat("warm_up: dimension ", a.dim, " is out of range for input ", a.argument, ", ",
+                               to_string(inputs[input].sizes())));
+    add(input, static_cast<int>(a.dim < 0 ? a.dim + rank : a.dim), a.range);
+  }
+  return variables;
+}
+
+// The largest size of each bucket, descending.
+std::vector<int64_t> sizes_of(const Variable& variable) {
+  const DynamicRange& range = variable.range;
+  if (range.max == INT64_MAX && range.bucket_bounds.empty()) return {variable.size};
+  const int64_t max = range.bucket_bounds.empty() ? range.max : range.bucket_bounds.back();
+  std::vector<int64_t> sizes;
+  for (int64_t size = range.min; size <= max;) {
+    const int64_t high = bucket_of(range, size).second;
+    const int64_t largest = high / range.multiple_of * range.multiple_of;
+    if (largest >= std::max<int64_t>(size, 1)) sizes.push_back(largest);
+    size = high + 1;
+  }
+  std::reverse(sizes.begin(), sizes.end());
+  return sizes;
+}
+
+// `tensor` with `size` elements along `dim`: its own, repeated or cut.
+Tensor resized(const Tensor& tensor, int dim, int64_t size) {
+  const int64_t before = tensor.size(dim);
+  if (before == size) return tensor;
+  if (before == 0)
+    throw Error(absl::StrCat("warm_up: an input of size ", to_string(tensor.sizes()), " has no elements"));
+  std::vector<int64_t> from(static_cast<size_t>(size));
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<int64_t>(i) % before;
+  return ops::index_select(tensor, dim, Tensor::from(from, {size}, tensor.device()));
+}
+
+// The buffers of a model, whose values the destructor restores; and its parameters, which nothing may write.
+class StateKept {
+ public:
+  explicit StateKept(nn::ModuleBase& model) : parameters_(model.named_parameters()) {
+    for (const nn::NamedTensor& p : parameters_) versions_.push_back(p.tensor.version());
+    for (const nn::NamedTensor& b : model.named_buffers())
+      if (b.tensor.defined()) buffers_.emplace_back(b.tensor, b.tensor.clone());
+  }
+  ~StateKept() {
+    const NoGrad off;
+    try {
+      for (auto& [buffer, before] : buffers_) buffer.copy_(before);
+    } catch (...) {  // a device that does not work any more
+    }
+  }
+  StateKept(const StateKept&) = delete;
+  StateKept& operator=(const StateKept&) = delete;
+  void check() const {
+    for (size_t i = 0; i < parameters_.size(); ++i)
+      if (parameters_[i].tensor.version() != versions_[i])
+        throw Error(absl::StrCat("warm_up: the step changed the parameter ", parameters_[i].name,
+                                 "; leave the optimizer's step out, and hold UpdateAtSeams back (NoUpdate)"));
+  }
+
+ private:
+  const std::vector<nn::NamedTensor> parameters_;
+  std::vector<uint32_t> versions_;
+  std::vector<std::pair<Tensor, Tensor>> buffers_;
+};
+
+}  // namespace
+
+WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
+               const std::function<void(std::span<const Tensor>)>& step, const std::vector<DynamicArgument>& dynamic) {
+  const std::vector<Variable> variables = variables_of(inputs, dynamic);
+  std::vector<std::vector<int64_t>> sizes;
+  size_t steps = 1;
+  for (const Variable& variable : variables) {
+    sizes.push_back(sizes_of(variable));
+    steps *= sizes.back().size();
+    if (steps > kMostSteps)
+      throw Error(absl::StrCat("warm_up: the buckets of ", variables.size(), " dimensions have more than ", kMostSteps,
+                               " combinations"));
+  }
+  const auto start = std::chrono::steady_clock::now();
+  const int64_t misses = cache_report().misses;
+  std::vector<GeneratorState> none;
+  const GeneratorScope same_numbers(GeneratorScope::kReplay, none);
+  const GradientsAside gradients(model);
+  const StateKept state(model);
+  for (size_t number = 0; number < steps; ++number) {
+    std::vector<Tensor> batch = inputs;
+    size_t rest = number;
+    for (size_t v = 0; v < variables.size(); ++v) {
+      const int64_t size = sizes[v][rest % sizes[v].size()];
+      rest /= sizes[v].size();
+      for (const auto& [input, dim] : variables[v].dims) batch[input] = resized(batch[input], dim, size);
+    }
+    for (const MarkedDim& marked : marked_dims(inputs))
+      mark_dynamic(batch[static_cast<size_t>(marked.input)], marked.dim, marked.range);
+    step(batch);
+    model.zero_grad();
+    state.check();
+  }
+  for (const Tensor& input : inputs) synchronize(input.device());
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  return {static_cast<int64_t>(steps), cache_report().misses - misses, took.count()};
+}
+
+}  // namespace rondo::compile

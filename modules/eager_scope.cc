@@ -1,0 +1,13 @@
+#include "rondo/modules/eager_scope.h"
+
+#include "rondo/runtime/recorder.h"
+
+namespace rondo::nn {
+
+EagerScope::EagerScope(const char* what, std::source_location where)
+    : pause_(active_recorder() == nullptr ? nullptr : std::make_unique<const RecordingPause>(what, where)) {
+  ++depth_;
+}
+EagerScope::~EagerScope() { --depth_; }
+
+}  // namespace rondo::nn
