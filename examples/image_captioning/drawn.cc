@@ -54,7 +54,7 @@ bool place(Draws& draw, const DrawnGroup& group, double left, double right, Shap
   for (int64_t i = 0; i < group.count; ++i)
     for (int attempt = 0;; ++attempt) {
       if (attempt == 60) return false;
-      const double r = draw(0.08, 0.115);
+      const double r = draw(0.09, 0.13);
       const Shape shape{group.shape, draw(left + r, right - r), draw(r + 0.01, 0.99 - r), r};
       const bool is_free = std::none_of(out.begin(), out.end(), [&](const Shape& other) {
         return std::hypot(shape.x - other.x, shape.y - other.y) < 1.3 * (shape.radius + other.radius);

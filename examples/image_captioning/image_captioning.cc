@@ -123,12 +123,11 @@ class Captioner : optim::Callback {
       compiler.mark(batch);
       return model()->loss(batch[1], batch[0]);
     };
-    const std::string warmed_up = compiler.warm_up(*job_.group, batches, o_.device, batches.sizes(),
-                                                   [&](const data::Batch& batch) {
-                                                     const amp::Autocast autocast(lower());
-                                                     loss(batch).backward();
-                                                   });
-    if (!warmed_up.empty()) job_.say(warmed_up);
+    job_.say(compiler.loaded());
+    job_.say(compiler.warm_up(*job_.group, batches, o_.device, batches.sizes(), [&](const data::Batch& batch) {
+      const amp::Autocast autocast(lower());
+      loss(batch).backward();
+    }));
     std::optional<dist::DistributedDataParallel> ddp;
     if (job_.several()) {
       ddp.emplace(*model(), job_.group);
@@ -165,6 +164,8 @@ class Captioner : optim::Callback {
       trainer.add_callback(metrics.emplace(o_.output_dir + "/metrics.jsonl"));
       trainer.add_callback(board.emplace(o_.output_dir + "/tensorboard"));
     }
+    ExplainsFirstStep explains(compiler, job_, o_.output_dir);
+    trainer.add_callback(explains);
     trainer.add_callback(*this);  // on all ranks: they caption together
     resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     optim::TrainResult result;
@@ -172,13 +173,14 @@ class Captioner : optim::Callback {
       const CancelOnSignals signals(trainer);
       result = trainer.train();
     }
-    if (const std::string regions = compiler.summary(); !regions.empty()) job_.say(regions);
+    job_.say(compiler.summary());
     if (result.reason == optim::StopReason::kCancelled) {
       job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
       return false;
     }
     if (held_out_ && o_.num_beams > 1) caption_held_out(result.last.step, o_.num_beams);
     replicas_.reset();
+    job_.say(compiler.finish(*job_.group));
     if (job_.lead() && !o_.output_dir.empty()) save();
     return true;
   }
@@ -350,7 +352,7 @@ int main(int argc, char** argv) {
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});
-      if (options.predict.empty() && !note.empty()) job.say(note);
+      if (options.predict.empty()) job.say(note);
       Captioner captioner(options, job);
       if (!options.predict.empty()) {
         if (job.lead()) captioner.predict();

@@ -1,11 +1,24 @@
 #include "rondo/examples/image_captioning/options.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/error.h"
 
 namespace rondo::examples {
+namespace {
+
+struct Size {
+  std::string_view name;
+  int64_t image_size, patch_size, n_layer, n_head, n_embd, max_length, batch_size;
+};
+// narrow and full are those of the published study; small learns the drawn pictures in minutes.
+constexpr Size kSizes[] = {{"small", 64, 8, 3, 4, 128, 64, 32},
+                           {"narrow", 64, 16, 4, 3, 192, 64, 16},
+                           {"full", 224, 16, 12, 12, 768, 256, 64}};
+
+}  // namespace
 
 Flags flags_of(CaptioningOptions& o) {
   Flags flags("image_captioning", "Trains a ViT with a GPT-2 to write captions, and writes them.");
@@ -31,16 +44,16 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
   flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
             "true: the newest in output_dir, if there is one; else a folder or a file");
-  flags.add("size", &o.size, "narrow: 4 + 4 layers of 192, 64 x 64 pixels; full: 12 + 12 of 768, 224 x 224",
-            {"narrow", "full"});
+  flags.add("size", &o.size,
+            "small: 3 + 3 layers of 128, 64 x 64 pixels in patches of 8; narrow: 4 + 4 of 192, in patches of 16; full: "
+            "12 + 12 of 768, 224 x 224. Default: narrow for random data, else small",
+            {"small", "narrow", "full"});
   flags.add("image_size", &o.image_size, "edge of the square that pictures become; 0: by --size");
-  flags.add("patch_size", &o.patch_size,
-            "edge of a patch; 0: 16, and 8 for drawn pictures and files of the narrow size");
+  flags.add("patch_size", &o.patch_size, "edge of a patch; 0: by --size");
   flags.add("n_layer", &o.n_layer, "blocks of the encoder, and of the decoder; 0: by --size");
   flags.add("n_head", &o.n_head, "heads of an attention; 0: by --size");
   flags.add("n_embd", &o.n_embd, "width of both; 0: by --size");
-  flags.add("max_length", &o.max_length,
-            "tokens of the longest caption, with its end; 0: 64, and 256 of the full size");
+  flags.add("max_length", &o.max_length, "tokens of the longest caption, with its end; 0: by --size, 64 or 256");
   flags.add("vocab_size", &o.vocab_size, "tokens; the most frequent words, and all characters");
   flags.add("dropout", &o.dropout, "of both");
   flags.add("padding", &o.padding,
@@ -50,8 +63,8 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("padding_multiple", &o.padding_multiple, "of --padding=multiple");
   flags.add("group_by_length", &o.group_by_length,
             "batches of captions of like lengths; else in the random order, as in the study");
-  flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 3000");
-  flags.add("batch_size", &o.batch_size, "pictures; 0: 16 of the narrow size, 64 of the full one");
+  flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 7000");
+  flags.add("batch_size", &o.batch_size, "pictures; 0: by --size, 32, 16 or 64");
   flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a cosine to a hundredth");
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
@@ -99,18 +112,19 @@ void complete(CaptioningOptions& o, const Flags& flags) {
     throw Error("--data=files, --images=FOLDER and --captions=FILE go together");
   if (o.data == "files" && (o.images.empty() || o.captions.empty()))
     throw Error("--images=FOLDER and --captions=FILE go together");
-  const bool is_narrow = o.size == "narrow";
+  if (o.size.empty()) o.size = o.is_random() ? "narrow" : "small";
+  const auto& size = *std::ranges::find(kSizes, o.size, &Size::name);
   const auto fill = [](auto& value, auto wanted) {
     if (value == 0) value = wanted;
   };
-  fill(o.image_size, is_narrow ? 64 : 224);
-  fill(o.patch_size, is_narrow && !o.is_random() ? 8 : 16);
-  fill(o.n_layer, is_narrow ? 4 : 12);
-  fill(o.n_head, is_narrow ? 3 : 12);
-  fill(o.n_embd, is_narrow ? 192 : 768);
-  fill(o.max_length, is_narrow ? 64 : 256);
-  fill(o.batch_size, is_narrow ? 16 : 64);
-  fill(o.max_steps, o.is_random() ? 120 : 3000);
+  fill(o.image_size, size.image_size);
+  fill(o.patch_size, size.patch_size);
+  fill(o.n_layer, size.n_layer);
+  fill(o.n_head, size.n_head);
+  fill(o.n_embd, size.n_embd);
+  fill(o.max_length, size.max_length);
+  fill(o.batch_size, size.batch_size);
+  fill(o.max_steps, o.is_random() ? 120 : 7000);
   fill(o.eval_steps, std::max<int64_t>(o.max_steps / 5, 1));
   if (o.shift < 0) o.shift = o.is_random() ? 0 : o.image_size / 16;
   if (o.is_random() && !flags.given("output_dir") && o.predict.empty()) o.output_dir.clear();

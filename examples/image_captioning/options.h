@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
-#include "rondo/examples/image_captioning/compiler.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/device.h"
 
@@ -19,7 +19,7 @@ struct CaptioningOptions {
   double validation_share = 0.1;
   int64_t train_pictures = 2000, held_out_pictures = 200, max_pixels = int64_t{1} << 26, shift = -1;
 
-  std::string size = "narrow";
+  std::string size;
   int64_t image_size = 0, patch_size = 0, n_layer = 0, n_head = 0, n_embd = 0, max_length = 0, vocab_size = 1024;
   double dropout = 0;
 
