@@ -360,7 +360,7 @@ TEST_F(ImageCaptioning, AKilledRunGoesOnExactly) {
   // Trains on from the saved model, on files.
   const Finished further = run(absl::StrCat("--images=", at("drawn"), " --captions=", at("drawn/captions.tsv"),
                                             " --validation_captions=", at("drawn/captions.tsv"),
-                                            " --max_length=24 --init_from=", at("a"),
+                                            " --max_length=24 --batch_size=10 --init_from=", at("a"),
                                             " --max_steps=2 --output_dir=", at("c")));
   EXPECT_EQ(further.status, 0) << further.out;
   EXPECT_EQ(bytes_of_file(at("a/tokenizer.json")), bytes_of_file(at("c/tokenizer.json")));
