@@ -104,8 +104,12 @@ class Captioner : optim::Callback {
 
   // False: cancelled.
   bool train() {
+    const std::shared_ptr<const data::ExampleSet> captions = examples_of(sets_.train.get());
+    if (captions->size() < o_.batch_size)
+      throw Error(formatted("%d captions make no whole batch of %d: set a smaller --batch_size", captions->size(),
+                            o_.batch_size));
     CaptionBatches batches(
-        examples_of(sets_.train.get()), pixels_of(sets_.train),
+        captions, pixels_of(sets_.train),
         {.order = padded(o_, {.batch_size = o_.batch_size, .seed = seed(), .drop_last = true}), .shift = o_.shift});
     job_.say(formatted("%d captions for training, the longest has %d tokens; %d%% of the columns are padding",
                        batches.captions().size(), batches.captions().report().longest,

@@ -388,6 +388,8 @@ TEST_F(ImageCaptioning, WhatCannotWorkIsSaid) {
   expect("--padding=longest --buckets=4", "--buckets needs --padding=buckets");
   expect("--padding=buckets --buckets=8,4", "ascending sizes");
   expect("--images=. --captions=" + at("nothing.tsv"), "nothing.tsv");
+  expect("--data=drawn --train_pictures=9 --batch_size=10 --output_dir=" + at("few"),
+         "9 captions make no whole batch of 10: set a smaller --batch_size");
 }
 
 }  // namespace
