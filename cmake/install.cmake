@@ -20,7 +20,7 @@ set(RONDO_PROGRAMS rondorun)
 set(dependencies "")
 if(RONDO_PACKAGE)
   if(RONDO_BUILD_EXAMPLES)
-    list(APPEND RONDO_PROGRAMS train_gpt finetune classify segmentation)
+    list(APPEND RONDO_PROGRAMS train_gpt finetune classify segmentation image_captioning)
   endif()
   if(RONDO_STATIC_JIT)  # packages.cmake installs what they depend on
     set(dependencies RUNTIME_DEPENDENCY_SET rondo_dependencies)

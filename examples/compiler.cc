@@ -267,15 +267,16 @@ std::string Compiler::explain(const std::string& folder) const {
   if (!o_.explain) return "";
   if (!compiles()) return absl::StrCat("compile=", o_.compile, ": nothing is compiled");
   const compile::Explanation explanation = compile::explain(regions_);
-  io::make_folders(folder);
-  io::write_file_atomic(folder + "/explain.html", compile::to_html(explanation));
-  io::write_file_atomic(folder + "/explain.txt", compile::to_text(explanation));
   std::string text = summary();
   for (const compile::RegionExplanation& region : explanation.regions) {
     for (const std::string& why : region.breaks)
       absl::StrAppend(&text, "\n  ", region.report.name, ": graph break: ", why);
     for (const std::string& hint : region.hints) absl::StrAppend(&text, "\n  ", region.report.name, ": hint: ", hint);
   }
+  if (folder.empty()) return text;
+  io::make_folders(folder);
+  io::write_file_atomic(folder + "/explain.html", compile::to_html(explanation));
+  io::write_file_atomic(folder + "/explain.txt", compile::to_text(explanation));
   return absl::StrCat(text, "\nAll of it is in ", folder, "/explain.html");
 }
 

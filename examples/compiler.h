@@ -75,7 +75,8 @@ class Compiler {
                       const std::vector<int64_t>& sizes, const std::function<void(const data::Batch&)>& step);
   // A line for each region; "" if there is none.
   std::string summary() const { return regions_.summary(); }
-  // With --explain: summary, graph breaks and hints; all there is goes to explain.html and explain.txt in the folder.
+  // With --explain: summary, graph breaks and hints; all there is goes to explain.html and explain.txt in the folder,
+  // unless its name is empty.
   std::string explain(const std::string& folder) const;
   // What --load_code brought; "": the option is not given.
   const std::string& loaded() const { return loaded_; }

@@ -4,17 +4,18 @@
 
 namespace rondo::tests {
 
-extern const char* const kSourceDir;     // the checkout
-extern const char* const kReferenceDir;  // tests/reference
-extern const char* const kRondorun;      // the launcher, or "" where it is not built
-extern const char* const kRankProgram;   // dist_rank
-extern const char* const kForeignCode;   // tests/compile/foreign_code.cc
-extern const char* const kReplay;        // rondo_replay
-extern const char* const kNcclRank;      // nccl_rank
-extern const char* const kFakeCudaDir;   // the folder of the fake libcuda.so.1
-extern const char* const kTrainGpt;      // examples/train_gpt.cc
-extern const char* const kFinetune;      // examples/finetune.cc
-extern const char* const kClassify;      // examples/classify.cc
-extern const char* const kSegmentation;  // examples/segmentation/segmentation.cc
+extern const char* const kSourceDir;        // the checkout
+extern const char* const kReferenceDir;     // tests/reference
+extern const char* const kRondorun;         // the launcher, or "" where it is not built
+extern const char* const kRankProgram;      // dist_rank
+extern const char* const kForeignCode;      // tests/compile/foreign_code.cc
+extern const char* const kReplay;           // rondo_replay
+extern const char* const kNcclRank;         // nccl_rank
+extern const char* const kFakeCudaDir;      // the folder of the fake libcuda.so.1
+extern const char* const kTrainGpt;         // examples/train_gpt.cc
+extern const char* const kFinetune;         // examples/finetune.cc
+extern const char* const kClassify;         // examples/classify.cc
+extern const char* const kSegmentation;     // examples/segmentation/segmentation.cc
+extern const char* const kImageCaptioning;  // examples/image_captioning/image_captioning.cc
 
 }  // namespace rondo::tests

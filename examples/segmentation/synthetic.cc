@@ -6,24 +6,11 @@
 #include <numbers>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/examples/segmentation/draws.h"
 #include "rondo/runtime/random.h"
 
 namespace rondo::examples {
 namespace {
-
-// Numbers of one picture.
-class Draws {
- public:
-  Draws(uint64_t seed, int64_t index) : seed_(seed), index_(static_cast<uint64_t>(index)) {}
-  double operator()(double low, double high) {
-    return low + (high - low) * static_cast<double>(uniform_from_bits(philox(seed_, index_, count_++)[0]));
-  }
-  int64_t below(int64_t n) { return std::min(static_cast<int64_t>((*this)(0, static_cast<double>(n))), n - 1); }
-
- private:
-  const uint64_t seed_, index_;
-  uint64_t count_ = 0;
-};
 
 // A colour of hue, saturation and value in [0, 1], as bytes.
 std::array<double, 3> rgb_of(double hue, double saturation, double value) {

@@ -1,0 +1,140 @@
+#include "rondo/examples/image_captioning/caption_batches.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <mutex>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/examples/segmentation/draws.h"
+#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/random.h"
+
+namespace rondo::examples {
+namespace {
+
+// Moves pixels (C, H, W) by (dy, dx) into `out`. What comes in repeats the edge.
+void copy_shifted(const float* from, int64_t channels, int64_t height, int64_t width, int64_t dy, int64_t dx,
+                  float* out) {
+  for (int64_t c = 0; c < channels; ++c)
+    for (int64_t y = 0; y < height; ++y) {
+      const float* row = from + (c * height + std::clamp<int64_t>(y + dy, 0, height - 1)) * width;
+      float* to = out + (c * height + y) * width;
+      for (int64_t x = 0; x < width; ++x) to[x] = row[std::clamp<int64_t>(x + dx, 0, width - 1)];
+    }
+}
+
+}  // namespace
+
+std::optional<data::Batch> CaptionBatches::next() {
+  const auto epoch = static_cast<uint64_t>(order_.position().epoch);
+  const auto batch = order_.next();
+  if (!batch) return std::nullopt;
+  const std::span<const int64_t> rows = order_.batch_examples();
+  const Tensor first = pixels_(rows[0]);
+  const int64_t n = first.numel(), H = first.size(1), W = first.size(2);
+  Tensor pixels = Tensor::empty({std::ssize(rows), first.size(0), H, W}, {kF32, kCPU});
+  float* const out = pixels.mutable_data<float>();
+  parallel_for(std::ssize(rows), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b) {
+      const int64_t row = rows[static_cast<size_t>(b)];
+      const Tensor one = b == 0 ? first : pixels_(row);
+      if (options_.shift == 0) {
+        std::memcpy(out + b * n, one.data<float>(), static_cast<size_t>(n) * sizeof(float));
+        continue;
+      }
+      Draws draw(options_.order.seed ^ (epoch << 32), row);
+      const int64_t dy = draw.below(2 * options_.shift + 1) - options_.shift,
+                    dx = draw.below(2 * options_.shift + 1) - options_.shift;
+      copy_shifted(one.data<float>(), first.size(0), H, W, dy, dx, out + b * n);
+    }
+  });
+  return data::Batch{(*batch)[1], pixels};
+}
+
+std::shared_ptr<const data::ExampleSet> encoded(const CaptionedPictures& pictures,
+                                                const text::PreTrainedTokenizer& words, int64_t start, int64_t end,
+                                                int64_t max_length) {
+  const auto set = std::make_shared<data::ExampleSet>();
+  for (int64_t i = 0; i < pictures.size(); ++i) {
+    const auto fail = [&](const std::string& why) {
+      if (pictures.line(i) > 0) throw data::DataError(pictures.file(), pictures.line(i), why);
+      throw Error(why);
+    };
+    data::Example example{.ids = {static_cast<int32_t>(start)}};
+    try {
+      const std::vector<int32_t> ids = words.encode(pictures.caption(i), {.add_special_tokens = false});
+      example.ids.insert(example.ids.end(), ids.begin(), ids.end());
+    } catch (const Error& error) {
+      fail(error.what());
+    }
+    example.ids.push_back(static_cast<int32_t>(end));
+    if (std::ssize(example.ids) - 1 > max_length)
+      fail(absl::StrCat("the caption has ", std::ssize(example.ids) - 1, " tokens with its end; at most ", max_length,
+                        " are allowed (--max_length)"));
+    example.targets.assign(example.ids.size(), true);
+    example.targets[0] = false;
+    set->add(example);
+  }
+  return set;
+}
+
+PixelsOf processed(std::shared_ptr<const CaptionedPictures> pictures, const nn::ImageProcessor& processor,
+                   int64_t keep_bytes) {
+  struct Kept {
+    std::mutex mutex;
+    std::vector<Tensor> pixels;
+    int64_t bytes = 0;
+  };
+  const auto kept = std::make_shared<Kept>();
+  kept->pixels.resize(static_cast<size_t>(pictures->size()));
+  return [pictures = std::move(pictures), processor, keep_bytes, kept](int64_t i) {
+    {
+      const std::lock_guard lock(kept->mutex);
+      if (const Tensor& pixels = kept->pixels[static_cast<size_t>(i)]; pixels.defined()) return pixels;
+    }
+    const Tensor pixels = processor(pictures->picture(i)).select(0, 0).contiguous();
+    const auto bytes = pixels.numel() * static_cast<int64_t>(sizeof(float));
+    const std::lock_guard lock(kept->mutex);
+    if (kept->bytes + bytes <= keep_bytes && !kept->pixels[static_cast<size_t>(i)].defined()) {
+      kept->pixels[static_cast<size_t>(i)] = pixels;
+      kept->bytes += bytes;
+    }
+    return pixels;
+  };
+}
+
+std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t max_length, int64_t vocab_size,
+                                                        int64_t start, int64_t end, uint64_t seed) {
+  const double scale = static_cast<double>(max_length) / 256;
+  const auto set = std::make_shared<data::ExampleSet>();
+  for (int64_t i = 0; i < count; ++i) {
+    Draws draw(seed, i);
+    const double kind = draw(0, 1);
+    const double low = kind < 0.9 ? 5 : kind < 0.99 ? 33 : 65, high = kind < 0.9 ? 31 : kind < 0.99 ? 63 : 255;
+    const double drawn = low + static_cast<double>(draw.below(static_cast<int64_t>(high - low) + 1));
+    const int64_t length = std::clamp<int64_t>(std::llround(scale * drawn), 1, max_length);
+    data::Example example{.ids = {static_cast<int32_t>(start)}};
+    for (int64_t t = 0; t + 1 < length; ++t)
+      example.ids.push_back(static_cast<int32_t>(3 + draw.below(vocab_size - 3)));
+    example.ids.push_back(static_cast<int32_t>(end));
+    example.targets.assign(example.ids.size(), true);
+    example.targets[0] = false;
+    set->add(example);
+  }
+  return set;
+}
+
+// A picture is a part of one field of noise: making it costs a copy, not a number for each pixel.
+PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed) {
+  constexpr int64_t kStarts = 1 << 12;
+  Generator random(seed);
+  const int64_t n = channels * side * side;
+  const Tensor field = Tensor::randn({n + kStarts}, {kF32, kCPU}, &random);
+  return [=](int64_t i) {
+    const auto begin = static_cast<int64_t>(philox(seed, static_cast<uint64_t>(i), 1)[0] % kStarts);
+    return field.slice(0, {begin, begin + n}).reshape({channels, side, side});
+  };
+}
+
+}  // namespace rondo::examples

@@ -1,0 +1,44 @@
+// The options of image_captioning.cc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/examples/compiler.h"
+#include "rondo/examples/flags.h"
+#include "rondo/runtime/data/example_batches.h"
+#include "rondo/runtime/device.h"
+
+namespace rondo::examples {
+
+struct CaptioningOptions {
+  std::string data, images, captions, validation_captions, init_from, output_dir = "captioning", write_pictures;
+  std::string resume_from_checkpoint, padding = "longest", dtype = "float32";
+  std::vector<std::string> predict;  // pictures, or folders of them
+  double validation_share = 0.1;
+  int64_t train_pictures = 2000, held_out_pictures = 200, max_pixels = int64_t{1} << 26, shift = -1;
+
+  std::string size;
+  int64_t image_size = 0, patch_size = 0, n_layer = 0, n_head = 0, n_embd = 0, max_length = 0, vocab_size = 1024;
+  double dropout = 0;
+
+  int64_t max_steps = 0, batch_size = 0, gradient_accumulation_steps = 1, eval_steps = 0, eval_batch_size = 50;
+  int64_t logging_steps = 20, save_steps = 0, save_total_limit = 2, seed = 42, padding_multiple = 8, num_beams = 4;
+  double learning_rate = 1e-3, weight_decay = 0.05, warmup_ratio = 0.05, max_grad_norm = 1.0, ddp_timeout = 300;
+  bool group_by_length = false, overwrite_output_dir = false, check_ranks = false, pin_threads = true;
+  Device device;
+  CompilerOptions compiler;
+
+  bool is_random() const { return data == "random"; }
+};
+
+Flags flags_of(CaptioningOptions& options);
+// Takes `--predict IMAGE...` out of the arguments: everything behind it up to the next flag. Throws Error.
+std::vector<std::string> without_pictures(std::vector<std::string> args, CaptioningOptions& options);
+// Fills in what depends on data and size, and checks the rest. Throws Error.
+void complete(CaptioningOptions& options, const Flags& flags);
+// --padding: to which sizes batches of captions are padded.
+data::ExampleBatchesOptions padded(const CaptioningOptions& options, data::ExampleBatchesOptions batches);
+
+}  // namespace rondo::examples

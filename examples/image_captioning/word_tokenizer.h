@@ -1,0 +1,20 @@
+// A tokenizer of whole words, made from captions.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "rondo/runtime/text/tokenizer.h"
+
+namespace rondo::examples {
+
+// tokenizer.json of a WordPiece tokenizer: [PAD], [CLS] (starts a caption), [SEP] (ends one), [UNK], every character of
+// the captions, alone and within a word, and then the most frequent words, as many as vocab_size leaves room for. So
+// each caption has tokens, and so have other texts of the same characters. Throws Error if there is no room for the
+// characters, and for captions that are not UTF-8.
+std::string word_tokenizer_json(std::span<const std::string> captions, int64_t vocab_size);
+
+// Writes tokenizer.json, and the tokenizer_config.json with which transformers reads it. Throws FileError.
+void save_word_tokenizer(const std::string& json, const std::string& folder);
+
+}  // namespace rondo::examples
