@@ -25,7 +25,7 @@ struct CaptioningOptions {
 
   int64_t max_steps = 0, batch_size = 0, gradient_accumulation_steps = 1, eval_steps = 0, eval_batch_size = 50;
   int64_t logging_steps = 20, save_steps = 0, save_total_limit = 2, seed = 42, padding_multiple = 8, num_beams = 4;
-  double learning_rate = 1e-3, weight_decay = 0.05, warmup_ratio = 0.05, max_grad_norm = 1.0, ddp_timeout = 300;
+  double learning_rate = 1.5e-3, weight_decay = 0.1, warmup_ratio = 0.05, max_grad_norm = 1.0, ddp_timeout = 300;
   bool group_by_length = false, overwrite_output_dir = false, check_ranks = false, pin_threads = true;
   Device device;
   CompilerOptions compiler;

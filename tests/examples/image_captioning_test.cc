@@ -22,6 +22,7 @@
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/paths.h"
+#include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo::examples {
 namespace {
@@ -364,6 +365,26 @@ TEST_F(ImageCaptioning, AKilledRunGoesOnExactly) {
                                             " --max_steps=2 --output_dir=", at("c")));
   EXPECT_EQ(further.status, 0) << further.out;
   EXPECT_EQ(bytes_of_file(at("a/tokenizer.json")), bytes_of_file(at("c/tokenizer.json")));
+}
+
+// Real pictures with transparent ground, and their names: every one of them is learned.
+TEST_F(ImageCaptioning, Emoji) {
+  const std::string archive = shared_data("noto-emoji-32.tar");
+  if (archive.empty()) GTEST_SKIP() << "../shared/data has no pictures";
+  ASSERT_EQ(std::system(absl::StrCat("tar xf ", archive, " -C ", at("")).c_str()), 0);
+  std::ifstream all(at("noto-emoji-32/captions.tsv"));
+  std::ofstream some(at("64.tsv"));
+  int line_number = 0, taken = 0;
+  for (std::string line; taken < 64 && std::getline(all, line);)
+    if (line_number++ % 25 == 0) some << line.substr(0, line.rfind('\t')) << "\n", ++taken;
+  some.close();
+  const Finished done = run(
+      absl::StrCat("--images=", at("noto-emoji-32/png/32"), " --captions=", at("64.tsv"),
+                   " --validation_captions=", at("64.tsv"), " --image_size=32 --n_layer=2 --n_embd=64",
+                   " --max_steps=400 --learning_rate=3e-3 --eval_steps=400 --output_dir=", at("emoji")));
+  EXPECT_EQ(done.status, 0) << done.out;
+  EXPECT_TRUE(absl::StrContains(done.out, "greedy captions: 64 of 64 held-out ones are exact")) << done.out;
+  EXPECT_TRUE(absl::StrContains(done.out, "4 beams' captions: 64 of 64 held-out ones are exact")) << done.out;
 }
 
 // Two processes share the batches and the held-out pictures.
