@@ -233,16 +233,24 @@ std::vector<std::string> perf_hints(const EntryExplanation& entry) {
     hints.push_back(absl::StrCat(
         widened, " products of f16 run in f32, since this CPU's library has none: bf16 (amp::Autocast) is faster"));
   for (const ProgramExplanation& program : entry.programs) {
+    std::map<std::string, std::pair<int, std::string>> unfused;  // by op: how many, and where the first one is from
     for (const LaunchExplanation& launch : program.launches) {
-      const auto first = static_cast<size_t>(launch.nodes[0]);
-      const OpDef* op = find_op(program.nodes[first].op);
-      if (launch.generated || op == nullptr || op->lower == nullptr) continue;
-      hints.push_back(
-          absl::StrCat(program.name, ": ", program.nodes[first].op,
-                       " is not fused, because it makes one number, adds up from the end, or reads an operand "
-                       "whose dimensions are no single loop in memory: ",
-                       launch.sources[0]));
+      const std::string& name = program.nodes[static_cast<size_t>(launch.nodes[0])].op;
+      const OpDef* op = find_op(name);
+      // A counter of steps gains nothing.
+      if (launch.generated || op == nullptr || op->lower == nullptr || launch.bytes_read + launch.bytes_written <= 64)
+        continue;
+      auto& [count, source] = unfused[name];
+      if (count++ == 0) source = launch.sources[0];
     }
+    for (const auto& [name, found] : unfused)
+      hints.push_back(
+          absl::StrCat(program.name, ": ", name,
+                       found.first == 1 ? " is not fused" : absl::StrCat(" is not fused ", found.first, " times"),
+                       ", because it makes one number, adds up from the end, or reads an operand whose dimensions are "
+                       "no single loop "
+                       "in memory: ",
+                       found.first == 1 ? "" : "first ", found.second));
   }
   if (entry.recomputed_flops > 0)
     hints.push_back(absl::StrCat("the backward computes products of ", entry.recomputed_flops,

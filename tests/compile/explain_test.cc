@@ -256,6 +256,14 @@ TEST_F(Explain, BreaksAndUnfusedOpsAreHints) {
   ASSERT_EQ(e.regions[0].hints.size(), 1u);
   EXPECT_TRUE(contains(e.regions[0].hints[0], "sum is not fused")) << e.regions[0].hints[0];
   EXPECT_TRUE(contains(e.regions[0].hints[0], "explain_test.cc"));
+  // Several of one op are one hint, and single numbers none.
+  struct Several : nn::Module<Several> {
+    Tensor forward(const Tensor& x) { return ops::sum(x) + ops::sum(x * 2) * 3; }
+  };
+  Several several;
+  const Explanation joined = explain(several, Tensor::zeros({8, 16}, {kI64}));
+  ASSERT_EQ(joined.regions[0].hints.size(), 1u);
+  EXPECT_TRUE(contains(joined.regions[0].hints[0], "sum is not fused 2 times")) << joined.regions[0].hints[0];
   Chain chain;
   chain.read_a_value = true;
   const Explanation broken = explain(chain, Tensor::ones({1}));
