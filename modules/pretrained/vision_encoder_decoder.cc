@@ -82,14 +82,17 @@ static bool describe_vision_encoder_decoder(ModuleBase& module, Published& out) 
     fields.push_back({"model_type", json_text(of.model_type)});
     return json_object(fields, "  ");
   };
-  decoder.config.push_back({"add_cross_attention", "true"});
-  decoder.config.push_back({"is_decoder", "true"});
+  std::string end = "null";
+  if (c.eos_token_ids.size() == 1) end = json_text(c.eos_token_ids[0]);
+  else if (!c.eos_token_ids.empty()) end = absl::StrCat("[", absl::StrJoin(c.eos_token_ids, ", "), "]");
+  decoder.config.insert(decoder.config.end(), {{"add_cross_attention", "true"},
+                                               {"is_decoder", "true"},
+                                               // else transformers takes GPT-2's own 50256
+                                               {"bos_token_id", json_text(c.decoder_start_token_id)},
+                                               {"eos_token_id", end}});
   out.generation = {{"decoder_start_token_id", json_text(c.decoder_start_token_id)},
                     {"pad_token_id", json_text(c.pad_token_id)}};
-  if (!c.eos_token_ids.empty())
-    out.generation.push_back({"eos_token_id", c.eos_token_ids.size() == 1
-                                                  ? json_text(c.eos_token_ids[0])
-                                                  : absl::StrCat("[", absl::StrJoin(c.eos_token_ids, ", "), "]")});
+  if (!c.eos_token_ids.empty()) out.generation.push_back({"eos_token_id", end});
   out.config = out.generation;
   out.config.insert(out.config.end(), {{"decoder", object(decoder)},
                                        {"encoder", object(encoder)},

@@ -391,6 +391,11 @@ TEST(VisionEncoderDecoder, SavesWhatGenerateReads) {
   const std::string generation = read_bytes(folder / "generation_config.json");
   EXPECT_NE(generation.find("\"decoder_start_token_id\": 1"), std::string::npos) << generation;
   EXPECT_NE(generation.find("\"eos_token_id\": [2, 9]"), std::string::npos) << generation;
+  // The decoder's own, too, which transformers' GPT-2 else takes for 50256.
+  const std::string written = read_bytes(folder / "config.json"),
+                    decoder = written.substr(written.find("\"decoder\": {"));
+  EXPECT_NE(decoder.find("\"bos_token_id\": 1"), std::string::npos) << written;
+  EXPECT_NE(decoder.find("\"eos_token_id\": [2, 9]"), std::string::npos) << written;
   const auto again = AutoModelForImageTextToText::from_pretrained(folder.path());
   EXPECT_EQ(again.model_type(), "vision-encoder-decoder");
   VisionEncoderDecoder& loaded = again.vision_encoder_decoder();
