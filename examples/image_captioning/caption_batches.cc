@@ -13,14 +13,33 @@
 namespace rondo::examples {
 namespace {
 
-// Moves pixels (C, H, W) by (dy, dx) into `out`. What comes in repeats the edge.
-void copy_shifted(const float* from, int64_t channels, int64_t height, int64_t width, int64_t dy, int64_t dx,
-                  float* out) {
+// For each pixel along an edge of n: between which two of the picture's it lies, and how far from the first.
+struct Between {
+  int64_t first, second;
+  float weight;
+};
+std::vector<Between> seen_along(int64_t n, double scale, double offset) {
+  std::vector<Between> out;
+  for (int64_t i = 0; i < n; ++i) {
+    const double half = 0.5 * static_cast<double>(n);
+    const double at = std::clamp((static_cast<double>(i) + 0.5 - half) / scale + half - 0.5 + offset, 0.0,
+                                 static_cast<double>(n - 1));
+    const auto first = static_cast<int64_t>(at);
+    out.push_back({first, std::min(first + 1, n - 1), static_cast<float>(at - static_cast<double>(first))});
+  }
+  return out;
+}
+
+void copy_seen(const float* from, int64_t channels, std::span<const Between> rows, std::span<const Between> columns,
+               float* out) {
+  const auto mixed = [](float a, float b, float weight) { return a + (b - a) * weight; };
+  const int64_t H = std::ssize(rows), W = std::ssize(columns);
   for (int64_t c = 0; c < channels; ++c)
-    for (int64_t y = 0; y < height; ++y) {
-      const float* row = from + (c * height + std::clamp<int64_t>(y + dy, 0, height - 1)) * width;
-      float* to = out + (c * height + y) * width;
-      for (int64_t x = 0; x < width; ++x) to[x] = row[std::clamp<int64_t>(x + dx, 0, width - 1)];
+    for (const Between& y : rows) {
+      const float *above = from + (c * H + y.first) * W, *below = from + (c * H + y.second) * W;
+      for (const Between& x : columns)
+        *out++ = mixed(mixed(above[x.first], above[x.second], x.weight),
+                       mixed(below[x.first], below[x.second], x.weight), y.weight);
     }
 }
 
@@ -39,14 +58,20 @@ std::optional<data::Batch> CaptionBatches::next() {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t row = rows[static_cast<size_t>(b)];
       const Tensor one = b == 0 ? first : pixels_(row);
-      if (options_.shift == 0) {
+      if (options_.shift == 0 && options_.zoom == 0) {
         std::memcpy(out + b * n, one.data<float>(), static_cast<size_t>(n) * sizeof(float));
         continue;
       }
       Draws draw(options_.order.seed ^ (epoch << 32), row);
-      const int64_t dy = draw.below(2 * options_.shift + 1) - options_.shift,
-                    dx = draw.below(2 * options_.shift + 1) - options_.shift;
-      copy_shifted(one.data<float>(), first.size(0), H, W, dy, dx, out + b * n);
+      const auto moved = [&] { return static_cast<double>(draw.below(2 * options_.shift + 1) - options_.shift); };
+      double top = moved(), left = moved(), scale = 1;
+      if (options_.zoom > 0) {
+        scale += draw(-options_.zoom, options_.zoom);
+        const double room = 0.5 * std::abs(1 - 1 / scale);
+        top += draw(-room, room) * static_cast<double>(H);
+        left += draw(-room, room) * static_cast<double>(W);
+      }
+      copy_seen(one.data<float>(), first.size(0), seen_along(H, scale, top), seen_along(W, scale, left), out + b * n);
     }
   });
   return data::Batch{(*batch)[1], pixels};

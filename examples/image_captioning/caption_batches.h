@@ -22,7 +22,10 @@ using PixelsOf = std::function<Tensor(int64_t example)>;
 
 struct CaptionBatchesOptions {
   data::ExampleBatchesOptions order = {};
-  int64_t shift = 0;  // pixels: each picture moves by up to this in both directions, drawn by (seed, epoch, example)
+  // How each picture is seen, drawn by (seed, epoch, example): scaled by 1 +- zoom, as far from its middle as then
+  // shows all of it, or nothing beside it, and moved by up to `shift` pixels more. What comes in repeats the edge.
+  double zoom = 0;
+  int64_t shift = 0;
 };
 
 class CaptionBatches : public data::BatchSource {

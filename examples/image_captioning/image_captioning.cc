@@ -108,9 +108,10 @@ class Captioner : optim::Callback {
     if (captions->size() < o_.batch_size)
       throw Error(formatted("%d captions make no whole batch of %d: set a smaller --batch_size", captions->size(),
                             o_.batch_size));
-    CaptionBatches batches(
-        captions, pixels_of(sets_.train),
-        {.order = padded(o_, {.batch_size = o_.batch_size, .seed = seed(), .drop_last = true}), .shift = o_.shift});
+    CaptionBatches batches(captions, pixels_of(sets_.train),
+                           {.order = padded(o_, {.batch_size = o_.batch_size, .seed = seed(), .drop_last = true}),
+                            .zoom = o_.zoom,
+                            .shift = o_.shift});
     job_.say(formatted("%d captions for training, the longest has %d tokens; %d%% of the columns are padding",
                        batches.captions().size(), batches.captions().report().longest,
                        static_cast<int64_t>(100 * batches.padding_share() + 0.5)));

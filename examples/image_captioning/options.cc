@@ -36,7 +36,8 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("write_pictures", &o.write_pictures,
             "a folder: writes 20 held-out drawn pictures with captions.tsv, and ends");
   flags.add("max_pixels", &o.max_pixels, "larger pictures are errors");
-  flags.add("shift", &o.shift, "training pictures move by up to so many pixels; -1: none for random data, else 1/16");
+  flags.add("zoom", &o.zoom, "training pictures are scaled by 1 +- this; -1: 0 for random data, else 0.15");
+  flags.add("shift", &o.shift, "they move by up to so many pixels; -1: none for random data, else 1/32");
   flags.add("init_from", &o.init_from, "a folder with a model, its tokenizer and preprocessor_config.json");
   flags.add("output_dir", &o.output_dir,
             "checkpoints, metrics.jsonl, held_out.tsv, pictures/, and at the end the model; empty: nothing is written. "
@@ -77,7 +78,7 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("logging_steps", &o.logging_steps, "steps between two lines");
   flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
   flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
-  flags.add("seed", &o.seed, "of weights, pictures, their order and shifts");
+  flags.add("seed", &o.seed, "of weights, pictures, their order and how they are seen");
   flags.add("device", &o.device, "cpu, cuda or cuda:1; under rondorun cuda is each rank's own");
   flags.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   add_options(flags, o.compiler);
@@ -126,7 +127,8 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   fill(o.batch_size, size.batch_size);
   fill(o.max_steps, o.is_random() ? 120 : 8000);
   fill(o.eval_steps, std::max<int64_t>(o.max_steps / 5, 1));
-  if (o.shift < 0) o.shift = o.is_random() ? 0 : o.image_size / 16;
+  if (o.shift < 0) o.shift = o.is_random() ? 0 : o.image_size / 32;
+  if (o.zoom < 0) o.zoom = o.is_random() ? 0 : 0.15;
   if (o.is_random() && !flags.given("output_dir") && o.predict.empty()) o.output_dir.clear();
   if (!o.compiler.buckets.empty() && !flags.given("padding")) o.padding = "buckets";
   if (!o.compiler.buckets.empty() && o.padding != "buckets")
@@ -155,6 +157,7 @@ void complete(CaptioningOptions& o, const Flags& flags) {
         absl::StrCat("--image_size must be a multiple of --patch_size, got ", o.image_size, " and ", o.patch_size));
   if (o.n_embd % o.n_head != 0)
     throw Error(absl::StrCat("--n_embd must be a multiple of --n_head, got ", o.n_embd, " and ", o.n_head));
+  if (!(o.zoom < 1)) throw Error(absl::StrCat("--zoom must be below 1, got ", o.zoom));
   if (o.shift >= o.image_size)
     throw Error(absl::StrCat("--shift must be below --image_size, got ", o.shift, " and ", o.image_size));
   if (!(o.validation_share >= 0 && o.validation_share < 1))

@@ -16,7 +16,7 @@ struct CaptioningOptions {
   std::string data, images, captions, validation_captions, init_from, output_dir = "captioning", write_pictures;
   std::string resume_from_checkpoint, padding = "longest", dtype = "float32";
   std::vector<std::string> predict;  // pictures, or folders of them
-  double validation_share = 0.1;
+  double validation_share = 0.1, zoom = -1;
   int64_t train_pictures = 2000, held_out_pictures = 200, max_pixels = int64_t{1} << 26, shift = -1;
 
   std::string size;

@@ -264,15 +264,33 @@ TEST_F(ImageCaptioning, BatchesHaveLabelsAndPixels) {
     labels.pop_back();
     EXPECT_EQ(words.decode(std::span<const int64_t>(labels)), pictures->caption(b));
   }
-  // Shifts are a function of (seed, epoch, example).
-  const auto pixels = [&](int64_t epoch) {
-    CaptionBatches shifted(set, processed(pictures, processor),
-                           {.order = {.batch_size = 4, .shuffle = false}, .shift = 3});
-    shifted.seek({.epoch = epoch, .batch = 1});
-    return (*shifted.next())[1];
+  // How they are seen is a function of (seed, epoch, example).
+  const auto pixels = [&](const PixelsOf& of, int64_t epoch, double zoom, int64_t shift) {
+    CaptionBatches seen(set, of, {.order = {.batch_size = 4, .shuffle = false}, .zoom = zoom, .shift = shift});
+    seen.seek({.epoch = epoch, .batch = 1});
+    return (*seen.next())[1];
   };
-  EXPECT_TRUE(same_bits(pixels(0), pixels(0)));
-  EXPECT_FALSE(same_bits(pixels(0), pixels(1)));
+  for (const double zoom : {0.0, 0.2}) {
+    const PixelsOf of = processed(pictures, processor);
+    EXPECT_TRUE(same_bits(pixels(of, 0, zoom, 3), pixels(of, 0, zoom, 3)));
+    EXPECT_FALSE(same_bits(pixels(of, 0, zoom, 3), pixels(of, 1, zoom, 3)));
+  }
+  // A slope of 1 to the right and of 100 downwards: a scale divides both, a shift keeps them.
+  const Tensor ramp =
+      (Tensor::arange(16, {kF32, kCPU}) + Tensor::arange(16, {kF32, kCPU}).view({16, 1}) * 100).view({1, 16, 16});
+  std::set<float> slopes;
+  for (const double zoom : {0.0, 0.2}) {
+    const Tensor seen = pixels([&](int64_t) { return ramp; }, 0, zoom, 2);
+    for (int64_t b = 0; b < 4; ++b) {
+      const Tensor one = seen.select(0, b).select(0, 0);  // (16, 16); its middle shows no repeated edge
+      const float right = one[8][9].item<float>() - one[8][8].item<float>();
+      EXPECT_NEAR(one[9][8].item<float>() - one[8][8].item<float>(), 100 * right, 0.05);
+      EXPECT_GE(right, zoom == 0 ? 1 : 1 / 1.2 - 1e-3);
+      EXPECT_LE(right, zoom == 0 ? 1 : 1 / 0.8 + 1e-3);
+      slopes.insert(right);
+    }
+  }
+  EXPECT_EQ(slopes.size(), 5u);
   const std::string error = error_of([&] { encoded(*pictures, words, 1, 2, 3); });
   EXPECT_TRUE(absl::StrContains(error, "at most 3 are allowed (--max_length)")) << error;
 }
