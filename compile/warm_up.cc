@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random.h"
+#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {
@@ -25,7 +27,8 @@ struct Variable {
   std::vector<std::pair<size_t, int>> dims;  // of which input, and which one
 };
 
-std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std::vector<DynamicArgument>& dynamic) {
+std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std::vector<DynamicArgument>& dynamic,
+                                   std::source_location where) {
   std::vector<Variable> variables;
   const auto add = [&](size_t input, int dim, const DynamicRange& range) {
     const int64_t size = inputs[input].size(dim);
@@ -39,24 +42,32 @@ std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std:
       add(static_cast<size_t>(marked.input), marked.dim, marked.range);
   for (const DynamicArgument& a : dynamic) {
     const auto input = static_cast<size_t>(a.argument);
-    if (a.argument < 0 || input >= inputs.size()) throw Error(absl::StrCat("warm_up: there is no input ", a.argument));
+    if (a.argument < 0 || input >= inputs.size() || !inputs[input].defined())
+      throw Error(absl::StrCat("warm_up: there is no input ", a.argument));
     const int rank = inputs[input].rank();
     if (a.dim < -rank || a.dim >= rank)
       throw Error(absl::StrCat("warm_up: dimension ", a.dim, " is out of range for input ", a.argument, ", ",
                                to_string(inputs[input].sizes())));
-    add(input, static_cast<int>(a.dim < 0 ? a.dim + rank : a.dim), a.range);
+    add(input, static_cast<int>(a.dim < 0 ? a.dim + rank : a.dim), checked_range("warm_up", a.range, where));
   }
   return variables;
 }
 
-// The largest size of each bucket, descending.
+// The largest size of each bucket, descending; of a bucket without an end the input's own, or the smallest. Not many
+// more than kMostSteps.
 std::vector<int64_t> sizes_of(const Variable& variable) {
   const DynamicRange& range = variable.range;
   if (range.max == INT64_MAX && range.bucket_bounds.empty()) return {variable.size};
   const int64_t max = range.bucket_bounds.empty() ? range.max : range.bucket_bounds.back();
   std::vector<int64_t> sizes;
-  for (int64_t size = range.min; size <= max;) {
+  for (int64_t size = range.min; size <= max && sizes.size() <= kMostSteps;) {
     const int64_t high = bucket_of(range, size).second;
+    if (high == INT64_MAX) {
+      const int64_t least = (std::max<int64_t>(size, 1) + range.multiple_of - 1) / range.multiple_of *
+                            range.multiple_of;
+      sizes.push_back(std::max(variable.size, least));
+      break;
+    }
     const int64_t largest = high / range.multiple_of * range.multiple_of;
     if (largest >= std::max<int64_t>(size, 1)) sizes.push_back(largest);
     size = high + 1;
@@ -109,8 +120,10 @@ class StateKept {
 }  // namespace
 
 WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
-               const std::function<void(std::span<const Tensor>)>& step, const std::vector<DynamicArgument>& dynamic) {
-  const std::vector<Variable> variables = variables_of(inputs, dynamic);
+               const std::function<void(std::span<const Tensor>)>& step, const std::vector<DynamicArgument>& dynamic,
+               std::source_location where) try {
+  if (step == nullptr) throw Error("warm_up: there is no step");
+  const std::vector<Variable> variables = variables_of(inputs, dynamic, where);
   std::vector<std::vector<int64_t>> sizes;
   size_t steps = 1;
   for (const Variable& variable : variables) {
@@ -135,14 +148,19 @@ WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
       for (const auto& [input, dim] : variables[v].dims) batch[input] = resized(batch[input], dim, size);
     }
     for (const MarkedDim& marked : marked_dims(inputs))
-      mark_dynamic(batch[static_cast<size_t>(marked.input)], marked.dim, marked.range);
+      mark_dynamic(batch[static_cast<size_t>(marked.input)], marked.dim, marked.range, where);
     step(batch);
     model.zero_grad();
     state.check();
   }
-  for (const Tensor& input : inputs) synchronize(input.device());
+  for (const Tensor& input : inputs)
+    if (input.defined()) synchronize(input.device());
   const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
   return {static_cast<int64_t>(steps), cache_report().misses - misses, took.count()};
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("warm_up");
+} catch (const std::length_error&) {
+  throw_out_of_memory("warm_up");
 }
 
 }  // namespace rondo::compile

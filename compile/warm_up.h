@@ -31,11 +31,12 @@ struct WarmUp {
 //
 // Each step begins without gradients: one that accumulates several batches does so in `step`. Afterwards the model is
 // as it was: gradients, buffers, random numbers. Throws Error if the step changes a parameter, which an optimizer's
-// step does; if `dynamic` has no place in the inputs; if there are more than 1,024 combinations; and what the step
-// throws. No other thread may use the model meanwhile.
+// step does; if `dynamic` has no place in the inputs or makes no sense; if there are more than 1,024 combinations; and
+// what the step throws. No other thread may use the model meanwhile.
 WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
                const std::function<void(std::span<const Tensor>)>& step,
-               const std::vector<DynamicArgument>& dynamic = {});
+               const std::vector<DynamicArgument>& dynamic = {},
+               std::source_location where = std::source_location::current());
 
 }  // namespace rondo::compile
 #pragma GCC visibility pop

@@ -42,6 +42,7 @@ int load(const std::string& bytes) {
 }  // namespace
 
 int compile_once(ProcessGroup& group, const std::function<void()>& work) {
+  if (work == nullptr) throw Error("compile_once: there is no work");
   if (group.rank() != 0) {
     Outcome outcome;
     broadcast(group, outcome);
@@ -58,6 +59,9 @@ int compile_once(ProcessGroup& group, const std::function<void()>& work) {
   } catch (const std::exception& e) {
     error = std::current_exception();
     outcome = {true, e.what()};
+  } catch (...) {
+    error = std::current_exception();
+    outcome = {true, "by something that is no std::exception"};
   }
   broadcast(group, outcome);
   if (error) std::rethrow_exception(error);

@@ -1,5 +1,6 @@
 // DistributedDataParallel: the end of a step.
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <unordered_set>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/backend.h"
 #include "rondo/runtime/io/checksum.h"
+#include "rondo/runtime/memory.h"
 
 namespace rondo::dist {
 namespace {
@@ -82,8 +84,17 @@ void DistributedDataParallel::finish() {
   const auto deliver_all = [this] {
     while (next_delivered_ < parcels_.size()) deliver(next_delivered_++);
   };
+  // What listens fails: the others must not wait for the exchange. Memory may be there the next time.
+  std::exception_ptr failed;
   if (!late_) {
-    deliver_all();
+    try {
+      deliver_all();
+    } catch (const OutOfMemoryError&) {
+      throw;
+    } catch (const std::exception& error) {
+      failed = std::current_exception();
+      note(absl::StrCat("what uses the gradients failed: ", error.what()));
+    }
     check_rows();
   }
   check_no_stranger();
@@ -95,6 +106,7 @@ void DistributedDataParallel::finish() {
     // The next step writes into the buckets: after the all-reduces of this one.
     for (; next_delivered_ < parcels_.size(); ++next_delivered_) parcels_[next_delivered_].work.wait();
     for (const size_t i : in_two_parts_) rows_[i]->wait();
+    if (failed) std::rethrow_exception(failed);
     throw MismatchError(absl::StrCat(kDdp, ", step ", step, ", rank ", r, ": ", troubles[r]));
   }
   const bool first = !std::exchange(learned_, true);  // every gradient arrived on every rank

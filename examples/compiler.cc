@@ -161,7 +161,12 @@ Buckets buckets_of(const CompilerOptions& o) {
                                ": must be a number of buckets, or ascending sizes with commas ", "between"));
     buckets.sizes.push_back(before = size);
   }
+  constexpr int64_t kMostBuckets = 1024;  // each is code of its own
+  if (buckets.sizes.empty() && !o.buckets.empty())
+    throw Error(absl::StrCat("--buckets=", o.buckets, ": there is no size"));
   if (buckets.sizes.size() == 1 && o.buckets.find(',') == std::string::npos) {
+    if (buckets.sizes[0] > kMostBuckets)
+      throw Error(absl::StrCat("--buckets=", o.buckets, ": must be at most ", kMostBuckets));
     buckets.count = buckets.sizes[0];
     buckets.sizes.clear();
   }

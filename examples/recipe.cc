@@ -28,7 +28,7 @@ class Reader final : public YAML::EventHandler {
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& mark, YAML::anchor_t) override {
-    if (depth_ == 0) fail(mark, "a recipe is a mapping of options to values, and this is empty");
+    if (depth_ == 0) throw FileError(path_, "the recipe is empty");
     if (!has_key_) fail(mark, "a key is missing");
     fail(line_, absl::StrCat(key_, " has no value"));
   }
@@ -93,7 +93,8 @@ std::vector<RecipeEntry> read_recipe(const std::string& path) {
   const std::string text = io::read_text(path, kMaxBytes);
   Reader reader(path);
   try {
-    std::istringstream in(text);
+    // The end of the document, said: yaml-cpp takes the end of the file for the end of a quote.
+    std::istringstream in(text + "\n...\n");
     YAML::Parser parser(in);
     if (!parser.HandleNextDocument(reader)) throw FileError(path, "the recipe is empty");
     while (parser.HandleNextDocument(reader)) continue;

@@ -17,6 +17,10 @@ Tensor joined_heads(const Tensor& y) {
 }  // namespace
 
 Tensor first_keys(int64_t T, const Tensor& positions, int64_t window, Device device) {
+  if (window < 0) throw Error(absl::StrCat("first_keys: the window must not be negative, got ", window));
+  if (positions.defined() && !is_index(positions.dtype()))
+    throw Error(
+        absl::StrCat("first_keys: positions must be i64 or i32, got ", std::string(name_of(positions.dtype()))));
   if (!positions.defined() && window == 0) return Tensor();
   const Device here = positions.defined() ? positions.device() : device;
   const Tensor at = Tensor::arange(T, {kI64, here}).view({1, 1, T, 1});
@@ -67,6 +71,9 @@ CrossAttention::CrossAttention(int64_t n_embd, int64_t n_head, CrossAttentionOpt
 }
 
 Tensor CrossAttention::forward(const Tensor& x, const Tensor& encoded, const KVLayer& cached) {
+  if (x.rank() != 3)
+    throw_op_error("CrossAttention", "x must be (B, T, C), got " + to_string(x.sizes()),
+                   std::source_location::current());
   if (cached ? encoded.defined() : !encoded.defined() || encoded.rank() != 3)
     throw_op_error("CrossAttention",
                    cached ? "a KVCache has the encoder's output already"

@@ -101,7 +101,7 @@ class Search {
         if (next.size() == n) continue;
         next.push_back(std::move(beam));
         parents.push_back(c.beam);
-      } else if (rank < n) {
+      } else if (rank < n && c.score > kNever / 2) {  // no copy of the first beam
         add_ended(beam, stops ? FinishReason::kStopToken : *end);
       }
     }

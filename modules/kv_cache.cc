@@ -23,6 +23,8 @@ void check_encoded(const KVCacheOptions& o) {
       o.batch % encoded.size(0) != 0)
     throw Error(absl::StrCat("KVCache: encoded must be (E, S, ", o.encoded_width, ") with an E that divides the ",
                              o.batch, " rows, got ", to_string(encoded.sizes())));
+  if (!is_floating(encoded.dtype()))
+    throw Error(absl::StrCat("KVCache: encoded must be floating, got ", std::string(name_of(encoded.dtype()))));
   if (encoded.device() != o.device)
     throw Error(absl::StrCat("KVCache: encoded is on ", to_string(encoded.device()), " and the cache on ",
                              to_string(o.device)));
@@ -37,6 +39,9 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
+  constexpr int64_t kMostLayers = 1 << 20;  // each is memory of its own
+  if (options.layers > kMostLayers)
+    throw Error(absl::StrCat("KVCache: layers must be at most ", kMostLayers, ", got ", options.layers));
   const Dims all = {options.layers, 2, options.batch, options.kv_heads, options.max_length, options.head_dim};
   if (checked_numel(all) < 0)
     throw Error(
@@ -316,6 +321,8 @@ Tensor KVCache::Pass::attend_encoded(int64_t layer, const Tensor& q,
                                ", got ", to_string(made.keys.sizes()), " and ", to_string(made.values.sizes())));
     held = {made.keys.to(o.dtype).contiguous(), made.values.to(o.dtype).contiguous()};
   }
+  if (held.keys.size(1) != H)
+    throw Error(absl::StrCat("KVCache: queries have ", H, " heads, and the keys of `encoded` ", held.keys.size(1)));
   // The rows of one example are further queries of it, so that its keys are there once and are read once.
   const Tensor queries = q.to(o.dtype).transpose(1, 2).reshape({E, o.batch / E * T_, H, D}).transpose(1, 2);
   const Tensor y = ops::scaled_dot_product_attention(queries, held.keys, held.values);

@@ -92,7 +92,10 @@ struct Dropout : Module<Dropout> {
   explicit Dropout(double p = 0.5);
   double p;
   // The probability that holds now, for ops that drop by themselves.
-  double rate() const { return is_training() ? p : 0; }
+  double rate() const {
+    const Dropout& now = current();
+    return now.is_training() ? now.p : 0;
+  }
   Tensor forward(const Tensor& x);
 };
 

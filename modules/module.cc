@@ -496,6 +496,12 @@ void ModuleBase::replace_child(std::string_view name, Replacement replacement) t
     if (member->stand_in_.module == &old) members.push_back(member);
   const bool was_attached = owned != attached_.end();
   if (!was_attached) members.push_back(&old);
+  // The model's code goes through the items of its own list.
+  for (const ModuleBase* member : members)
+    if (member->is_block_list() && member->children_.size() != placed.children_.size())
+      throw Error(absl::StrCat(type_name(), "::replace: ", old.path_, " has ", member->children_.size(),
+                               " items, and the model's code calls so many; a ", placed.type_name(), " of ",
+                               placed.children_.size(), " cannot take its place. Build the model with that many"));
   make_room(children_, attached_, attached_hooks_, replaced_);
   placed.settle(this, std::string(name));
   // Nothing below throws.

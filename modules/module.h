@@ -355,6 +355,15 @@ template <class Self> class Module : public ModuleBase {
                   "std::unique_ptr, or a list of them in a ModuleList");
   }
 
+  // This module, or the one that has replaced it: for its fields, and for methods other than the call, which goes there
+  // by itself. Throws Error if that is of another class.
+  Self& current() {
+    if (stand_in().module == nullptr) return static_cast<Self&>(*this);
+    if (Self* same = dynamic_cast<Self*>(stand_in().module); same != nullptr) return same->current();
+    throw_cannot_stand_in();
+  }
+  const Self& current() const { return const_cast<Module*>(this)->current(); }
+
   template <class... Rest> decltype(auto) operator()(TensorArg first, Rest&&... rest) {
     Self& self = static_cast<Self&>(*this);
     using Result = decltype(self.forward(first.tensor, std::forward<Rest>(rest)...));

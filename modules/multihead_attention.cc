@@ -22,6 +22,13 @@ Tensor glorot_parameter(int64_t rows, int64_t columns) {
   return uniform_parameter({rows, columns}, std::sqrt(6.0 / static_cast<double>(rows + columns)));
 }
 
+// Three of it side by side are a size, too.
+int64_t checked_width(int64_t embed_dim) {
+  if (embed_dim <= 0 || embed_dim > INT64_MAX / 3)
+    throw Error(absl::StrCat("MultiheadAttention: embed_dim must be positive and fit into memory, got ", embed_dim));
+  return embed_dim;
+}
+
 bool has_one_width(int64_t embed_dim, const MultiheadAttentionOptions& options) {
   return options.kdim.value_or(embed_dim) == embed_dim && options.vdim.value_or(embed_dim) == embed_dim;
 }
@@ -29,7 +36,7 @@ bool has_one_width(int64_t embed_dim, const MultiheadAttentionOptions& options) 
 }  // namespace
 
 MultiheadAttention::MultiheadAttention(int64_t embed_dim, int64_t num_heads, MultiheadAttentionOptions options)
-    : embed_dim(embed_dim),
+    : embed_dim(checked_width(embed_dim)),
       num_heads(num_heads),
       options(options),
       in_proj_weight(parameter(

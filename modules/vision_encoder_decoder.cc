@@ -25,12 +25,13 @@ VisionEncoderDecoderConfig checked(VisionEncoderDecoderConfig config) {
 
 }  // namespace
 
-Tensor shift_tokens_right(const Tensor& labels, int64_t pad_token_id, int64_t decoder_start_token_id) {
+Tensor shift_tokens_right(const Tensor& labels, int64_t pad_token_id, int64_t decoder_start_token_id,
+                          std::source_location where) {
   if (labels.rank() != 2 || !is_index(labels.dtype()) || labels.size(1) == 0)
     throw_op_error("shift_tokens_right",
                    absl::StrCat("labels must be i64 or i32 (B, T) with T > 0, got ",
                                 std::string(name_of(labels.dtype())), to_string(labels.sizes())),
-                   std::source_location::current());
+                   where);
   const Tensor parts[] = {Tensor::full({labels.size(0), 1}, decoder_start_token_id, {labels.dtype(), labels.device()}),
                           labels.slice(1, {0, labels.size(1) - 1})};
   const Tensor shifted = ops::cat(parts, 1);
@@ -49,7 +50,7 @@ VisionEncoderDecoder::VisionEncoderDecoder(VisionEncoderDecoderConfig given, uin
   if (enc_to_dec_proj != nullptr) init_normal(*enc_to_dec_proj, seed + 2);
 }
 
-Tensor VisionEncoderDecoder::encode(const Tensor& pixel_values) {
+Tensor VisionEncoderDecoder::encode(TensorArg pixel_values) {
   const Tensor x = encoder(pixel_values);
   return enc_to_dec_proj == nullptr ? x : (*enc_to_dec_proj)(x);
 }
@@ -60,23 +61,24 @@ Tensor VisionEncoderDecoder::forward(const Tensor& pixel_values, const Tensor& d
 }
 
 Tensor VisionEncoderDecoder::loss(const Tensor& pixel_values, const Tensor& labels, std::source_location where) {
-  const Tensor idx = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id);
+  const Tensor idx = shift_tokens_right(labels, config.pad_token_id, config.decoder_start_token_id, where);
   const auto logits = [&] { return (*this)({pixel_values, where}, idx); };
-  const auto below = [&] { return decoder.features(idx, Tensor(), encode(pixel_values)); };
+  GPT2& writer = decoder.current();
+  const auto below = [&] { return writer.features(idx, Tensor(), encode({pixel_values, where})); };
   // A hook on the decoder wants its forward, too.
-  const ModuleBase& hooked = is_plain() ? static_cast<const ModuleBase&>(decoder) : *this;
-  return NextTokenLoss{hooked, decoder.wte.weight, config.decoder.whole_logits, logits, below}(idx, labels, where);
+  const ModuleBase& hooked = is_plain() ? static_cast<const ModuleBase&>(writer) : *this;
+  return NextTokenLoss{hooked, writer.wte.weight, writer.config.whole_logits, logits, below}(idx, labels, where);
 }
 
-std::vector<Generation> VisionEncoderDecoder::generate(const Tensor& pixel_values, GenerationOptions options) try {
+std::vector<Generation> VisionEncoderDecoder::generate(TensorArg pixel_values, GenerationOptions options) try {
   const NoGrad off;
   const ModeScope modes(*this);
   eval();
   options.encoded = encode(pixel_values);
   options.stop_tokens.insert(options.stop_tokens.end(), config.eos_token_ids.begin(), config.eos_token_ids.end());
-  const std::vector<std::vector<int64_t>> starts(static_cast<size_t>(pixel_values.size(0)),
+  const std::vector<std::vector<int64_t>> starts(static_cast<size_t>(pixel_values.tensor.size(0)),
                                                  {config.decoder_start_token_id});
-  return nn::generate(decoder, starts, options);
+  return nn::generate(decoder.current(), starts, options);
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("VisionEncoderDecoder::generate");
 }

@@ -30,7 +30,8 @@ struct VisionEncoderDecoderConfig {
 
 // labels i64 or i32 (B, T) -> what the decoder reads to predict them: one place to the right, the start token first,
 // and pad_token_id for -100.
-Tensor shift_tokens_right(const Tensor& labels, int64_t pad_token_id, int64_t decoder_start_token_id);
+Tensor shift_tokens_right(const Tensor& labels, int64_t pad_token_id, int64_t decoder_start_token_id,
+                          std::source_location where = std::source_location::current());
 
 struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
   // Weights start N(0, 0.02), as those of ViT and GPT2; the same for the same seed on any machine. Throws Error if a
@@ -51,13 +52,13 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
   Tensor forward(const Tensor& pixel_values, const Tensor& decoder_input_ids,
                  const Tensor& decoder_attention_mask = {});
   // What the decoder attends to: (B, patches + 1, width of the decoder).
-  Tensor encode(const Tensor& pixel_values);
+  Tensor encode(TensorArg pixel_values);
   // The mean cross-entropy in nats of labels i64 (B, T), which are not shifted: -100 is ignored.
   Tensor loss(const Tensor& pixel_values, const Tensor& labels,
               std::source_location where = std::source_location::current());
   // nn::generate() from the start token, a text for each image. eos_token_ids end texts, beside options.stop_tokens.
   // The encoder runs once, in evaluation mode and without gradients.
-  std::vector<Generation> generate(const Tensor& pixel_values, GenerationOptions options = {});
+  std::vector<Generation> generate(TensorArg pixel_values, GenerationOptions options = {});
 };
 
 }  // namespace rondo::nn

@@ -49,6 +49,9 @@ class Step {
   // The options of a step and of the groups, and hashes of the states if they were loaded since the last call: these
   // are read from the device. See update_facts.h.
   static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
+  // The number among them that says which parameters were updated, by slot; for who knows it: hash_of().
+  static constexpr size_t kUpdatedFact = 1;
+  static double hash_of(const std::vector<bool>& updated);
   // The same for a state_dict() of whole parameters.
   static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
 

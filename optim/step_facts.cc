@@ -24,6 +24,7 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
     names.push_back(absl::StrCat(optimizer.name(), where, ": ", std::string(name)));
   };
   add(-1, "number of groups", optimizer.n_groups());
+  add(-1, "hash of which parameters were updated (0: all that have a gradient)", 0);  // kUpdatedFact
   add(-1, "max_norm", options.max_norm);
   add(-1, "grad_scale", options.grad_scale);
   add(-1, "decay of averages (-1: none)", state.averaging ? state.average_decay : -1);
@@ -49,6 +50,12 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
   facts.numbers.insert(facts.numbers.end(), state.loaded_facts->numbers.begin(), state.loaded_facts->numbers.end());
   state.loaded_facts.reset();
   return facts;
+}
+
+double Step::hash_of(const std::vector<bool>& updated) {
+  io::Checksum sum;
+  for (const bool is_updated : updated) sum.update(&is_updated, sizeof is_updated);
+  return number_of(sum.digest());
 }
 
 UpdateFacts Step::facts_of_states(const char* optimizer, const nn::StateDict& state) {

@@ -197,6 +197,9 @@ UpdateReport UpdateAtSeams::State::end_step() {
     if (options.drop_grads && !options.step.zero_grad) kept.shards->zero_grad(/*set_to_none=*/true);
   }
   report.without_gradient = std::count(updated.begin(), updated.end(), false);
+  // After a failure on one process its blocks are not the others': the next exchange says so. Of shards each has its
+  // own.
+  if (facts && kept.shards == nullptr) facts->numbers[Step::kUpdatedFact] = Step::hash_of(updated);
   updated.assign(updated.size(), false);
   if (kept.mid_step) {
     kept.passes.note_step();

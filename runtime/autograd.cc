@@ -166,7 +166,11 @@ class AccumulateNode final : public Node {
     const Tensor& total = slot_->grad;
     return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
   }
-  Tensor home_for_all() const { return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() ? Tensor() : home; }
+  // Not while somebody holds a gradient that was made there before.
+  Tensor home_for_all() const {
+    const bool is_free = home.defined() && home.impl()->refs.load() == 1;
+    return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
+  }
 
   // Null while gradients must not come in parts: Note [Gradients in parts].
   autograd::GradientParts* parts_now() const {
@@ -492,7 +496,10 @@ GradientHome::~GradientHome() {
   set(Tensor());
   set_parts(nullptr);
 }
-void GradientHome::set(Tensor home) { static_cast<AccumulateNode&>(*accumulator_).home = std::move(home); }
+// A handle of its own: AccumulateNode counts those that others hold.
+void GradientHome::set(Tensor home) {
+  static_cast<AccumulateNode&>(*accumulator_).home = home.defined() ? home.detach() : Tensor();
+}
 
 void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
 

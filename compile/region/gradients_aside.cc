@@ -2,20 +2,30 @@
 
 #include <unordered_set>
 
+#include "rondo/runtime/autograd.h"
+
 namespace rondo::compile {
 
 GradientsAside::GradientsAside(nn::ModuleBase& model) {
   std::unordered_set<const TensorImpl*> seen;
   for (const Tensor* slot : model.tensor_slots()) {
     if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
-    grads_.emplace_back(*slot, slot->grad());
+    const Tensor grad = slot->grad();
+    const bool is_elsewhere = grad.defined() && grad.impl()->storage && !grad.storage().is_unique();
+    grads_.push_back({*slot, grad, is_elsewhere ? grad.clone() : Tensor()});
   }
-  for (auto& [tensor, grad] : grads_) tensor.zero_grad();  // when nothing throws any more
+  for (Aside& aside : grads_) aside.tensor.zero_grad();  // when nothing throws any more
 }
 GradientsAside::~GradientsAside() {
-  for (auto& [tensor, grad] : grads_) {
+  const NoGrad off;
+  for (auto& [tensor, grad, copy] : grads_) {
     tensor.zero_grad();
-    if (grad.defined()) tensor.set_grad(grad);
+    if (!grad.defined()) continue;
+    try {
+      if (copy.defined()) grad.copy_(copy);
+    } catch (...) {  // a device that does not work any more
+    }
+    tensor.set_grad(grad);
   }
 }
 

@@ -1,7 +1,6 @@
 // The gradients of a model, taken away for a while: by what runs steps of its own and leaves the model as it was.
 #pragma once
 
-#include <utility>
 #include <vector>
 
 #include "rondo/modules/module.h"
@@ -9,7 +8,8 @@
 namespace rondo::compile {
 
 // While one lives, no parameter or buffer has a gradient of before; the destructor puts them back, and drops later
-// ones.
+// ones. A gradient in memory that backward chooses (autograd::GradientHome), or that is part of other memory, is
+// copied: later ones may be made there.
 class GradientsAside {
  public:
   explicit GradientsAside(nn::ModuleBase& model);
@@ -18,7 +18,10 @@ class GradientsAside {
   GradientsAside& operator=(const GradientsAside&) = delete;
 
  private:
-  std::vector<std::pair<Tensor, Tensor>> grads_;
+  struct Aside {
+    Tensor tensor, grad, copy;
+  };
+  std::vector<Aside> grads_;
 };
 
 }  // namespace rondo::compile

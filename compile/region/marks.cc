@@ -17,8 +17,13 @@ std::string to_text(const DynamicRange& range) {
   return text;
 }
 
-// `range` with what follows from it written out: `max` from the bounds. Throws Error if it makes no sense.
-DynamicRange checked(const char* who, DynamicRange range, std::source_location where) {
+bool allows(const DynamicRange& range, int64_t size) {
+  return size >= range.min && size <= range.max && size % range.multiple_of == 0;
+}
+
+}  // namespace
+
+DynamicRange checked_range(const char* who, DynamicRange range, std::source_location where) {
   const auto fail = [&](const std::string& what) { throw_op_error(who, what, where); };
   const std::vector<int64_t>& bounds = range.bucket_bounds;
   if (!bounds.empty()) {
@@ -32,18 +37,14 @@ DynamicRange checked(const char* who, DynamicRange range, std::source_location w
   }
   if (range.min < 0) fail(absl::StrCat("min must not be negative: ", range.min));
   if (range.multiple_of < 1) fail(absl::StrCat("multiple_of must be positive, not ", range.multiple_of));
-  if (range.buckets < 1) fail(absl::StrCat("buckets must be positive, not ", range.buckets));
+  constexpr int kMostBuckets = 1024;  // each is code of its own
+  if (range.buckets < 1 || range.buckets > kMostBuckets)
+    fail(absl::StrCat("buckets must be from 1 to ", kMostBuckets, ", not ", range.buckets));
   if (range.buckets > 1 && range.max == INT64_MAX) fail("buckets need max");
   if (range.max < range.min || range.max / range.multiple_of * range.multiple_of < range.min)
     fail(absl::StrCat("no size is ", to_text(range)));
   return range;
 }
-
-bool allows(const DynamicRange& range, int64_t size) {
-  return size >= range.min && size <= range.max && size % range.multiple_of == 0;
-}
-
-}  // namespace
 
 void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range, std::source_location where) {
   constexpr const char* kWho = "mark_dynamic";
@@ -52,7 +53,7 @@ void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range, std::so
   if (dim < -rank || dim >= rank)
     throw_op_error(kWho, absl::StrCat("dimension ", dim, " is out of range for ", to_string(tensor.sizes())), where);
   const int d = static_cast<int>(dim < 0 ? dim + rank : dim);
-  range = checked(kWho, std::move(range), where);
+  range = checked_range(kWho, std::move(range), where);
   if (!allows(range, tensor.sizes()[d]))
     throw_op_error(
         kWho,
@@ -69,7 +70,7 @@ void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range, std::so
 void check_options(std::span<const DynamicArgument> dynamic) {
   for (const DynamicArgument& a : dynamic) {
     if (a.argument < 0) throw Error(absl::StrCat("CompileOptions::dynamic: no argument ", a.argument));
-    checked("CompileOptions::dynamic", a.range, std::source_location::current());
+    checked_range("CompileOptions::dynamic", a.range, std::source_location::current());
   }
 }
 
@@ -96,15 +97,18 @@ void check_arguments(const std::string& region, const nn::ModuleCall& call, std:
 }
 
 bool is_marked(std::span<const Tensor> tensors) {
-  return std::any_of(tensors.begin(), tensors.end(), [](const Tensor& t) { return t.impl()->marks != nullptr; });
+  return std::any_of(tensors.begin(), tensors.end(),
+                     [](const Tensor& t) { return t.defined() && t.impl()->marks != nullptr; });
 }
 
 std::vector<MarkedDim> marked_dims(std::span<const Tensor> inputs) {
   std::vector<MarkedDim> dims;
-  for (size_t i = 0; i < inputs.size(); ++i)
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) continue;
     if (const DynamicDims* marks = inputs[i].impl()->marks.get(); marks != nullptr)
       for (const DynamicDims::Mark& mark : marks->marks)
         dims.push_back({static_cast<int32_t>(i), mark.dim, mark.range});
+  }
   return dims;
 }
 
@@ -115,8 +119,8 @@ void add_marked_arguments(std::vector<MarkedDim>& dims, std::span<const Tensor> 
     for (size_t i = 0; index < call.inputs.size() && i < inputs.size(); ++i) {
       if (call.inputs[index]->impl() != inputs[i].impl()) continue;
       const int d = static_cast<int>(a.dim < 0 ? a.dim + inputs[i].rank() : a.dim);
-      dims.push_back(
-          {static_cast<int32_t>(i), d, checked("CompileOptions::dynamic", a.range, std::source_location::current())});
+      dims.push_back({static_cast<int32_t>(i), d,
+                      checked_range("CompileOptions::dynamic", a.range, std::source_location::current())});
     }
   }
 }

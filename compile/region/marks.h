@@ -28,6 +28,9 @@ struct MarkedDim {
 void check_arguments(const std::string& region, const nn::ModuleCall& call, std::span<const DynamicArgument> dynamic);
 // Throws Error if the options themselves make no sense.
 void check_options(std::span<const DynamicArgument> dynamic);
+// `range` with what follows from it written out: `max` from the bounds. Throws Error, in the name of `who`, if it makes
+// no sense.
+DynamicRange checked_range(const char* who, DynamicRange range, std::source_location where);
 
 bool is_marked(std::span<const Tensor> tensors);
 // The marks of these tensors.

@@ -103,6 +103,12 @@ PretrainedModel::PretrainedModel(Kind kind, const std::string& folder, const Pre
   if (options.dtype && !is_floating(*options.dtype))
     throw Error(
         absl::StrCat(name, "::from_pretrained: dtype must be floating, got ", std::string(name_of(*options.dtype))));
+  const bool has_labels = kind == Kind::kSequenceClassification || kind == Kind::kTokenClassification ||
+                          kind == Kind::kImageClassification || kind == Kind::kSegmentation;
+  if (!has_labels && (options.num_labels || !options.label_names.empty() || options.problem_type))
+    throw Error(absl::StrCat(name,
+                             "::from_pretrained: num_labels, label_names and problem_type are of models that sort "
+                             "into classes; this one has none"));
   const std::string path = (fs::path(folder) / kConfig).string();
   std::error_code unreadable;
   if (!fs::exists(folder, unreadable) && !unreadable)

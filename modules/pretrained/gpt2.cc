@@ -13,6 +13,7 @@ GPT2Config read_gpt2(ConfigFields& config, const PretrainedOptions& options) {
   c.n_layer = config.size("n_layer", {}, kMostLayers);
   c.n_head = config.size("n_head");
   c.n_embd = config.size("n_embd");
+  if (c.n_embd % c.n_head != 0) config.invalid("n_head", "a divisor of n_embd");
   c.n_inner = config.size("n_inner", 4 * c.n_embd);
   c.dropout = read_dropout(config, "resid_pdrop", 0.1, options);
   c.attn_dropout = read_dropout(config, "attn_pdrop", 0.1, options);

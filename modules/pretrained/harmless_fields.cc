@@ -60,6 +60,7 @@ constexpr Row kRows[] = {
 
     // ---- Heads and tasks that these models have not
     {"classifier_dropout id2label num_labels problem_type", kAny, kCausal},
+    {"id2label num_labels problem_type", kAny, "vision-encoder-decoder"},
     {"predict_special_tokens summary_activation summary_first_dropout summary_proj_to_labels summary_type "
      "summary_use_proj",
      kAny, "gpt2"},

@@ -37,15 +37,24 @@ static std::unique_ptr<ModuleBase> make_vision_encoder_decoder(ConfigFields& con
   }
   config.must_be("is_encoder_decoder", "true");
   const auto token = [&](const char* name) { return config.count(name, c.decoder.vocab_size - 1); };
-  const std::optional<int64_t> start = token(config.has("decoder_start_token_id") ? "decoder_start_token_id"
-                                                                                  : "bos_token_id");
+  const std::string folder = std::filesystem::path(config.path()).parent_path().string();
+  const char* const start_name = config.has("decoder_start_token_id") ? "decoder_start_token_id" : "bos_token_id";
+  std::optional<int64_t> start = token(start_name);
+  // Training reads config.json and generate() the other file; a model has one start here.
+  if (const std::optional<int64_t> other = generation_start(folder); other) {
+    if (!start) start = *other;
+    if (*start != *other)
+      config.invalid(start_name, absl::StrCat("decoder_start_token_id of generation_config.json, ", *other));
+  }
   if (!start) config.missing("decoder_start_token_id");
+  if (start && *start >= c.decoder.vocab_size)
+    config.invalid("decoder_start_token_id", absl::StrCat("below the decoder's vocab_size, ", c.decoder.vocab_size));
   const std::optional<int64_t> padding = token("pad_token_id");
   if (!padding) config.missing("pad_token_id");
   config.check(options.allow_unknown_fields);
   c.decoder_start_token_id = *start;
   c.pad_token_id = *padding;
-  c.eos_token_ids = end_tokens(std::filesystem::path(config.path()).parent_path().string(), nullptr);
+  c.eos_token_ids = end_tokens(folder, nullptr);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<VisionEncoderDecoder>(c);
 }
@@ -57,9 +66,9 @@ static bool describe_vision_encoder_decoder(ModuleBase& module, Published& out) 
   out.model_type = "vision-encoder-decoder";
   out.architecture = "VisionEncoderDecoderModel";
   Published encoder, decoder;
-  kViTFamily.describe(model->encoder, encoder);
-  kGPT2Family.describe(model->decoder, decoder);
-  if (!c.decoder.bias) out.why_unpublished = decoder.why_unpublished;
+  kViTFamily.describe(model->encoder.current(), encoder);
+  kGPT2Family.describe(model->decoder.current(), decoder);
+  if (!model->decoder.current().config.bias) out.why_unpublished = decoder.why_unpublished;
   for (PublishedTensor& tensor : encoder.tensors) {
     tensor.file_name = "encoder." + tensor.file_name.substr(encoder.prefix.size());
     tensor.name = "encoder." + tensor.name;

@@ -130,6 +130,22 @@ TEST_F(WarmUp, SeveralDimensionsInAllCombinations) {
   EXPECT_EQ(sizes, (std::vector<Dims>{{2, 8}})) << "nothing is marked";
 }
 
+TEST_F(WarmUp, InputsMayBeUndefinedAndRangesOpen) {
+  nn::GPT2 model(small(), 1);
+  model.to(default_device());
+  const compile::Regions regions = compile::compile_module(model);
+  std::vector<int64_t> sizes;
+  const auto step = [&](Batch at) {
+    sizes.push_back(at[0].size(1));
+    EXPECT_FALSE(at[1].defined());
+    ops::sum(model(at[0], at[1])).backward();
+  };
+  EXPECT_EQ(compile::warm_up(model, {tokens(2, 8), Tensor()}, step).steps, 1);
+  compile::warm_up(model, {tokens(2, 8), Tensor()}, step,
+                   {{.argument = 0, .dim = 1, .range = {.min = 1, .bucket_bounds = {4, INT64_MAX}}}});
+  EXPECT_EQ(sizes, (std::vector<int64_t>{8, 8, 4}));
+}
+
 TEST_F(WarmUp, WhatIsRefused) {
   test::OneLinear model(4);
   const Tensor x = Tensor::ones({2, 4});
@@ -144,6 +160,17 @@ TEST_F(WarmUp, WhatIsRefused) {
                   nothing)
                 .find("have more than 1024 combinations"),
             std::string::npos);
+  const auto range_error = [&](DynamicRange range) {
+    return error({{.argument = 0, .dim = 0, .range = std::move(range)}}, nothing);
+  };
+  EXPECT_NE(range_error({.multiple_of = 0}).find("multiple_of must be positive"), std::string::npos);
+  EXPECT_NE(range_error({.min = 9, .max = 8}).find("no size is 9..8"), std::string::npos);
+  EXPECT_NE(range_error({.bucket_bounds = {8, 4}}).find("bucket bounds must ascend"), std::string::npos);
+  EXPECT_NE(range_error({.max = 2000000000, .buckets = 2000000000}).find("buckets must be from 1 to 1024"),
+            std::string::npos);
+  EXPECT_NE(range_error({.max = INT64_MAX - 1}).find("warm_up"), std::string::npos);
+  EXPECT_THROW(compile::warm_up(model, {x}, nullptr), Error);
+  EXPECT_THROW(compile::warm_up(model, {Tensor()}, nothing, {{.argument = 0}}), Error);
   optim::AdamW adamw(model.parameters(), {.lr = 0.1});
   EXPECT_NE(error({},
                   [&](Batch at) {

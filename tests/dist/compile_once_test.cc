@@ -42,6 +42,20 @@ TEST(CompileOnce, WhatRankZeroThrowsEveryRankHears) {
   EXPECT_EQ(calls, 1);
 }
 
+TEST(CompileOnce, AlsoWhatIsNoException) {
+  std::atomic<int> numbers = 0;
+  const std::vector<std::string> errors = run_ranks(2, [&](const Environment& environment) {
+    const auto group = ProcessGroup::connect(environment, {.timeout = test::kPatient});
+    try {
+      compile_once(*group, [] { throw 42; });
+    } catch (int) {
+      ++numbers;
+    }
+  });
+  EXPECT_EQ(numbers, 1);
+  EXPECT_EQ(errors[1], "compile_once: rank 0 failed: by something that is no std::exception");
+}
+
 TEST(CompileOnce, OneProcessAlone) {
   int calls = 0;
   with_groups(1, [&](ProcessGroup& group) { EXPECT_EQ(compile_once(group, [&] { ++calls; }), 0); });

@@ -2,9 +2,14 @@
 // before.
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/warm_up.h"
 #include "rondo/dist/ddp.h"
 #include "rondo/dist/work_state.h"
 #include "rondo/modules/gpt2.h"
@@ -202,6 +207,111 @@ TEST(DdpUpdatesRules, GradientsHaveOneOwner) {
   UpdateAtSeams updates(ddp, optimizer);
   EXPECT_NE(error_of([&] { const auto more = updates.no_update(); }).find("use its no_sync()"), std::string::npos);
   EXPECT_NE(error_of([&] { optimizer.step(); }).find("UpdateAtSeams::finish()"), std::string::npos);
+}
+
+// A parameter's gradient that somebody holds stays as it is, though a region could make the next one in its memory.
+TEST(DdpGradients, StayForWhoeverHoldsThem) {
+  if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
+  test::with_groups(1, [](ProcessGroup& group) {
+    nn::Linear model(2, 1, {.bias = false});
+    compile::compile_module(model);
+    DistributedDataParallel ddp(model, borrowed(group));
+    const Tensor ones = Tensor::ones({1, 2}), hundreds = Tensor::full({1, 2}, 100.0);
+    const auto backward = [&](const Tensor& x) { model(x).sum().backward(); };
+    const auto grad = [&] { return model.weight.grad().to_vector<float>(); };
+    const auto warm_up = [&] {
+      const auto local = ddp.no_sync();
+      compile::warm_up(model, {hundreds}, [&](std::span<const Tensor> batch) { backward(batch[0]); });
+    };
+    const std::vector<float> one = {1, 1}, two = {2, 2};
+    backward(ones);
+    ddp.finish();
+    warm_up();
+    EXPECT_EQ(grad(), one);
+    model.zero_grad();
+    {
+      const auto local = ddp.no_sync();
+      backward(ones);
+    }
+    warm_up();
+    EXPECT_EQ(grad(), one);
+    backward(ones);
+    ddp.finish();
+    EXPECT_EQ(grad(), two);
+    model.zero_grad();
+    const auto local = ddp.no_sync();
+    backward(ones);
+    const Tensor first = model.weight.grad();
+    model.zero_grad();
+    backward(hundreds);
+    EXPECT_EQ(first.to_vector<float>(), one);
+    EXPECT_EQ(grad()[0], 100);
+  });
+}
+
+// What fails in finish() ends the step: the next one is as any other.
+TEST(DdpFailures, AnUpdateThatFailsInFinish) {
+  test::with_groups(1, [](ProcessGroup& group) {
+    nn::Linear model(4, 4);
+    DistributedDataParallel ddp(model, borrowed(group));
+    optim::AdamW optimizer(model.parameters());
+    UpdateAtSeams updates(ddp, optimizer);
+    bool fails = true;
+    const int64_t id = ddp.on_final([&](std::span<const Tensor>) {
+      if (fails) throw Error("an update failed");
+    });
+    const auto backward = [&] { model(Tensor::ones({2, 4})).sum().backward(); };
+    backward();
+    EXPECT_EQ(error_of([&] { ddp.finish(); }), "an update failed");
+    updates.abandon();
+    fails = false;
+    backward();
+    ddp.finish();
+    EXPECT_EQ(updates.finish().without_gradient, 0);
+    ddp.remove_on_final(id);
+  });
+}
+
+// An update that fails on one rank, in backward or in finish(): all hear of it, at the latest in the next step, before
+// the ranks drift apart.
+TEST(DdpFailures, AnUpdateThatFailsOnOneRank) {
+  const auto is_named = [](const std::string& error) {
+    return absl::StrContains(error, "an update failed") ||
+           absl::StrContains(error, "its last update of the parameters was another one");
+  };
+  for (const bool in_backward : {false, true})
+    for (const int at : {0, 1, 3}) {
+      std::vector<std::string> heard(2);
+      const std::vector<std::string> errors = test::run_ranks(2, [&](const Environment& environment) {
+        const auto group = ProcessGroup::connect(environment, {.timeout = test::kPatient});
+        nn::GPT2 model(kConfig, 1);
+        DistributedDataParallel ddp(model, group, kPerBlock);
+        optim::AdamW optimizer(model.parameters(), {.lr = 1e-2});
+        int64_t step = 0;
+        int calls = 0;
+        const int64_t id = ddp.on_final([&](std::span<const Tensor>) {
+          if (step == 2 && calls++ == at && group->rank() == 1) throw Error("an update failed");
+        });
+        UpdateAtSeams updates(ddp, optimizer);
+        // Buckets arrive while backward still runs.
+        std::vector<std::pair<Tensor, int64_t>> waits;
+        if (in_backward)
+          for (const Tensor& p : model.parameters())
+            waits.emplace_back(
+                p, autograd::on_accumulated(p, [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }));
+        std::string& mine = heard[static_cast<size_t>(environment.rank)];
+        for (; step < 4 && !is_named(mine); ++step) {
+          const std::string backward = error_of([&] { loss_of(model, group->rank(), step).backward(); });
+          mine = error_of([&] { ddp.finish(); });
+          backward.empty() && mine.empty() ? updates.finish() : updates.abandon();
+          model.zero_grad();
+        }
+        for (const auto& [parameter, wait] : waits) autograd::remove_on_accumulated(parameter, wait);
+        ddp.remove_on_final(id);
+      });
+      for (const std::string& error : errors) EXPECT_EQ(error, "") << in_backward << at;
+      for (const std::string& error : heard) EXPECT_TRUE(is_named(error)) << in_backward << at << ": " << error;
+    }
 }
 
 }  // namespace

@@ -161,6 +161,8 @@ TEST_F(Compiler, WhatDoesNotGoTogether) {
   };
   expect("--mode=max_autotune", "--mode=max_autotune: must be one of default, reduce-overhead, max-autotune");
   expect("--buckets=8,4", "--buckets=8,4: must be a number of buckets, or ascending sizes");
+  expect("--buckets=4294967297", "--buckets=4294967297: must be at most 1024");
+  expect("--buckets=,", "--buckets=,: there is no size");
   expect("--buckets=4", "--buckets: batches of this program are not padded, so buckets need --dynamic=marked");
   expect("--parts=h.0:mod=default", "--parts: h.0:mod=default: mod=default is none of eager, mode=");
   expect("--parts=h.2:eager", "--parts: the model has no part h.2; did you mean h.0?");

@@ -129,6 +129,9 @@ TEST_F(Recipe, WhatIsNoRecipe) {
   EXPECT_EQ(error_of("n_layer: 6\n---\nn_layer: 7\n"), "recipe.yaml:2: a recipe is one document, and here is another");
   EXPECT_EQ(error_of("n_layer: 6\n bias: true\n").find("recipe.yaml:2: "), 0u);
   EXPECT_EQ(error_of("n_layer: [6\n").find("recipe.yaml:"), 0u);
+  // A quote without an end is not what follows it.
+  for (const char* quote : {"'", "\""})
+    EXPECT_EQ(error_of(absl::StrCat("name: ", quote, "oo\nn_layer: 9\n")).find("recipe.yaml:"), 0u) << quote;
 }
 
 TEST_F(Recipe, FilesThatCannotBe) {

@@ -383,6 +383,43 @@ TEST(Generate, EdgesAndErrors) {
 }
 
 // Between training steps: the weights of now, and gradients, modes and the step itself as without it.
+// A model of the program's own that returns other shapes than it should.
+TEST(Generate, ShapesOfAModelOfYourOwnAreChecked) {
+  struct Own : Module<Own>, CausalLM {
+    Embedding wte = child("wte", 7, 8);
+    Linear lm_head = child("lm_head", 8, 7);
+    SelfAttention attn = child("attn", 8, 2);
+    int64_t rows = 2, tokens = 7;
+    ModuleBase& module() override { return *this; }
+    KVCacheOptions cache_options() const override {
+      return {.layers = 1, .kv_heads = 2, .max_length = 20, .head_dim = 4};
+    }
+    Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override {
+      KVCache::Pass pass(cache, idx.size(1), counts);
+      const Tensor x = attn(wte(idx), pass.layer(0));
+      pass.finish();
+      return x.slice(0, {0, rows});
+    }
+    Tensor head(const Tensor& x) override { return lm_head(x).slice(-1, {0, tokens}); }
+  };
+  Own model;
+  model.to(default_device());
+  const std::vector<std::vector<int64_t>> prompts = {{1}, {3}};
+  const auto error = [&](int64_t num_beams) {
+    return test::error_of(
+        [&] { generate(model, prompts, {.max_new_tokens = 3, .temperature = 0, .num_beams = num_beams}); });
+  };
+  for (const int64_t beams : {1, 3}) {
+    model.rows = 2 * beams;
+    model.tokens = 7;
+    EXPECT_EQ(error(beams), "");
+    model.tokens = 0;
+    EXPECT_NE(error(beams).find("CausalLM::head must return (..., V) with V > 0"), std::string::npos) << error(beams);
+    model.rows = 1;
+    EXPECT_NE(error(beams).find("CausalLM::features must return (B, T, C)"), std::string::npos) << error(beams);
+  }
+}
+
 TEST(Generate, BetweenTrainingSteps) {
   const Tensor idx = Tensor::from<int64_t>({1, 2, 3, 4, 5, 6, 7, 8}, {2, 4});
   const auto train = [&](bool generates) {

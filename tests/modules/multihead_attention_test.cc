@@ -11,6 +11,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/modules/gpt2.h"
 #include "rondo/runtime/amp.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/io/safetensors.h"
@@ -25,6 +26,7 @@ namespace rondo::nn {
 namespace {
 
 using test::error_of;
+using test::same_bits;
 
 constexpr int64_t kWidth = 8, kHeads = 2;
 
@@ -172,6 +174,26 @@ TEST(MultiheadAttention, DropsInTrainingOnly) {
   EXPECT_TRUE(test::same_bits(attn(x, x, x), whole));
   EXPECT_NE(error_of([] { MultiheadAttention(kWidth, kHeads, {.dropout = 1.5}); }).find("p must be in [0, 1]"),
             std::string::npos);
+}
+
+// Attention drops its weights by itself, with the probability of what stands in for its Dropout.
+TEST(MultiheadAttention, AReplacedDropoutCounts) {
+  const Tensor x = Tensor::randn({2, 6, 8});
+  nn::MultiheadAttention m(8, 2, {.dropout = 0.5, .batch_first = true});
+  m.replace("dropout", std::make_unique<nn::Dropout>(0.0));
+  EXPECT_TRUE(same_bits(m(x, x, x), m(x, x, x)));
+  m.replace("dropout", std::make_unique<nn::Dropout>(0.9));
+  EXPECT_FALSE(same_bits(m(x, x, x), m(x, x, x)));
+  m.eval();
+  EXPECT_TRUE(same_bits(m(x, x, x), m(x, x, x)));
+  nn::GPT2 model({.vocab_size = 7, .block_size = 8, .n_layer = 1, .n_head = 2, .n_embd = 8, .dropout = 0.5}, 1);
+  model.to(default_device());
+  model.h[0].attn.replace("attn_dropout", std::make_unique<nn::Dropout>(0.3));
+  model.eval();
+  const Tensor idx = Tensor::randint(0, 7, {1, 8});
+  EXPECT_TRUE(same_bits(model(idx), model(idx)));
+  m.replace("dropout", std::make_unique<nn::GELU>());
+  EXPECT_NE(error_of([&] { m(x, x, x); }).find("dropout: this Dropout was replaced by a GELU"), std::string::npos);
 }
 
 TEST(MultiheadAttention, Errors) {

@@ -414,6 +414,77 @@ TEST(VisionEncoderDecoder, SavesWhatGenerateReads) {
   EXPECT_EQ(other.entries(), 4);
 }
 
+// The loss, texts, and what is saved, are those of the parts that stand in for others.
+TEST(VisionEncoderDecoder, ReplacedPartsCount) {
+  VisionEncoderDecoderConfig config = small(16);
+  VisionEncoderDecoder model(config, 3);
+  make_uneven(model);
+  config.decoder.n_layer += 2;
+  config.decoder.block_size += 8;
+  config.decoder.n_head *= 2;
+  config.encoder.n_head /= 2;
+  const VisionEncoderDecoder wanted(config, 5);
+  model.replace("decoder", std::make_unique<GPT2>(wanted.decoder.config, 6));
+  model.replace("encoder", std::make_unique<ViT>(wanted.encoder.config, 7));
+  make_uneven(model);
+  model.eval();
+  const TempFolder folder;
+  save_pretrained(model, folder.path());
+  const auto again = AutoModelForImageTextToText::from_pretrained(folder.path());
+  VisionEncoderDecoder& loaded = again.vision_encoder_decoder();
+  EXPECT_EQ(loaded.config.decoder.n_layer, config.decoder.n_layer);
+  EXPECT_EQ(loaded.config.encoder.n_head, config.encoder.n_head);
+  loaded.to(default_device());
+  model.to(default_device());
+  const Tensor images = some_images(2), idx = Tensor::randint(0, config.decoder.vocab_size, {2, 5});
+  EXPECT_TRUE(same_bits(model(images, idx), loaded(images, idx)));
+  EXPECT_TRUE(same_bits(model.loss(images, idx), loaded.loss(images, idx)));
+  const GenerationOptions greedy = {.max_new_tokens = 100, .temperature = 0};
+  const std::vector<Generation> ours = model.generate(images, greedy), theirs = loaded.generate(images, greedy);
+  for (size_t b = 0; b < 2; ++b) {
+    EXPECT_EQ(ours[b].tokens, theirs[b].tokens);
+    EXPECT_EQ(std::ssize(ours[b].tokens), config.decoder.block_size);
+  }
+  EXPECT_NE(error_of([&] {
+              model.replace("decoder", std::make_unique<GPT2>(config.decoder))
+                  .replace("h", std::make_unique<ModuleList<TransformerBlock>>());
+            }).find("items, and the model's code calls so many"),
+            std::string::npos);
+}
+
+// transformers' generate() reads generation_config.json, and GPT-2's own fields where that file is not there.
+TEST(VisionEncoderDecoder, TheFileOfGenerateCounts) {
+  const TempFolder folder;
+  VisionEncoderDecoderConfig config = small(24);
+  config.eos_token_ids = {2};
+  VisionEncoderDecoder model(config, 3);
+  save_pretrained(model, folder.path());
+  const auto load = [&] { return AutoModelForImageTextToText::from_pretrained(folder.path()); };
+  write_bytes(folder / "generation_config.json", "{\"decoder_start_token_id\": 5, \"eos_token_id\": 2}");
+  EXPECT_NE(
+      error_of(load).find("decoder_start_token_id: 1, wanted decoder_start_token_id of generation_config.json, 5"),
+      std::string::npos)
+      << error_of(load);
+  std::string text = read_bytes(folder / "config.json");
+  const auto change = [&](const std::string& from, const std::string& to) {
+    const size_t at = text.find(from);
+    ASSERT_NE(at, text.npos) << from << "\n" << text;
+    text.replace(at, from.size(), to);
+    write_bytes(folder / "config.json", text);
+  };
+  change("\"decoder_start_token_id\": 1,", "");
+  EXPECT_EQ(load().vision_encoder_decoder().config.decoder_start_token_id, 5);
+  std::filesystem::remove(folder / "generation_config.json");
+  EXPECT_NE(error_of(load).find("decoder_start_token_id"), std::string::npos);
+  change("{", "{\n  \"decoder_start_token_id\": 1,");
+  change("\n  \"eos_token_id\": 2,", "");
+  EXPECT_EQ(load().vision_encoder_decoder().config.eos_token_ids, std::vector<int64_t>{2});  // the decoder's
+  EXPECT_NE(error_of([&] {
+              AutoModelForImageTextToText::from_pretrained(folder.path(), {.num_labels = 3});
+            }).find("num_labels, label_names and problem_type are of models that sort into classes"),
+            std::string::npos);
+}
+
 TEST(VisionEncoderDecoder, WrongFieldsAreListed) {
   const TempFolder folder;
   std::string text = read_bytes(recorded_folder("captioner") + "/config.json");
