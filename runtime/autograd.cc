@@ -4,6 +4,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/accumulate_node.h"
 #include "rondo/runtime/anomaly_check.h"
 #include "rondo/runtime/autograd_extras.h"
 #include "rondo/runtime/floating_point_scope.h"
@@ -106,26 +107,6 @@ const Tensor& SavedTensor::get(const char* op, std::source_location where) const
   return tensor_;
 }
 
-namespace {
-
-// Hooks may remove themselves, or add others, while they run, so this is a copy of the list.
-void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
-  for (const Hook& hook : hooks) {
-    Tensor replaced = hook.fn(grad);
-    if (!replaced.defined()) continue;
-    if (!(replaced.sizes() == grad.sizes()) || replaced.dtype() != grad.dtype())
-      throw Error(absl::StrCat("backward: a hook replaced a gradient ", std::string(name_of(grad.dtype())),
-                               to_string(grad.sizes()), " by ", std::string(name_of(replaced.dtype())),
-                               to_string(replaced.sizes())));
-    if (!(replaced.device() == grad.device()))
-      throw Error(absl::StrCat("backward: a hook replaced a gradient on ", to_string(grad.device()), " by one on ",
-                               to_string(replaced.device()), "; move it with .to(Device)"));
-    grad = autograd::apart_from_grads(std::move(replaced));
-  }
-}
-
-}  // namespace
-
 namespace autograd {
 
 void apply_extras(Node& node, std::span<Tensor> grads) {
@@ -141,84 +122,6 @@ void retain(GradSlot& slot, const Tensor& grad) { slot.grad = slot.grad.defined(
 }  // namespace autograd
 
 namespace {
-
-// The end of the tape at a leaf: accumulates into .grad.
-class AccumulateNode final : public Node {
- public:
-  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
-  AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
-  const char* name() const override { return "accumulate"; }
-  void backward(std::span<Tensor> grads_out, std::span<Tensor>) override {
-    Tensor grad = std::move(grads_out[0]);  // Note [Gradient memory]
-    if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
-    if (anomaly::detecting) [[unlikely]] {
-      anomaly::Check check;
-      check.operand("the gradient", grad);
-      check.operand("what .grad held", slot_->grad);
-      accumulate(std::move(grad));
-      check.result("backward", "the .grad of a leaf", slot_->grad, [] { return std::string(); });
-    } else {
-      accumulate(std::move(grad));
-    }
-    leaf_grad_added();
-  }
-  Tensor leaf_grad() const override {
-    const Tensor& total = slot_->grad;
-    return grad_mode || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
-  }
-  // Not while somebody holds a gradient that was made there before.
-  Tensor home_for_all() const {
-    const bool is_free = home.defined() && home.impl()->refs.load() == 1;
-    return grad_mode || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
-  }
-
-  // Null while gradients must not come in parts: Note [Gradients in parts].
-  autograd::GradientParts* parts_now() const {
-    return grad_mode || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
-  }
-
-  bool has_callbacks() const { return !slot_->accumulated.empty(); }
-
-  Tensor home;
-  autograd::GradientParts* parts = nullptr;
-  void leaf_grad_added() override {
-    if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
-    if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
-    if (autograd::outer_backward_has_more(*this)) {
-      if (autograd::GradientParts* const taker = parts_now(); taker != nullptr && taker->wants_part())
-        taker->part_added();
-      return;
-    }
-    tell_of_end();
-  }
-  void complete() {
-    if (!autograd::outer_backward_has_more(*this)) tell_of_end();
-  }
-  bool offer_part(Tensor& total) {
-    autograd::GradientParts* const taker = parts_now();
-    if (taker == nullptr || !taker->wants_part()) return false;
-    accumulate(std::move(total));
-    slot_->grad.storage().set_purpose(Purpose::kGradients);
-    taker->part_added();
-    return true;
-  }
-
- private:
-  void tell_of_end() {
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
-  }
-  void accumulate(Tensor grad) {
-    Tensor& total = slot_->grad;
-    if (!grad_mode && grad.requires_grad()) grad = grad.detach();  // what a hook returned
-    const bool at_home = home.defined() && grad.storage() == home.storage() &&
-                         grad.storage_offset() == home.storage_offset();
-    if (!total.defined()) total = at_home || autograd::may_become_grad(grad) ? std::move(grad) : grad.clone();
-    else if (grad_mode || autograd::overlaps_itself(total)) total = total + grad;
-    else total.add_(grad);
-  }
-
-  std::shared_ptr<GradSlot> slot_;
-};
 
 // One call of an op.
 class OpNode final : public Node {
@@ -487,32 +390,7 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
   return {std::move(accumulator), 0};
 }
 
-GradientHome::GradientHome(const Tensor& leaf) {
-  if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
-    throw Error("GradientHome: the tensor is not a leaf that requires a gradient");
-  accumulator_ = gradient_edge(leaf).node;
-}
-GradientHome::~GradientHome() {
-  set(Tensor());
-  set_parts(nullptr);
-}
-// A handle of its own: AccumulateNode counts those that others hold.
-void GradientHome::set(Tensor home) {
-  static_cast<AccumulateNode&>(*accumulator_).home = home.defined() ? home.detach() : Tensor();
-}
-
-void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
-
 const Node* node_of_rule() { return in_gradient_rule; }
-
-bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
-void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
-GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
-bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
-Tensor gradient_home(const Node& leaf) {
-  const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
-  return node == nullptr ? Tensor() : node->home_for_all();
-}
 
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output, std::source_location where) {
   before_history_change(tensor, where);
