@@ -120,8 +120,7 @@ DrawnScene DrawnPictures::scene(int64_t index) const {
     DrawnScene scene{.first = group()};
     if (draw.below(8) > 0) scene.second = group();
     scene.above = scene.second && draw.below(2) == 1;
-    const bool is_clear = !scene.second || scene.first.colour != scene.second->colour ||
-                          scene.first.shape != scene.second->shape;
+    const bool is_clear = !scene.second || scene.first.colour != scene.second->colour;
     if (is_clear && is_held_out(scene) == held_out_) return scene;
   }
 }

@@ -2,9 +2,9 @@
 //
 //   "three green triangles"    "two red circles left of a blue square"    "a white cross above three red squares"
 //
-// 60 groups (1 to 3 of 5 colours and 4 shapes) make 60 + 2 * 60 * 57 captions. "Left of" and "above" have the group
+// 60 groups (1 to 3 of 5 colours and 4 shapes) make 60 + 2 * 60 * 48 captions. "Left of" and "above" have the group
 // that stands first first, and only one of the two holds in a picture: in the other direction the groups overlap. Two
-// groups differ in colour or shape. About one caption in eight is held out: training never sees it.
+// groups differ in colour. About one caption in eight is held out: training never sees it.
 #pragma once
 
 #include <optional>

@@ -64,7 +64,7 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("padding_multiple", &o.padding_multiple, "of --padding=multiple");
   flags.add("group_by_length", &o.group_by_length,
             "batches of captions of like lengths; else in the random order, as in the study");
-  flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 8000");
+  flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 6500");
   flags.add("batch_size", &o.batch_size, "pictures; 0: by --size, 32, 16 or 64");
   flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a cosine to a hundredth");
@@ -125,7 +125,7 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   fill(o.n_embd, size.n_embd);
   fill(o.max_length, size.max_length);
   fill(o.batch_size, size.batch_size);
-  fill(o.max_steps, o.is_random() ? 120 : 8000);
+  fill(o.max_steps, o.is_random() ? 120 : 6500);
   fill(o.eval_steps, std::max<int64_t>(o.max_steps / 5, 1));
   if (o.shift < 0) o.shift = o.is_random() ? 0 : o.image_size / 32;
   if (o.zoom < 0) o.zoom = o.is_random() ? 0 : 0.15;
