@@ -123,6 +123,7 @@ void add_options(Flags& flags, CompilerOptions& o) {
   flags.add("parts", &o.parts,
             "options for parts of the model, as encoder:mode=max-autotune:dynamic=off,decoder:dynamic=all,head:eager");
   flags.add("fullgraph", &o.fullgraph, "a graph break is an error");
+  flags.add("compile_optimizer", &o.compile_optimizer, "where the model is compiled: the optimizer's step, too");
   flags.add("explain", &o.explain, "after the first step: what was compiled; all of it in explain.html");
   flags.add(
       "load_code", &o.load_code,
@@ -215,7 +216,7 @@ void Compiler::compile_parts() {
 }
 
 void Compiler::compile(optim::Optimizer& optimizer) const {
-  if (compiles()) optim::compile(optimizer);
+  if (compiles() && o_.compile_optimizer) optim::compile(optimizer);
 }
 
 DynamicRange Compiler::range() const {

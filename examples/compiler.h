@@ -29,7 +29,7 @@ struct CompilerOptions {
   std::string compile = "auto";  // after complete(): none, regions or whole
   std::string mode = "default", dynamic = "auto", buckets, parts;
   std::string load_code, save_code;  // commands of the user's
-  bool fullgraph = false, explain = false, warm_up = false;
+  bool fullgraph = false, explain = false, warm_up = false, compile_optimizer = true;
 };
 
 void add_options(Flags& flags, CompilerOptions& options);
@@ -63,6 +63,8 @@ class Compiler {
   Compiler(const CompilerOptions& options, nn::ModuleBase& model, Varying varying);
 
   bool compiles() const { return !regions_.regions().empty(); }
+  const compile::Regions& regions() const { return regions_; }
+  // Unless --compile_optimizer=false.
   void compile(optim::Optimizer& optimizer) const;
   // --dynamic=marked of a whole model: marks a batch before the model is called with it.
   void mark(const data::Batch& batch) const;
