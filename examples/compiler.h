@@ -52,6 +52,7 @@ struct Varying {
   int64_t max = INT64_MAX;   // the largest size
   int64_t multiple_of = 1;   // of all sizes
   size_t tensors = 1;        // so many of a batch have the dimensions
+  int argument = -1;         // of the whole model, if that takes no batch's tensor but one that is made of it
   bool is_in_blocks = true;  // false: what blocks take has other sizes, so only the whole model can be marked
   bool is_padded = false;    // batches have the sizes of --buckets already: --dynamic does not matter
 };

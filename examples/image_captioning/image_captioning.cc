@@ -131,7 +131,11 @@ class Captioner : optim::Callback {
                       .steps_of_epoch = batches.size() / job_.group->world_size() / o_.gradient_accumulation_steps,
                       .device = o_.device});
     Compiler compiler(o_.compiler, *model(),
-                      {.dims = {1}, .max = o_.max_length, .is_in_blocks = false, .is_padded = true});
+                      {.dims = {1},
+                       .max = o_.max_length,
+                       .argument = 1,  // the decoder's tokens, which are made of the labels
+                       .is_in_blocks = false,
+                       .is_padded = true});
     optim::AdamW optimizer(parameter_groups());
     compiler.compile(optimizer);
     const auto loss = [&](const data::Batch& batch) {
