@@ -271,7 +271,7 @@ class Study {
     } else {
       command = {"sh", "-c", absl::StrCat("exec ", o_.study.peer, " \"$@\""), "sh"};
       add("--row=", row.name);
-      add("--start=", at("start"));
+      add("--initial=", at("start"));
       add("--timed_steps=", timed_steps(row));
       add("--threads=", threads);
       add("--processes=", row.processes);
@@ -279,11 +279,12 @@ class Study {
       add("--fill=", fill ? 1 : 0);
     }
     command.insert(command.end(), options.begin(), options.end());
-    return run_command(command,
-                       {absl::StrCat("RONDO_CACHE_DIR=", cache), absl::StrCat("RONDO_NUM_THREADS=", threads),
-                        absl::StrCat("OMP_NUM_THREADS=", threads), absl::StrCat("MKL_NUM_THREADS=", threads),
-                        absl::StrCat("TORCHINDUCTOR_CACHE_DIR=", cache), absl::StrCat("TRITON_CACHE_DIR=", cache)},
-                       log, o_.study.timeout);
+    return run_command(
+        command,
+        {"RONDO_CACHE=on", absl::StrCat("RONDO_CACHE_DIR=", cache), absl::StrCat("RONDO_NUM_THREADS=", threads),
+         absl::StrCat("OMP_NUM_THREADS=", threads), absl::StrCat("MKL_NUM_THREADS=", threads),
+         absl::StrCat("TORCHINDUCTOR_CACHE_DIR=", cache), absl::StrCat("TRITON_CACHE_DIR=", cache)},
+        log, o_.study.timeout);
   }
 
   void write_table() const {

@@ -13,7 +13,7 @@
 // The folder gets runs/, a JSON file and a log for each process, and study.txt and study.html after each row. What has
 // its file is not measured again: a study that was killed goes on, and a row that failed is tried again.
 //
-// A peer is called with --row=NAME --report=FILE --start=FOLDER --batch_size=N --untimed_steps=N --timed_steps=N
+// A peer is called with --row=NAME --report=FILE --initial=FOLDER --batch_size=N --untimed_steps=N --timed_steps=N
 // --threads=N --dtype=float32|bfloat16 --device=D --learning_rate=X --processes=N --artifact=FILE --fill=0|1, and
 // writes the report. FOLDER holds the model (model.safetensors, config.json, as transformers names them) and
 // data.safetensors: labels i64 (N, T) with -100 behind each caption, and pixels as slices of one field: starts i64 (N),

@@ -122,7 +122,8 @@ class Study : public testing::Test {
     std::string out;
   };
   Finished run(const std::string& options, const std::string& behind = "") {
-    const int status = std::system(absl::StrCat("RONDO_NUM_THREADS=1 RONDO_CUDA=off ", tests::kImageCaptioning,
+    const int status = std::system(absl::StrCat("RONDO_NUM_THREADS=1 RONDO_CUDA=off RONDO_CACHE=off ",
+                                                tests::kImageCaptioning,
                                                 " --n_layer=1 --n_embd=24 --image_size=32 --batch_size=4 ", options,
                                                 " >", folder_ / "log", " 2>&1 ", behind)
                                        .c_str());
@@ -142,7 +143,7 @@ class Study : public testing::Test {
     const std::string path = folder_ / "peer.sh";
     std::ofstream(path)
         << "for word; do case $word in --report=*) report=${word#--report=};; --row=*) row=${word#--row=};;\n"
-           "--start=*) start=${word#--start=};; esac; done\n"
+           "--initial=*) start=${word#--initial=};; esac; done\n"
            "test -f $start/model.safetensors -a -f $start/data.safetensors || exit 2\n"
            "if [ $row = longest ]; then echo no such row; exit 1; fi\n"
            "echo '{\"steps_per_s\": 1, \"first_s\": 9, \"again_s\": 2, \"base_mib\": 0, \"peak_mib\": 900, "

@@ -20,7 +20,7 @@ def parse_args():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--row", required=True, choices=sorted(ROWS))
     p.add_argument("--report", required=True)
-    p.add_argument("--start", required=True, help="folder with model.safetensors, config.json and data.safetensors")
+    p.add_argument("--initial", required=True, help="folder with model.safetensors, config.json and data.safetensors")
     for name in ("batch_size", "untimed_steps", "timed_steps", "image_size", "patch_size", "n_layer", "n_head", "n_embd",
                  "max_length", "vocab_size", "threads", "processes"):
         p.add_argument(f"--{name}", type=int, required=True)
@@ -177,7 +177,7 @@ class Decoder(nn.Module):
 class Captioner(nn.Module):
     def __init__(self, a):
         super().__init__()
-        with open(os.path.join(a.start, "config.json")) as f:
+        with open(os.path.join(a.initial, "config.json")) as f:
             config = json.load(f)
         self.start_token, self.pad_token = config["decoder_start_token_id"], config["pad_token_id"]
         self.device_type = torch.device(a.device).type
@@ -235,7 +235,7 @@ class Batches:
     """Batch i of this process: pixels (B, 3, H, W), and labels (B, T) padded as the row says."""
 
     def __init__(self, a, padding, rank, world):
-        data = load_safetensors(os.path.join(a.start, "data.safetensors"))
+        data = load_safetensors(os.path.join(a.initial, "data.safetensors"))
         self.a, self.rank, self.world = a, rank, world
         self.labels, self.starts, self.field = data["labels"], data["starts"].tolist(), data["field"]
         self.lengths = (self.labels != -100).sum(1)
@@ -357,7 +357,7 @@ def main():
     device = torch.device(a.device if a.device == "cpu" else f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
     base = resident_mib()
     model = Captioner(a)
-    load_weights(model, os.path.join(a.start, "model.safetensors"))
+    load_weights(model, os.path.join(a.initial, "model.safetensors"))
     model.to(device)
     a.device = str(device)
     batches = Batches(a, how["padding"], rank, world)
