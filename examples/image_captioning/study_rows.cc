@@ -1,6 +1,11 @@
 #include "rondo/examples/image_captioning/study_rows.h"
 
 namespace rondo::examples {
+namespace {
+
+constexpr const char* kTuned = "launches are tuned for each length, before the first step (--warm_up)";
+
+}  // namespace
 
 std::span<const StudyRow> study_rows() {
   using Code = StudyRow::Code;
@@ -64,7 +69,8 @@ std::span<const StudyRow> study_rows() {
       {.name = "marked_autotuned",
        .title = "batch's longest: marked, max-autotune",
        .published = 8.13,
-       .options = {"--padding=longest", "--compile=whole", "--dynamic=marked", "--mode=max-autotune"},
+       .options = {"--padding=longest", "--compile=whole", "--dynamic=marked", "--mode=max-autotune", "--warm_up"},
+       .note = kTuned,
        .most_compilations = 2},
       {.name = "dynamic",
        .title = "batch's longest: dynamic=True",
@@ -74,7 +80,8 @@ std::span<const StudyRow> study_rows() {
       {.name = "dynamic_autotuned",
        .title = "batch's longest: dynamic=True, autotuned without graphs",
        .published = 7.89,
-       .options = {"--padding=longest", "--compile=whole", "--dynamic=all", "--mode=max-autotune"},
+       .options = {"--padding=longest", "--compile=whole", "--dynamic=all", "--mode=max-autotune", "--warm_up"},
+       .note = kTuned,
        .most_compilations = 2},
       {.name = "eight_shapes",
        .title = "eight static shapes",
@@ -84,7 +91,8 @@ std::span<const StudyRow> study_rows() {
       {.name = "eight_shapes_autotuned",
        .title = "eight static shapes, max-autotune",
        .published = 8.04,
-       .options = {"--padding=buckets", "--compile=whole", "--dynamic=off", "--mode=max-autotune"},
+       .options = {"--padding=buckets", "--compile=whole", "--dynamic=off", "--mode=max-autotune", "--warm_up"},
+       .note = kTuned,
        .most_compilations = 8},
       {.name = "apart",
        .title = "encoder, decoder and loss compiled apart",
@@ -95,8 +103,9 @@ std::span<const StudyRow> study_rows() {
       {.name = "apart_autotuned",
        .title = "the same, encoder autotuned",
        .published = 8.04,
-       .options = {"--padding=longest", "--compile=none", "--parts=encoder:mode=max-autotune,decoder:dynamic=all"},
-       .note = "the loss is one kernel of the library",
+       .options = {"--padding=longest", "--compile=none", "--parts=encoder:mode=max-autotune,decoder:dynamic=all",
+                   "--warm_up"},
+       .note = "the loss is one kernel of the library; lengths are tuned before the first step",
        .most_compilations = 2},
       {.name = "regional",
        .title = "batch's longest: regional compilation",
