@@ -346,8 +346,9 @@ def compiler_facts():
             continue
         counts[m.co_name] = counts.get(m.co_name, 0) + 1
         if m.recompile_reason:
-            reasons.append(f"{m.co_name}: {m.recompile_reason}")
-    return {"compiled": counts, "recompilations": reasons, "breaks": sorted(counters["graph_break"])}
+            reasons.append(f"{m.co_name}: {m.recompile_reason.splitlines()[0]}")
+    breaks = [why.splitlines()[0] for why in sorted(counters["graph_break"])]
+    return {"compiled": counts, "recompilations": reasons, "breaks": breaks}
 
 
 def main():
