@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/explain.h"
 #include "rondo/runtime/format.h"
+#include "rondo/runtime/html.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
@@ -27,21 +28,6 @@ svg { width: 100%; height: auto; background: var(--tint); } svg text { font: 11p
 .key span { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 1em; }
 .c0 { fill: #8aa4c0; background: #8aa4c0; } .c1 { fill: #5e9a78; background: #5e9a78; } .c2 { fill: #d9a441; background: #d9a441; } .c3 { fill: #c2604f; background: #c2604f; }
 )";
-
-std::string escape(std::string_view text) {
-  std::string out;
-  out.reserve(text.size());
-  for (char c : text) {
-    switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
-    }
-  }
-  return out;
-}
 
 struct Series {
   const char* name;
@@ -77,7 +63,7 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
   for (size_t i = 0; i < memory.size(); ++i) {
     const double x = kLeft + step * static_cast<double>(i);
     append_formatted(&out, "<g><title>%s: %s (inputs %s, kept %s, outputs %s, transients %s)</title>",
-                     escape(memory[i].launch), format_bytes(memory[i].total()), format_bytes(memory[i].inputs),
+                     html_escaped(memory[i].launch), format_bytes(memory[i].total()), format_bytes(memory[i].inputs),
                      format_bytes(memory[i].kept), format_bytes(memory[i].outputs), format_bytes(memory[i].transients));
     double y = kHeight - kBottom;
     for (size_t s = 0; s < std::size(kSeries); ++s) {
@@ -94,7 +80,7 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
       append_formatted(&out,
                        "<line x1=\"%.2f\" x2=\"%.2f\" y1=\"%g\" y2=\"%g\" stroke=\"currentColor\" opacity=\".5\"/>"
                        "<text x=\"%.2f\" y=\"%g\">%s</text>\n",
-                       x, x, kTop, kHeight - 4, x + 4, kHeight - 6, escape(program));
+                       x, x, kTop, kHeight - 4, x + 4, kHeight - 6, html_escaped(program));
   }
   out += "</svg>\n";
 }
@@ -108,17 +94,18 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
   size_t seam = 0;
   for (size_t i = 0; i <= program.launches.size(); ++i) {
     for (; seam < program.seams.size() && program.seams[seam].launch <= static_cast<int>(i); ++seam)
-      absl::StrAppend(&out, "<tr><td colspan=\"6\"><b>", escape(to_string(program.seams[seam])), "</b></td></tr>\n");
+      absl::StrAppend(&out, "<tr><td colspan=\"6\"><b>", html_escaped(to_string(program.seams[seam])),
+                      "</b></td></tr>\n");
     if (i == program.launches.size()) break;
     const LaunchExplanation& launch = program.launches[i];
-    absl::StrAppend(&out, "<tr id=\"", id, "-l", i, "\"><td>", launch.generated ? "" : "<i>", escape(launch.name),
+    absl::StrAppend(&out, "<tr id=\"", id, "-l", i, "\"><td>", launch.generated ? "" : "<i>", html_escaped(launch.name),
                     launch.generated ? "" : "</i>",
                     launch.algorithm > 0 ? absl::StrCat(", tuned to algorithm ", launch.algorithm) : std::string(),
                     "</td><td><ul class=\"s\">");
-    for (const std::string& source : launch.sources) absl::StrAppend(&out, "<li>", escape(source), "</li>");
+    for (const std::string& source : launch.sources) absl::StrAppend(&out, "<li>", html_escaped(source), "</li>");
     out += "</ul>";
     if (launch.generated)
-      absl::StrAppend(&out, "<details><summary>loop IR</summary><pre>", escape(launch.code), "</pre></details>");
+      absl::StrAppend(&out, "<details><summary>loop IR</summary><pre>", html_escaped(launch.code), "</pre></details>");
     absl::StrAppend(&out, "</td><td class=\"n\">", launch.nodes.size(), "</td><td class=\"n\">",
                     format_bytes(launch.bytes_read), "</td><td class=\"n\">", format_bytes(launch.bytes_written),
                     "</td><td class=\"n\">", launch.bytes_saved > 0 ? format_bytes(launch.bytes_saved) : "",
@@ -133,7 +120,7 @@ void append_launches(std::string& out, const ProgramExplanation& program, const 
 }
 
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& id) {
-  absl::StrAppend(&out, "<h3>", escape(program.name), "</h3>\n");
+  absl::StrAppend(&out, "<h3>", html_escaped(program.name), "</h3>\n");
   append_formatted(&out,
                    "<p><b>%d</b> kernels, %d of them compiled for this recording, <b>%d</b> library calls, an arena of "
                    "<b>%s</b>, %.1f ms to compile.</p>\n",
@@ -144,15 +131,15 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
                      program.layouts_in_convolutions);
   append_launches(out, program, id);
   out += "<details><summary>graph</summary><pre>";
-  for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", escape(input), "\n");
+  for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", html_escaped(input), "\n");
   for (const NodeExplanation& node : program.nodes) {
-    absl::StrAppend(&out, escape(node.text), "  # ");
+    absl::StrAppend(&out, html_escaped(node.text), "  # ");
     if (node.launch >= 0)
       absl::StrAppend(&out, "<a href=\"#", id, "-l", node.launch, "\">",
-                      escape(program.launches[static_cast<size_t>(node.launch)].name), "</a>; ");
-    absl::StrAppend(&out, escape(node.origin), "\n");
+                      html_escaped(program.launches[static_cast<size_t>(node.launch)].name), "</a>; ");
+    absl::StrAppend(&out, html_escaped(node.origin), "\n");
   }
-  for (const std::string& output : program.outputs) absl::StrAppend(&out, "output ", escape(output), "\n");
+  for (const std::string& output : program.outputs) absl::StrAppend(&out, "output ", html_escaped(output), "\n");
   out += "</pre></details>\n";
 }
 
@@ -164,21 +151,21 @@ std::string to_html(const Explanation& explanation) try {
       "<meta name=\"viewport\" content=\"width=device-width\">\n<title>Compiled regions</title>\n<style>",
       kStyle, "</style>\n</head>\n<body>\n<h1>Compiled regions</h1>\n");
   if (!explanation.products.empty()) out += "<ul>\n";
-  for (const std::string& text : explanation.products) absl::StrAppend(&out, "<li>", escape(text), "</li>\n");
+  for (const std::string& text : explanation.products) absl::StrAppend(&out, "<li>", html_escaped(text), "</li>\n");
   if (!explanation.products.empty()) out += "</ul>\n";
   for (size_t r = 0; r < explanation.regions.size(); ++r) {
     const RegionExplanation& region = explanation.regions[r];
     const RegionReport& report = region.report;
-    absl::StrAppend(&out, "<h2>", escape(report.name), "</h2>\n");
+    absl::StrAppend(&out, "<h2>", html_escaped(report.name), "</h2>\n");
     append_formatted(
         &out,
         "<p>Shared by <b>%d</b> layers, called <b>%d</b> times, <b>%d</b> recordings, <b>%d</b> compilations "
         "in <b>%.1f ms</b>, <b>%d</b> graph breaks.</p>\n",
         report.layers, report.calls, report.entries, report.compilations, report.compile_ms, report.graph_breaks);
     if (!report.last_recompile.empty())
-      absl::StrAppend(&out, "<p>Last recorded anew because: <b>", escape(report.last_recompile), "</b></p>\n");
+      absl::StrAppend(&out, "<p>Last recorded anew because: <b>", html_escaped(report.last_recompile), "</b></p>\n");
     if (!region.hints.empty()) out += "<ul>\n";
-    for (const std::string& hint : region.hints) absl::StrAppend(&out, "<li>", escape(hint), "</li>\n");
+    for (const std::string& hint : region.hints) absl::StrAppend(&out, "<li>", html_escaped(hint), "</li>\n");
     if (!region.hints.empty()) out += "</ul>\n";
     for (size_t e = 0; e < region.entries.size(); ++e) {
       const EntryExplanation& entry = region.entries[e];

@@ -123,6 +123,7 @@ void add_options(Flags& flags, CompilerOptions& o) {
   flags.add("parts", &o.parts,
             "options for parts of the model, as encoder:mode=max-autotune:dynamic=off,decoder:dynamic=all,head:eager");
   flags.add("fullgraph", &o.fullgraph, "a graph break is an error");
+  flags.add("compile_optimizer", &o.compile_optimizer, "where the model is compiled: the optimizer's step, too");
   flags.add("explain", &o.explain, "after the first step: what was compiled; all of it in explain.html");
   flags.add(
       "load_code", &o.load_code,
@@ -187,12 +188,17 @@ Compiler::Compiler(const CompilerOptions& options, nn::ModuleBase& model, Varyin
   if (!o_.buckets.empty() && !varying_.is_padded && !is_marked)
     throw Error("--buckets: batches of this program are not padded, so buckets need --dynamic=marked");
   compile::CompileOptions how = options_of(o_);
-  if (o_.compile == "whole") regions_ = compile::compile_module(model, how);
+  const auto mark_argument = [&](int argument) {
+    for (const int dim : varying_.dims) how.dynamic.push_back({.argument = argument, .dim = dim, .range = range()});
+  };
+  if (o_.compile == "whole") {
+    if (is_marked && varying_.argument >= 0) mark_argument(varying_.argument);
+    regions_ = compile::compile_module(model, how);
+  }
   if (o_.compile == "regions") {
     if (is_marked && !varying_.is_in_blocks)
       throw Error("--dynamic=marked: the blocks of this model have sizes of their own, so it needs --compile=whole");
-    if (is_marked)
-      for (const int dim : varying_.dims) how.dynamic.push_back({.argument = 0, .dim = dim, .range = range()});
+    if (is_marked) mark_argument(0);
     regions_ = compile::compile_regions(model, how);
   }
   compile_parts();
@@ -220,7 +226,7 @@ void Compiler::compile_parts() {
 }
 
 void Compiler::compile(optim::Optimizer& optimizer) const {
-  if (compiles()) optim::compile(optimizer);
+  if (compiles() && o_.compile_optimizer) optim::compile(optimizer);
 }
 
 DynamicRange Compiler::range() const {
@@ -235,7 +241,7 @@ DynamicRange Compiler::range() const {
 }
 
 void Compiler::mark(const data::Batch& batch) const {
-  if (o_.compile != "whole" || o_.dynamic != "marked") return;
+  if (o_.compile != "whole" || o_.dynamic != "marked" || varying_.argument >= 0) return;
   for (size_t i = 0; i < std::min(varying_.tensors, batch.size()); ++i)
     for (const int dim : varying_.dims) compile::mark_dynamic(batch[i], dim, range());
 }

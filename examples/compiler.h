@@ -29,7 +29,7 @@ struct CompilerOptions {
   std::string compile = "auto";  // after complete(): none, regions or whole
   std::string mode = "default", dynamic = "auto", buckets, parts;
   std::string load_code, save_code;  // commands of the user's
-  bool fullgraph = false, explain = false, warm_up = false;
+  bool fullgraph = false, explain = false, warm_up = false, compile_optimizer = true;
 };
 
 void add_options(Flags& flags, CompilerOptions& options);
@@ -52,6 +52,7 @@ struct Varying {
   int64_t max = INT64_MAX;   // the largest size
   int64_t multiple_of = 1;   // of all sizes
   size_t tensors = 1;        // so many of a batch have the dimensions
+  int argument = -1;         // of the whole model, if that takes no batch's tensor but one that is made of it
   bool is_in_blocks = true;  // false: what blocks take has other sizes, so only the whole model can be marked
   bool is_padded = false;    // batches have the sizes of --buckets already: --dynamic does not matter
 };
@@ -63,6 +64,8 @@ class Compiler {
   Compiler(const CompilerOptions& options, nn::ModuleBase& model, Varying varying);
 
   bool compiles() const { return !regions_.regions().empty(); }
+  const compile::Regions& regions() const { return regions_; }
+  // Unless --compile_optimizer=false.
   void compile(optim::Optimizer& optimizer) const;
   // --dynamic=marked of a whole model: marks a batch before the model is called with it.
   void mark(const data::Batch& batch) const;

@@ -151,14 +151,18 @@ std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t m
 }
 
 // A picture is a part of one field of noise: making it costs a copy, not a number for each pixel.
-PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed) {
-  constexpr int64_t kStarts = 1 << 12;
+RandomPixels::RandomPixels(int64_t numel, uint64_t seed) : seed(seed) {
   Generator random(seed);
+  field = Tensor::randn({numel + kStarts}, {kF32, kCPU}, &random);
+}
+int64_t RandomPixels::start(int64_t example) const {
+  return static_cast<int64_t>(philox(seed, static_cast<uint64_t>(example), 1)[0] % kStarts);
+}
+PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed) {
   const int64_t n = channels * side * side;
-  const Tensor field = Tensor::randn({n + kStarts}, {kF32, kCPU}, &random);
-  return [=](int64_t i) {
-    const auto begin = static_cast<int64_t>(philox(seed, static_cast<uint64_t>(i), 1)[0] % kStarts);
-    return field.slice(0, {begin, begin + n}).reshape({channels, side, side});
+  return [=, pictures = RandomPixels(n, seed)](int64_t i) {
+    const int64_t begin = pictures.start(i);
+    return pictures.field.slice(0, {begin, begin + n}).reshape({channels, side, side});
   };
 }
 

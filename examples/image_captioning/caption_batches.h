@@ -71,5 +71,14 @@ PixelsOf processed(std::shared_ptr<const CaptionedPictures> pictures, const nn::
 std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t max_length, int64_t vocab_size,
                                                         int64_t start, int64_t end, uint64_t seed);
 PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed);
+// The same pictures as numbers: each is a slice of one field of noise, `numel` values from where it starts.
+struct RandomPixels {
+  static constexpr int64_t kStarts = 1 << 12;
+  RandomPixels(int64_t numel, uint64_t seed);
+  int64_t start(int64_t example) const;
+
+  uint64_t seed;
+  Tensor field;  // f32 (numel + kStarts)
+};
 
 }  // namespace rondo::examples

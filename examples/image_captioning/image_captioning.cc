@@ -6,6 +6,7 @@
 //   image_captioning ... --resume_from_checkpoint=true                # after Ctrl-C or a kill: the same bits
 //   image_captioning --predict a.png b.jpg                            # by the model in captioning/ (--init_from)
 //   rondorun --nproc-per-node 2 image_captioning --data=drawn         # two processes share the batches
+//   image_captioning --study                                          # the published study: study.h
 //   image_captioning --help
 //
 // --output_dir gets checkpoints, metrics.jsonl, tensorboard/, held_out.tsv, pictures/, and at the end what transformers
@@ -29,6 +30,8 @@
 #include "rondo/examples/image_captioning/caption_model.h"
 #include "rondo/examples/image_captioning/drawn.h"
 #include "rondo/examples/image_captioning/options.h"
+#include "rondo/examples/image_captioning/run_report.h"
+#include "rondo/examples/image_captioning/study.h"
 #include "rondo/examples/image_captioning/word_tokenizer.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
@@ -85,6 +88,7 @@ std::vector<std::string> captions_of(const CaptionedPictures& pictures) {
 class Captioner : optim::Callback {
  public:
   Captioner(const CaptioningOptions& o, const Job& job) : o_(o), job_(job) {
+    if (!o_.report.empty() && job_.lead()) report_.emplace(o_.report);
     if (o_.predict.empty() && !o_.is_random()) sets_ = open_sets(o_);
     if (!o_.init_from.empty()) {
       words_.emplace(text::AutoTokenizer::from_pretrained(o_.init_from));
@@ -109,7 +113,10 @@ class Captioner : optim::Callback {
       throw Error(formatted("%d captions make no whole batch of %d: set a smaller --batch_size", captions->size(),
                             o_.batch_size));
     CaptionBatches batches(captions, pixels_of(sets_.train),
-                           {.order = padded(o_, {.batch_size = o_.batch_size, .seed = seed(), .drop_last = true}),
+                           {.order = padded(o_, {.batch_size = o_.batch_size,
+                                                 .shuffle = !o_.is_random(),  // it is random already
+                                                 .seed = seed(),
+                                                 .drop_last = true}),
                             .zoom = o_.zoom,
                             .shift = o_.shift});
     job_.say(formatted("%d captions for training, the longest has %d tokens; %d%% of the columns are padding",
@@ -120,8 +127,16 @@ class Captioner : optim::Callback {
                         CaptionBatchesOptions{.order = {.batch_size = o_.eval_batch_size, .shuffle = false}});
       job_.say(formatted("%d held out", sets_.held_out->size()));
     }
+    if (report_)
+      report_->start({.untimed_steps = o_.untimed_steps,
+                      .steps_of_epoch = batches.size() / job_.group->world_size() / o_.gradient_accumulation_steps,
+                      .device = o_.device});
     Compiler compiler(o_.compiler, *model(),
-                      {.dims = {1}, .max = o_.max_length, .is_in_blocks = false, .is_padded = true});
+                      {.dims = {1},
+                       .max = o_.max_length,
+                       .argument = 1,  // the decoder's tokens, which are made of the labels
+                       .is_in_blocks = false,
+                       .is_padded = true});
     optim::AdamW optimizer(parameter_groups());
     compiler.compile(optimizer);
     const auto loss = [&](const data::Batch& batch) {
@@ -144,12 +159,18 @@ class Captioner : optim::Callback {
         .min_lr = o_.learning_rate / 100,
         .warmup_steps = static_cast<int64_t>(o_.warmup_ratio * static_cast<double>(o_.max_steps)),
         .decay_steps = o_.max_steps};
+    const optim::Optimizer::Schedule constant = [&](int64_t step) {
+      return step < schedule.warmup_steps ? schedule(step) : o_.learning_rate;
+    };
+    // One for each group.
+    const std::vector<optim::Optimizer::Schedule> schedules(2,
+                                                            o_.lr_scheduler_type == "constant" ? constant : schedule);
     optim::Trainer trainer(*model(), optimizer, loss, batches,
                            {.max_steps = o_.max_steps,
                             .gradient_accumulation_steps = o_.gradient_accumulation_steps,
                             .max_grad_norm = o_.max_grad_norm,
                             .autocast = lower(),
-                            .lr_schedules = {schedule, schedule},  // one for each group
+                            .lr_schedules = schedules,
                             .count_targets =
                                 [](const data::Batch& b) {
                                   return optim::unmasked_targets({b[1], b[0]});
@@ -171,6 +192,7 @@ class Captioner : optim::Callback {
     }
     ExplainsFirstStep explains(compiler, job_, o_.output_dir);
     trainer.add_callback(explains);
+    if (report_) trainer.add_callback(*report_);
     trainer.add_callback(*this);  // on all ranks: they caption together
     resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     optim::TrainResult result;
@@ -185,6 +207,7 @@ class Captioner : optim::Callback {
     }
     if (held_out_ && o_.num_beams > 1) caption_held_out(result.last.step, o_.num_beams);
     replicas_.reset();
+    if (report_) report_->write(compiler.regions());
     job_.say(compiler.finish(*job_.group));
     if (job_.lead() && !o_.output_dir.empty()) save();
     return true;
@@ -327,6 +350,7 @@ class Captioner : optim::Callback {
 
   const CaptioningOptions& o_;
   const Job& job_;
+  std::optional<RunReport> report_;  // made first: it measures the memory of what follows
   Sets sets_;
   std::string words_json_;                          // of a tokenizer that was made here
   std::optional<text::PreTrainedTokenizer> words_;  // none for random data
@@ -354,6 +378,7 @@ int main(int argc, char** argv) {
       std::printf("Drawn pictures are in %s\n", options.write_pictures.c_str());
       return 0;
     }
+    if (options.study.on) return run_study(options, flags.given("dtype"));
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});

@@ -67,7 +67,9 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 6500");
   flags.add("batch_size", &o.batch_size, "pictures; 0: by --size, 32, 16 or 64");
   flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
-  flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a cosine to a hundredth");
+  flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up");
+  flags.add("lr_scheduler_type", &o.lr_scheduler_type, "behind the warm-up; cosine: to a hundredth",
+            {"cosine", "constant"});
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
   flags.add("weight_decay", &o.weight_decay, "of AdamW, for weights of rank 2 and above");
   flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
@@ -82,6 +84,20 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("device", &o.device, "cpu, cuda or cuda:1; under rondorun cuda is each rank's own");
   flags.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
   add_options(flags, o.compiler);
+  flags.add("report", &o.report,
+            "a file: speed, the first steps, compilations, memory and loss, as JSON. Behind the first epoch of random "
+            "data the same batches come again");
+  flags.add("untimed_steps", &o.untimed_steps, "of --report and --study: the first ones, that compile");
+  flags.add("study", &o.study.on,
+            "measures the rows of the published study, each in a process of its own with an empty cache: study.txt and "
+            "study.html in --output_dir. A second call goes on");
+  flags.add("full", &o.study.full, "the study's own size, in bfloat16");
+  flags.add("study_rows", &o.study.rows, "some of them, as eager,marked; empty: all");
+  flags.add("study_peer", &o.study.peer,
+            "a command that measures another framework, in turns with ours: 'python3 tests/bench/peers/captioning.py'");
+  flags.add("study_steps", &o.study.steps, "that are timed");
+  flags.add("study_rounds", &o.study.rounds, "of each row; 0: 5 where compiling is timed, else 1");
+  flags.add("study_timeout", &o.study.timeout, "seconds for a process");
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
   flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
@@ -107,6 +123,7 @@ std::vector<std::string> without_pictures(std::vector<std::string> args, Caption
 }
 
 void complete(CaptioningOptions& o, const Flags& flags) {
+  if (o.study.full) o.size = "full";
   if (o.data.empty()) o.data = o.images.empty() && o.captions.empty() ? "random" : "files";
   if (!o.predict.empty() && o.init_from.empty()) o.init_from = o.output_dir;
   if ((o.data == "files") != (!o.images.empty() || !o.captions.empty()))
@@ -129,7 +146,10 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   fill(o.eval_steps, std::max<int64_t>(o.max_steps / 5, 1));
   if (o.shift < 0) o.shift = o.is_random() ? 0 : o.image_size / 32;
   if (o.zoom < 0) o.zoom = o.is_random() ? 0 : 0.15;
+  if (o.study.on && !o.is_random()) throw Error("--study has random data: leave out --data and --images");
   if (o.is_random() && !flags.given("output_dir") && o.predict.empty()) o.output_dir.clear();
+  if (o.study.on && o.output_dir.empty()) o.output_dir = "captioning_study";
+  if (o.study.on && flags.given("max_steps")) throw Error("--study: --study_steps says how many steps are timed");
   if (!o.compiler.buckets.empty() && !flags.given("padding")) o.padding = "buckets";
   if (!o.compiler.buckets.empty() && o.padding != "buckets")
     throw Error(absl::StrCat("--buckets needs --padding=buckets, got --padding=", o.padding));
@@ -151,6 +171,8 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   positive("n_embd", o.n_embd);
   positive("num_beams", o.num_beams);
   positive("padding_multiple", o.padding_multiple);
+  positive("untimed_steps", o.untimed_steps);
+  positive("study_steps", o.study.steps);
   if (o.vocab_size < 4) throw Error(absl::StrCat("--vocab_size must be at least 4, got ", o.vocab_size));
   if (o.image_size % o.patch_size != 0)
     throw Error(

@@ -1,0 +1,43 @@
+// The table of a study, as text and as a page that loads nothing.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "rondo/examples/image_captioning/run_report.h"
+#include "rondo/examples/image_captioning/study_rows.h"
+
+namespace rondo::examples {
+
+// One side of a row: a run for each round.
+struct StudyRuns {
+  std::vector<RunFacts> runs;
+  std::string failure;  // why there are fewer; "": there are not
+  bool is_done() const { return !runs.empty() && failure.empty(); }
+};
+
+struct StudyResult {
+  const StudyRow* row = nullptr;
+  std::string dtype;
+  StudyRuns ours, theirs;
+};
+
+struct StudyTable {
+  std::string title;                            // what was measured, and where
+  std::vector<std::string> columns;             // the first two are texts, the others numbers
+  std::vector<std::vector<std::string>> cells;  // of each row
+  std::vector<double> ratios;                   // ours over the peer's speed; NaN: not measured
+  std::vector<std::string> notes;               // of rows: failures, recompilations, graph breaks
+  struct Check {
+    std::string what, seen;
+    bool holds = false;
+  };
+  std::vector<Check> checks;  // what the study asks of ours, as far as it was measured
+};
+
+StudyTable table_of(const std::string& title, const std::vector<StudyResult>& results);
+std::string to_text(const StudyTable& table);
+std::string to_html(const StudyTable& table);
+
+}  // namespace rondo::examples
