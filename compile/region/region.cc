@@ -251,7 +251,8 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
   std::vector<bool> in_parts;
   for (const Tensor& input : inputs) {
     const NoGrad as_in_backward;
-    const bool is_leaf = input.requires_grad() && input.is_leaf();
+    // Nobody waits for the gradient of a view that was made under no_grad, and to ask for its edge may be an error.
+    const bool is_leaf = input.requires_grad() && input.is_leaf() && !autograd::is_no_grad_view(input);
     const Edge edge = is_leaf ? autograd::gradient_edge(input) : Edge();
     const LeafGrad to{.leaf = edge.node.get()};
     at_seams = at_seams || autograd::is_awaited(to);

@@ -220,6 +220,17 @@ TEST_F(Tape, NoGradViewsThatEscapeARegion) {
     }
 }
 
+// Read with gradients off, such a view is as any other.
+TEST_F(Tape, ANoGradViewOfALeafThatWasWrittenIsReadUnderNoGrad) {
+  Tensor leaf = Tensor::ones({4, 3}).requires_grad_();
+  auto f = compile::compile([](const Tensor& x) { return ops::erf(x) * 2.0; }, {.exact = true});
+  const NoGrad off;
+  const Tensor view = leaf.slice(0, {1, 3});
+  leaf.fill_(0.5);
+  EXPECT_TRUE(test::same_bits(f(view), ops::erf(Tensor::full({2, 3}, 0.5)) * 2.0));
+  EXPECT_EQ(f.regions().report()[0].eager_runs, 0);
+}
+
 // A buffer's slices, written and read under no_grad as a cache is, break no region.
 TEST_F(Tape, ViewsOfAPlainBufferBreakNothing) {
   Tensor buffer = Tensor::zeros({2, 6});

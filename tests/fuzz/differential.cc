@@ -60,10 +60,11 @@ class Runner {
     };
     // Eager execution keeps all inputs of a checkpoint, and of a norm whose statistics, constants, are all that is
     // used.
-    trail_.keeps_less = compiled_ &&
-                        (program_.options.recompute != kNone || any_named("checkpoint") || any_named("batch_norm"));
-    // By default only parameters are read again, which a program may write to by a pointer.
     const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
+    // A write inside a region makes another version; what was read before stays.
+    trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || writes || any_named("checkpoint") ||
+                                      any_named("batch_norm"));
+    // By default only parameters are read again, which a program may write to by a pointer.
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
     // then need an input that the ops in its way did not save.
     const bool other_backward = trail_.second_order || program_.watch || program_.few_gradients || any_named("_inside");
