@@ -58,10 +58,9 @@ class Runner {
       return std::ranges::any_of(program_.steps,
                                  [&](const Step& s) { return std::string_view(s.kind->name).ends_with(end); });
     };
-    // Eager execution keeps all inputs of a checkpoint, and of a norm whose statistics, constants, are all that is
-    // used.
     const bool writes = std::ranges::any_of(program_.steps, [](const Step& s) { return s.kind->has(kInPlace); });
-    // A write inside a region makes another version; what was read before stays.
+    // Eager execution keeps all inputs of a checkpoint, and of a norm of which only statistics, constants, are used. A
+    // write inside a region makes another version: what was read before stays.
     trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || writes || any_named("checkpoint") ||
                                       any_named("batch_norm"));
     // By default only parameters are read again, which a program may write to by a pointer.
