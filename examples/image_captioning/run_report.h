@@ -1,16 +1,17 @@
 // What a run measures of itself, as --report FILE writes it and study.h reads it.
 //
-//   RunReport report("run.json", {.untimed_steps = 20, .batches_of_epoch = 120});
-//   report.start();                                 // the clock: then whatever compiles, then Trainer::train()
-//   trainer.add_callback(report);
-//   report.write(explanation);
+//   RunReport report("run.json");                                      // before the model is made
+//   report.start({.untimed_steps = 20, .steps_of_epoch = 120});        // then whatever compiles
+//   trainer.add_callback(report);                                      // then train()
+//   report.write(compiler.regions());
 //
-// The first `untimed_steps` steps are timed as one: they pay for compiling. Then each step counts until the data begins
-// again. If the run goes on, so many further steps have the batches of the first ones: the difference of both is what
-// compiling costs, whatever the lengths of the captions.
+// The first `untimed_steps` steps are timed as one: they pay for compiling. The steps behind them, up to the end of the
+// epoch, give the speed. Then the batches of the first steps come again, and those steps are timed once more: the
+// difference of the two times is what compiling costs, for captions of these lengths.
 #pragma once
 
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -38,7 +39,7 @@ struct RunFacts {
 
   double compile_s() const { return first_s - again_s; }
   double memory_mib() const { return std::isnan(device_peak_mib) ? peak_mib - base_mib : device_peak_mib; }
-  // Of the block that was compiled most often; 0: none was.
+  // How often code was generated for one block, of the block with the most; 0: for none.
   int64_t most_compilations() const;
 };
 

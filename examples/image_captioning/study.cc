@@ -163,7 +163,7 @@ class Study {
     return row.is_compile_time ? kCompileRounds : 1;
   }
   int64_t timed_steps(const StudyRow& row) const { return row.is_compile_time ? 0 : o_.study.steps; }
-  // Of a process: then its data begins again.
+  // So many batches are the data of one process; behind them it begins again.
   int64_t batches_of(const StudyRow& row) const { return o_.untimed_steps + timed_steps(row); }
 
   // Options of the model and its data, which all rows share.

@@ -1,10 +1,9 @@
 // image_captioning --study: every row of the published study (study_rows.h), ours and, with --study_peer, another
 // framework's, in turns.
 //
-//   image_captioning --study                                                     # ours, f32 and bf16:
-//   captioning_study/ image_captioning --study --study_peer="python3 tests/bench/peers/captioning.py"
-//   --study_rows=eager,marked image_captioning --study --full --device=cuda                                # the
-//   study's own size
+//   image_captioning --study                               # ours, f32 and bf16; leaves captioning_study/
+//   image_captioning --study --study_rows=eager,marked --study_peer="python3 tests/bench/peers/captioning.py"
+//   image_captioning --study --full --device=cuda          # the study's own size
 //
 // A row is a process of its own with an empty cache: this program once more, with the row's options. It runs
 // --untimed_steps steps, --study_steps timed ones, and the first ones' batches again (run_report.h). Both frameworks

@@ -26,7 +26,7 @@ double median(const StudyRuns& runs, const Figure& figure) {
   for (const RunFacts& run : runs.runs) values.push_back(figure(run));
   return median(values);
 }
-// Of the ratios within each round.
+// The median of the ratios within each round.
 double ratio(const StudyRuns& over, const StudyRuns& under, const Figure& figure) {
   std::vector<double> ratios;
   for (size_t i = 0; i < std::min(over.runs.size(), under.runs.size()); ++i)
