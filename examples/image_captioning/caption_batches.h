@@ -1,6 +1,6 @@
 // Batches {labels, pixels} of pictures and captions, in the order and with the padding of data::ExampleBatches.
 //
-//   CaptionBatches batches(captions, pixels, {.order = padded("longest", options, {.batch_size = 16})});
+//   CaptionBatches batches(captions, pixels, {.order = padded(options, {.batch_size = 16})});
 //   while (auto batch = batches.next()) model.loss((*batch)[1], (*batch)[0]).backward();
 //
 // labels i64 (B, T): the caption's tokens, its end, and -100 behind it. pixels f32 (B, C, H, W).
