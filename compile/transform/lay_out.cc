@@ -7,6 +7,7 @@
 #include "rondo/compile/transform/retrace.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/factory.h"
 
 namespace rondo::compile {
 namespace {
@@ -89,7 +90,8 @@ class LayoutChooser {
       // Sums and norms read each element more than once.
       const bool moves = node.op->kind != OpKind::kElementwise && node.op->kind != OpKind::kView &&
                          !node.op->traits.converts_images;
-      std::vector<TensorArg> args = arguments(node, [&](ValueId id) { return moves ? last(id) : as_it_lies(id); });
+      std::vector<TensorArg> args =
+          arguments(node, [&](ValueId id) { return moves || is_filled_image(id) ? last(id) : as_it_lies(id); });
       if (keep_channels_last(*node.op, args, node.attrs, outputs)) {
         for (size_t i = 0; i < outputs.size(); ++i)
           if (const ValueId id = node.outputs[i]; !(outputs[i].strides() == graph_.value(id).strides))
@@ -142,8 +144,23 @@ class LayoutChooser {
     return call(*node.op, {{usual(node.inputs[0]), node.where}}, node.attrs);
   }
   const Tensor& last(ValueId id) {
-    if (is_last(id) || !is_usual_image(graph_.value(id))) return as_it_lies(id);
-    return last_[id] = with_dense_strides((*symbols_)[id], ops::channels_last_strides(graph_.value(id).sizes));
+    const Value& v = graph_.value(id);
+    if (is_last(id) || !is_usual_image(v)) return as_it_lies(id);
+    if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
+    return last_[id] = with_dense_strides((*symbols_)[id], ops::channels_last_strides(v.sizes));
+  }
+  // Made by zeros or full, whose attributes are a dtype and the sizes. Made anew in the other layout, it is a number
+  // in a kernel; a copy of it would be memory.
+  bool is_filled_image(ValueId id) const {
+    const Value& v = graph_.value(id);
+    if (v.producer < 0 || !is_usual_image(v)) return false;
+    const GraphNode& node = graph_.node(v.producer);
+    return (node.op == &ops::kFilled || node.op == &ops::kZeros) && node.inputs.empty();
+  }
+  static Tensor filled_last(const GraphNode& node) {
+    Attrs attrs = node.attrs;
+    for (int dim = 0; dim < 4; ++dim) attrs.ints[1 + dim_at_back(dim)] = node.attrs.ints[1 + dim];
+    return channels_to_front({call(*node.op, {}, attrs), node.where});
   }
 
   const Graph& graph_;
@@ -217,7 +234,8 @@ Conversions count_conversions(const Graph& graph) {
     } else if (node.op->traits.converts && graph.value(node.inputs[0]).dtype == graph.value(node.outputs[0]).dtype) {
       const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
       const Value& image = graph.value(source(node.inputs[0]));
-      if (image.sizes.rank() != 4 || to.sizes.rank() != 4 || is_contiguous(from.sizes, from.strides)) continue;
+      // A sum over the batch has three dimensions.
+      if (image.sizes.rank() < 3 || to.sizes.rank() < 3 || is_contiguous(from.sizes, from.strides)) continue;
       ++found.copies;
       found.copied_bytes += image_bytes(to);
     }

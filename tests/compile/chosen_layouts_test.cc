@@ -220,6 +220,32 @@ TEST_F(ChosenLayouts, BesideAMaximum) {
   EXPECT_LE(program(explain(compiled), 0).layouts_in_convolutions, 2);
 }
 
+// zeros and full are numbers in a kernel in both layouts, not images that lie otherwise.
+TEST_F(ChosenLayouts, FilledImagesAreNumbers) {
+  struct Net : nn::Module<Net> {
+    nn::ModuleList<nn::Conv2d> convs = child("convs", 3, 8, 8, 3, nn::Conv2dOptions{.padding = 1});
+    Tensor forward(const Tensor& x) {
+      Tensor y = x;
+      for (nn::Conv2d& conv : convs) {
+        y = conv(y);
+        y = ops::relu(Tensor::full(y.sizes(), 0.5, {y.dtype()}) * y + Tensor::zeros(y.sizes(), {y.dtype()}));
+      }
+      return y;
+    }
+  };
+  Net net, twin;
+  make_twins(net, twin, kF64);
+  const Tensor x = Tensor::randn({2, 8, 9, 7}).to(kF64);
+  const Results eager = step(twin, x);
+  auto compiled = compile_module(net);
+  const test::MustRunCompiled here;
+  expect_like(step(net, x), eager, 1e-11, "filled");
+  const ProgramExplanation forward = program(explain(compiled), 0);
+  EXPECT_LE(forward.layouts_in_convolutions, 2);  // the first reads, the last writes
+  EXPECT_EQ(forward.layout_copies, 0);
+  EXPECT_EQ(forward.kernels, 3);
+}
+
 TEST_F(ChosenLayouts, UnderAutocast) {
   Blocks net, twin;
   twin.load_state_dict(net.state_dict());
@@ -248,7 +274,7 @@ struct RandomNet : nn::Module<RandomNet> {
       images.push_back(convs[i](recent()));
       for (uint64_t k = below(4); k > 0; --k) {
         const Tensor& y = recent();
-        switch (below(18)) {
+        switch (below(19)) {
           case 0: images.push_back(norms[i](y)); break;
           case 1: images.push_back(ops::relu(y)); break;
           case 2: images.push_back(y + any()); break;
@@ -277,6 +303,7 @@ struct RandomNet : nn::Module<RandomNet> {
           case 16:  // more dimensions than an image has
             images.push_back(ops::mean(y * Tensor::full({2, 1, 1, 1, 1}, 1.5, {y.dtype()}), {0}));
             break;
+          case 17: images.push_back(Tensor::full(y.sizes(), 1.5, {y.dtype()}) - any()); break;
           case 15: images.push_back(ops::where(any() > 0.0, y, any())); break;
           default:
             images.push_back(ops::pad(ops::slice(y, 3, {1, kWidth}), {1, 0}, ops::PadMode::kConstant, 0.5));

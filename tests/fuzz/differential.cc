@@ -531,13 +531,13 @@ std::string ran_eagerly(const Trail& trail) {
 }
 
 // Both modes fuse alike: only library calls may take over what are kernels in exact mode.
-// `merges`: default mode may make one product of several.
+// `merges`: default mode may make one product of several. `images`: how many of them may be converted as they leave.
 std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
-                                  const std::vector<compile::RegionReport>& relaxed, bool merges) {
+                                  const std::vector<compile::RegionReport>& relaxed, bool merges, int images) {
   for (size_t i = 0; i < exact.size(); ++i) {
     const compile::RegionReport &e = exact[i], &d = relaxed[i];
     if (e.entries != d.entries || e.calls != d.calls || e.replays != d.replays || e.graph_breaks != d.graph_breaks ||
-        (merges ? e.library_calls < d.library_calls : e.library_calls != d.library_calls) || e.kernels < d.kernels ||
+        (merges ? e.library_calls < d.library_calls : e.library_calls != d.library_calls) || e.kernels + images < d.kernels ||
         (e.kernels > d.kernels && e.library_calls == 0))
       return absl::StrFormat(
           "region %d: exact mode runs %d kernels and %d library calls in %d entries (%d calls, %d replays, %d breaks), "
@@ -592,9 +592,11 @@ std::string difference(const Program& program, const Check& check) {
   const bool varies = program.options.mode == compile::Mode::kMaxAutotune ||
                       std::ranges::any_of(program.steps, [](const Step& step) { return step.kind->has(kReads); });
   if (!exact || varies || exact->orders_sums || exact->joins != relaxed.joins) return "";
-  const bool merges = program.layers > 1 ||
-                      std::ranges::any_of(program.steps, [](const Step& step) { return step.kind->has(kMerges); });
-  return difference_in_kernels(exact->reports, relaxed.reports, merges);
+  const auto count = [&](StepFlags what) {
+    return static_cast<int>(std::ranges::count_if(program.steps, [&](const Step& s) { return s.kind->has(what); }));
+  };
+  return difference_in_kernels(exact->reports, relaxed.reports, program.layers > 1 || count(kMerges) > 0,
+                               program.layers * count(kImages));
 }
 
 }  // namespace rondo::fuzz

@@ -68,6 +68,7 @@ enum StepFlags : unsigned {
   kHost = 256,       // reads or writes values on the host
   kTape = 512,       // watches gradients, or goes backward
   kOwnNode = 1024,   // makes a tape node of its own
+  kImages = 2048,    // makes an image, whose layout default mode may choose (transform/lay_out.h)
 };
 struct StepKind {
   const char* name;
