@@ -7,6 +7,7 @@
 #include "rondo/compile/region/region.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
@@ -47,9 +48,9 @@ Explanation explain(const Regions& regions) try {
     e.breaks = region->breaks();
     for (const std::shared_ptr<const Entry>& entry : region->entries()) e.entries.push_back(explain(*entry));
     if (e.report.graph_breaks > 0)
-      e.hints.push_back(
-          absl::StrCat(e.report.graph_breaks,
-                       " graph breaks cut the region into pieces that cannot fuse; the last: ", e.report.last_break));
+      e.hints.push_back(absl::StrCat(counted(e.report.graph_breaks, "graph break"),
+                                     e.report.graph_breaks == 1 ? " cuts" : " cut",
+                                     " the region into pieces that cannot fuse; the last: ", e.report.last_break));
     if (e.report.forgotten > 0)
       e.hints.push_back(absl::StrCat(
           e.report.forgotten, " recordings were dropped, as there are more than CompileOptions::max_entries; one that ",

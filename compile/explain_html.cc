@@ -127,8 +127,8 @@ void append_program(std::string& out, const ProgramExplanation& program, const s
                    program.kernels, program.compiled, program.library_calls, format_bytes(program.arena_bytes),
                    program.compile_ms);
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
-    append_formatted(&out, "<p>%d images change their layout, %d of them inside of convolutions.</p>\n", conversions,
-                     program.layouts_in_convolutions);
+    append_formatted(&out, "<p>%s change%s layout, %d inside of convolutions.</p>\n", counted(conversions, "image"),
+                     conversions == 1 ? "s its" : " their", program.layouts_in_convolutions);
   append_launches(out, program, id);
   out += "<details><summary>graph</summary><pre>";
   for (const std::string& input : program.inputs) absl::StrAppend(&out, "input ", html_escaped(input), "\n");
@@ -157,11 +157,10 @@ std::string to_html(const Explanation& explanation) try {
     const RegionExplanation& region = explanation.regions[r];
     const RegionReport& report = region.report;
     absl::StrAppend(&out, "<h2>", html_escaped(report.name), "</h2>\n");
-    append_formatted(
-        &out,
-        "<p>Shared by <b>%d</b> layers, called <b>%d</b> times, <b>%d</b> recordings, <b>%d</b> compilations "
-        "in <b>%.1f ms</b>, <b>%d</b> graph breaks.</p>\n",
-        report.layers, report.calls, report.entries, report.compilations, report.compile_ms, report.graph_breaks);
+    append_formatted(&out, "<p><b>%s</b>, <b>%s</b>, <b>%s</b>, <b>%s</b> in <b>%.1f ms</b>, <b>%s</b>.</p>\n",
+                     counted(report.layers, "layer"), counted(report.calls, "call"),
+                     counted(report.entries, "recording"), counted(report.compilations, "compilation"),
+                     report.compile_ms, counted(report.graph_breaks, "graph break"));
     if (!report.last_recompile.empty())
       absl::StrAppend(&out, "<p>Last recorded anew because: <b>", html_escaped(report.last_recompile), "</b></p>\n");
     if (!region.hints.empty()) out += "<ul>\n";

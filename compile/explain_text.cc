@@ -30,12 +30,12 @@ void append_code(std::string& out, const LaunchExplanation& launch, const std::s
 // `recording`: "recording 2".
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& recording,
                     PrintedCode& printed) {
-  append_formatted(&out, "    %s: %d kernels (%d compiled), %d library calls, arena %s, %.1f ms to compile\n",
-                   program.name, program.kernels, program.compiled, program.library_calls,
+  append_formatted(&out, "    %s: %s (%d compiled), %s, arena %s, %.1f ms to compile\n", program.name,
+                   counted(program.kernels, "kernel"), program.compiled, counted(program.library_calls, "library call"),
                    format_bytes(program.arena_bytes), program.compile_ms);
   if (const int conversions = program.layout_copies + program.layouts_in_convolutions; conversions > 0)
-    append_formatted(&out, "      %d images change their layout, %d of them inside of convolutions\n", conversions,
-                     program.layouts_in_convolutions);
+    append_formatted(&out, "      %s change%s layout, %d inside of convolutions\n", counted(conversions, "image"),
+                     conversions == 1 ? "s its" : " their", program.layouts_in_convolutions);
   size_t seam = 0;
   for (size_t i = 0; i <= program.launches.size(); ++i) {
     for (; seam < program.seams.size() && program.seams[seam].launch <= static_cast<int>(i); ++seam)
@@ -76,19 +76,22 @@ std::string Regions::summary() const try {
   for (const RegionReport& r : report()) {
     if (!text.empty()) text += "\n";
     if (r.entries == 0) {
-      text += formatted("region %s: not called yet, shared by %d layers", r.name, r.layers);
+      text += formatted("region %s: not called yet, shared by %s", r.name, counted(r.layers, "layer"));
       if (!r.used_without_call.empty()) text += "; runs eagerly, as " + r.used_without_call;
       continue;
     }
     const std::string how = r.compilations == 0   ? "found compiled"
                             : r.compilations == 1 ? "compiled once"
                                                   : formatted("compiled %d times", r.compilations);
-    text += formatted("region %s: %s in %.0f ms, reused by %d layer%s (%d kernels, %d library calls)", r.name, how,
-                      r.compile_ms, r.layers, r.layers == 1 ? "" : "s", r.kernels, r.library_calls);
-    if (r.entries > std::max(r.compilations, 1)) text += formatted("; %d recordings", r.entries);
+    text += formatted("region %s: %s in %.0f ms, reused by %s (%s, %s)", r.name, how, r.compile_ms,
+                      counted(r.layers, "layer"), counted(r.kernels, "kernel"),
+                      counted(r.library_calls, "library call"));
+    if (r.entries > std::max(r.compilations, 1)) text += formatted("; %s", counted(r.entries, "recording"));
     if (r.forgotten > 0)
-      text += formatted(", of which %d were dropped (more than CompileOptions::max_entries)", r.forgotten);
-    if (r.graph_breaks > 0) text += formatted("; %d graph breaks, the last: %s", r.graph_breaks, r.last_break);
+      text += formatted("; %s dropped earlier (more than CompileOptions::max_entries)",
+                        counted(r.forgotten, "recording"));
+    if (r.graph_breaks > 0)
+      text += formatted("; %s, the last: %s", counted(r.graph_breaks, "graph break"), r.last_break);
     if (!r.last_recompile.empty()) text += "; recorded anew, the last time because " + r.last_recompile;
   }
   return text;
@@ -102,9 +105,9 @@ std::string to_text(const Explanation& explanation) try {
     absl::StrAppend(&out, i > 0 ? "  " : "", explanation.products[i], "\n");
   for (const RegionExplanation& region : explanation.regions) {
     const RegionReport& r = region.report;
-    append_formatted(&out,
-                     "region %s: %d layers, %d calls, %d recordings, %d compilations in %.1f ms, %d graph breaks\n",
-                     r.name, r.layers, r.calls, r.entries, r.compilations, r.compile_ms, r.graph_breaks);
+    append_formatted(&out, "region %s: %s, %s, %s, %s in %.1f ms, %s\n", r.name, counted(r.layers, "layer"),
+                     counted(r.calls, "call"), counted(r.entries, "recording"), counted(r.compilations, "compilation"),
+                     r.compile_ms, counted(r.graph_breaks, "graph break"));
     if (!r.last_recompile.empty()) absl::StrAppend(&out, "  last recorded anew because: ", r.last_recompile, "\n");
     for (const std::string& why : region.breaks) absl::StrAppend(&out, "  graph break: ", why, "\n");
     for (const std::string& hint : region.hints) absl::StrAppend(&out, "  hint: ", hint, "\n");

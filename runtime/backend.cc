@@ -11,6 +11,7 @@
 #include "rondo/runtime/device_failure.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo {
 
@@ -103,8 +104,8 @@ std::string to_string(Device device) {
 void require_device(Device device) {
   const int count = backend_of(device).device_count();
   if (device.index < 0 || device.index >= count)
-    throw Error(absl::StrCat("no device ", to_string(device), ": ", backend_of(device).name, " has ", count,
-                             count == 1 ? " device" : " devices", ", counted from 0"));
+    throw Error(absl::StrCat("no device ", to_string(device), ": ", backend_of(device).name, " has ",
+                             counted(count, "device"), ", counted from 0"));
 }
 
 Device parse_device(std::string_view text) {

@@ -4,9 +4,11 @@
 //   return formatted("%.1f MB", bytes * 1e-6);      // the format is checked as it is compiled
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace rondo {
@@ -25,5 +27,7 @@ template <class... Args> std::string formatted(const absl::FormatSpec<Args...>& 
   append_formatted(&out, format, args...);
   return out;
 }
+// "1 layer", "2 layers".
+inline std::string counted(int64_t n, const char* noun) { return absl::StrCat(n, " ", noun, n == 1 ? "" : "s"); }
 
 }  // namespace rondo

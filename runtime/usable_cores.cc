@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "rondo/runtime/format.h"
 
 namespace rondo {
 namespace {
@@ -151,8 +152,7 @@ int usable_cores(std::string* why, const std::string& root) {
   const int allowed = std::max(1, static_cast<int>(std::ceil(quota->cores)));
   if (why != nullptr)
     *why = absl::StrCat("the CPU quota of this container is ", quota->cores, " of ", cores, " cores (", quota->file,
-                        "), so Rondo uses ", allowed, allowed == 1 ? " thread" : " threads",
-                        "; RONDO_NUM_THREADS sets another number");
+                        "), so Rondo uses ", counted(allowed, "thread"), "; RONDO_NUM_THREADS sets another number");
   return allowed;
 }
 

@@ -16,6 +16,7 @@
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/staging.h"
 #include "rondo/runtime/error.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/memory.h"
 
 namespace rondo::cuda {
@@ -382,8 +383,7 @@ void require_index(int index) {
     if ((count = open_devices(&why_not)) == 0) throw Error(why_not);
   }
   if (index < 0 || index >= count) [[unlikely]]
-    throw Error(absl::StrCat("no device cuda:", index, ": cuda has ", count, count == 1 ? " device" : " devices",
-                             ", counted from 0"));
+    throw Error(absl::StrCat("no device cuda:", index, ": cuda has ", counted(count, "device"), ", counted from 0"));
 }
 
 // The driver's number of a device. REQUIRES: require_index().

@@ -61,6 +61,8 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
   const std::string mode = variable(std::getenv("RONDO_CACHE"));
   DiskCacheOptions options;
   const std::vector<std::string> disabled = absl::StrSplit(variable(std::getenv("RONDO_DISABLE")), ',');
+  if (!mode.empty() && mode != "on" && mode != "off" && mode != "0" && mode != "1")
+    throw Error(absl::StrCat("RONDO_CACHE=", mode, " is neither on nor off; RONDO_CACHE_DIR says where the cache is"));
   if (mode == "off" || mode == "0" || std::find(disabled.begin(), disabled.end(), "cache") != disabled.end())
     return options;
   std::string& folder = options.folder;
@@ -70,8 +72,12 @@ DiskCacheOptions DiskCacheOptions::from_environment() {
     folder = xdg + "/rondo";
   if (const std::string home = variable(std::getenv("HOME")); folder.empty() && home.starts_with("/"))
     folder = home + "/.cache/rondo";
-  if (int64_t megabytes; absl::SimpleAtoi(variable(std::getenv("RONDO_CACHE_MB")), &megabytes) && megabytes >= 0)
+  if (const std::string limit = variable(std::getenv("RONDO_CACHE_MB")); !limit.empty()) {
+    int64_t megabytes = 0;
+    if (!absl::SimpleAtoi(limit, &megabytes) || megabytes < 0)
+      throw Error(absl::StrCat("RONDO_CACHE_MB=", limit, " is not a number of MiB"));
     options.max_bytes = std::min<int64_t>(megabytes, 1 << 20) << 20;
+  }
   return options;
 }
 

@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/called_as.h"
+#include "rondo/runtime/format.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
@@ -71,7 +72,7 @@ std::string Convolution::problem(const Dims& x, const Dims& weight, int spatial)
   const Extent kernel = {weight[2], weight[3]};
   if (outputs < 1 || each < 1 || outside(kernel, 1)) return "the weight has no elements";
   if (channels % groups != 0 || channels / groups != each)
-    return absl::StrCat("the weight is for ", each, " channels in each of ", groups, groups == 1 ? " group" : " groups",
+    return absl::StrCat("the weight is for ", each, " channels in each of ", counted(groups, "group"),
                         ", and the input has ", channels, " channels");
   if (outputs % groups != 0)
     return absl::StrCat("the ", outputs, " output channels cannot be divided among ", groups, " groups");

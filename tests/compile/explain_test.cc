@@ -192,7 +192,7 @@ TEST_F(Explain, TextHasEveryPart) {
     if (!launch.generated) launch.algorithm = 3;
   }
   const std::string text = to_text(e);
-  EXPECT_TRUE(contains(text, "region " + e.regions[0].report.name + ": 2 layers, 2 calls, 1 recordings")) << text;
+  EXPECT_TRUE(contains(text, "region " + e.regions[0].report.name + ": 2 layers, 2 calls, 1 recording,")) << text;
   for (const ProgramExplanation& program : e.regions[0].entries[0].programs) {
     for (const LaunchExplanation& launch : program.launches) {
       EXPECT_TRUE(contains(text, "      " + launch.name + ": reads " + format_bytes(launch.bytes_read)));
@@ -268,7 +268,7 @@ TEST_F(Explain, BreaksAndUnfusedOpsAreHints) {
   chain.read_a_value = true;
   const Explanation broken = explain(chain, Tensor::ones({1}));
   ASSERT_EQ(broken.regions[0].hints.size(), 1u);
-  EXPECT_TRUE(contains(broken.regions[0].hints[0], "1 graph breaks")) << broken.regions[0].hints[0];
+  EXPECT_TRUE(contains(broken.regions[0].hints[0], "1 graph break cuts")) << broken.regions[0].hints[0];
 }
 
 TEST_F(Explain, ProductsOfF16AreAHint) {

@@ -58,7 +58,7 @@ TEST_F(UsedWithoutCall, ALossThatCallsThePartsIsSaidOnce) {
   for (int step = 0; step < 3; ++step) model.loss(Tensor::ones({2, 8})).backward();
   expect_one_warning("Parts is compiled, but runs eagerly: its part layers was called");
   EXPECT_EQ(regions.report()[0].used_without_call, "its part layers was called");
-  EXPECT_NE(regions.summary().find("not called yet, shared by 1 layers; runs eagerly, as its part layers was called"),
+  EXPECT_NE(regions.summary().find("not called yet, shared by 1 layer; runs eagerly, as its part layers was called"),
             std::string::npos)
       << regions.summary();
 }

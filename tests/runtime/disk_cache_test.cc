@@ -107,6 +107,28 @@ class DiskCacheTest : public testing::Test {
   static inline std::vector<std::string> warnings_;
 };
 
+// A word that is not known is not taken for "on": who mistypes "off" would measure a warm cache.
+TEST(DiskCacheOptionsTest, UnknownSettingsAreErrors) {
+  struct Setting {
+    const char *name, *value, *says;
+  };
+  for (const auto& [name, value, says] : {Setting{"RONDO_CACHE", "of", "RONDO_CACHE=of is neither on nor off"},
+                                          Setting{"RONDO_CACHE_MB", "1G", "RONDO_CACHE_MB=1G is not a number of MiB"},
+                                          Setting{"RONDO_CACHE_MB", "-1", "RONDO_CACHE_MB=-1 is not a number"}}) {
+    const auto in_a_process_of_its_own = [&] {
+      unsetenv("RONDO_CACHE");
+      setenv(name, value, 1);
+      try {
+        DiskCacheOptions::from_environment();
+      } catch (const Error& e) {
+        std::fputs(e.what(), stderr);
+      }
+      std::_Exit(0);
+    };
+    EXPECT_EXIT(in_a_process_of_its_own(), testing::ExitedWithCode(0), says);
+  }
+}
+
 TEST_F(DiskCacheTest, FindsWhatWasStored) {
   {
     DiskCache cache(options(), kHost);
