@@ -7,7 +7,6 @@
 #include "rondo/compile/transform/retrace.h"
 #include "rondo/runtime/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
-#include "rondo/runtime/ops/factory.h"
 
 namespace rondo::compile {
 namespace {
@@ -90,8 +89,8 @@ class LayoutChooser {
       // Sums and norms read each element more than once.
       const bool moves = node.op->kind != OpKind::kElementwise && node.op->kind != OpKind::kView &&
                          !node.op->traits.converts_images;
-      std::vector<TensorArg> args =
-          arguments(node, [&](ValueId id) { return moves || is_filled_image(id) ? last(id) : as_it_lies(id); });
+      std::vector<TensorArg> args = arguments(
+          node, [&](ValueId id) { return moves || is_filled_image(id) ? last(id) : as_it_lies(id); });
       if (keep_channels_last(*node.op, args, node.attrs, outputs)) {
         for (size_t i = 0; i < outputs.size(); ++i)
           if (const ValueId id = node.outputs[i]; !(outputs[i].strides() == graph_.value(id).strides))
@@ -149,17 +148,17 @@ class LayoutChooser {
     if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
     return last_[id] = with_dense_strides((*symbols_)[id], ops::channels_last_strides(v.sizes));
   }
-  // Made by zeros or full, whose attributes are a dtype and the sizes. Made anew in the other layout, it is a number
-  // in a kernel; a copy of it would be memory.
+  // One number everywhere. Made anew in the other layout, it is a number in a kernel; a copy of it would be memory.
   bool is_filled_image(ValueId id) const {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || !is_usual_image(v)) return false;
     const GraphNode& node = graph_.node(v.producer);
-    return (node.op == &ops::kFilled || node.op == &ops::kZeros) && node.inputs.empty();
+    return node.op->traits.filled_sizes >= 0 && node.inputs.empty();
   }
   static Tensor filled_last(const GraphNode& node) {
     Attrs attrs = node.attrs;
-    for (int dim = 0; dim < 4; ++dim) attrs.ints[1 + dim_at_back(dim)] = node.attrs.ints[1 + dim];
+    const int sizes = node.op->traits.filled_sizes;
+    for (int dim = 0; dim < 4; ++dim) attrs.ints[sizes + dim_at_back(dim)] = node.attrs.ints[sizes + dim];
     return channels_to_front({call(*node.op, {}, attrs), node.where});
   }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/tests/fuzz/steps.h"
 
@@ -161,6 +162,22 @@ std::string unexpected_library_call(const compile::Region& region) {
     if (std::ranges::none_of(kLibraryOps, [&](const LibraryOp& known) { return known.name == op; }))
       return absl::StrCat("region ", region.report().name, " runs ", std::string(op),
                           " as a library call, which tests/fuzz/breaks.cc does not list");
+  return "";
+}
+
+std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
+                                  const std::vector<compile::RegionReport>& relaxed, bool merges, int images) {
+  for (size_t i = 0; i < exact.size(); ++i) {
+    const compile::RegionReport &e = exact[i], &d = relaxed[i];
+    if (e.entries != d.entries || e.calls != d.calls || e.replays != d.replays || e.graph_breaks != d.graph_breaks ||
+        (merges ? e.library_calls < d.library_calls : e.library_calls != d.library_calls) ||
+        e.kernels + images < d.kernels || (e.kernels > d.kernels && e.library_calls == 0))
+      return absl::StrFormat(
+          "region %d: exact mode runs %d kernels and %d library calls in %d entries (%d calls, %d replays, %d breaks), "
+          "default mode %d and %d in %d (%d, %d, %d)",
+          i, e.kernels, e.library_calls, e.entries, e.calls, e.replays, e.graph_breaks, d.kernels, d.library_calls,
+          d.entries, d.calls, d.replays, d.graph_breaks);
+  }
   return "";
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "rondo/compile/region_report.h"
 #include "rondo/tests/fuzz/program.h"
@@ -34,5 +35,10 @@ std::string unexpected_library_call(const compile::Region& region);
 std::string unexpected_break(const Program& program, const compile::Region& region);
 // A break that default mode does without.
 bool breaks_to_order_sums(const compile::Region& region);
+
+// Both modes fuse alike: only library calls may take over what are kernels in exact mode. Otherwise the difference, in
+// words. `merges`: default mode may make one product of several. `images`: how many it may convert as they leave.
+std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
+                                  const std::vector<compile::RegionReport>& relaxed, bool merges, int images);
 
 }  // namespace rondo::fuzz

@@ -4,7 +4,6 @@
 #include <typeinfo>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/parallel.h"
@@ -526,24 +525,6 @@ std::string ran_eagerly(const Trail& trail) {
     if (report.eager_runs > 0)
       return absl::StrCat("region ", report.name, " ran eagerly ", report.eager_runs, " times; ",
                           report.failed_compilations, " compilations failed: ", report.last_failed_compilation);
-  }
-  return "";
-}
-
-// Both modes fuse alike: only library calls may take over what are kernels in exact mode.
-// `merges`: default mode may make one product of several. `images`: how many of them may be converted as they leave.
-std::string difference_in_kernels(const std::vector<compile::RegionReport>& exact,
-                                  const std::vector<compile::RegionReport>& relaxed, bool merges, int images) {
-  for (size_t i = 0; i < exact.size(); ++i) {
-    const compile::RegionReport &e = exact[i], &d = relaxed[i];
-    if (e.entries != d.entries || e.calls != d.calls || e.replays != d.replays || e.graph_breaks != d.graph_breaks ||
-        (merges ? e.library_calls < d.library_calls : e.library_calls != d.library_calls) || e.kernels + images < d.kernels ||
-        (e.kernels > d.kernels && e.library_calls == 0))
-      return absl::StrFormat(
-          "region %d: exact mode runs %d kernels and %d library calls in %d entries (%d calls, %d replays, %d breaks), "
-          "default mode %d and %d in %d (%d, %d, %d)",
-          i, e.kernels, e.library_calls, e.entries, e.calls, e.replays, e.graph_breaks, d.kernels, d.library_calls,
-          d.entries, d.calls, d.replays, d.graph_breaks);
   }
   return "";
 }
