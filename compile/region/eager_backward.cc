@@ -240,9 +240,15 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
     asked_inputs.push_back(i);
     targets.push_back(input);
   }
-  if (asked != nullptr)
-    for (int i : asked->outputs)
-      targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device, output(i)));
+  const auto ask_for_output = [&](int i) {
+    targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device, output(i)));
+  };
+  if (asked != nullptr) {
+    for (int i : asked->outputs) ask_for_output(i);
+  } else {  // whoever watches a result is told of its gradient, also where that leads to no input
+    for (int i = 0; i < static_cast<int>(outputs_.size()); ++i)
+      if (!output(i).node->extras.empty()) ask_for_output(i);
+  }
   const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, retain_graph, grad_enabled(), true);
   for (size_t i = 0; i < asked_inputs.size() && !grads_in.empty(); ++i)
     if (grads[i].defined()) grads_in[asked_inputs[i]] = grads[i];

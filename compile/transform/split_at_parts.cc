@@ -109,10 +109,11 @@ class SplitFinder {
     const std::vector<TensorMeta> metas = infer_results(graph_, view, Operands::kDense);
     return window_of(graph_.value(view.inputs[0]).sizes, metas[k]);
   }
-  // Sums over (at least) the dimension along which the operand is split.
+  // Sums over (at least) the dimension along which the operand is split. A sum that is a library call stays one: more
+  // calls, for its parts and to add these up, cost more than the parts' copies.
   bool adds_parts(const GraphNode& node) const {
     if (exact_ || node.op->kind != OpKind::kReduction || !node.op->traits.additive || !node.op->traits.folds ||
-        node.inputs.size() != 1)
+        node.inputs.size() != 1 || !space_of(graph_, node).unit.fused)
       return false;
     const Windows& parts = windows_[node.inputs[0]].empty() ? parts_[node.inputs[0]] : windows_[node.inputs[0]];
     const Dims& sizes = graph_.value(node.inputs[0]).sizes;

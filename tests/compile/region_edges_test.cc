@@ -212,6 +212,25 @@ TEST_F(RegionEdges, HooksOnOutputsThatOtherOutputsAreMadeOf) {
   });
 }
 
+// A norm's mean is a result with a history, that of the norm, though no gradient of it reaches an input.
+TEST_F(RegionEdges, AWatchedResultThatLeadsToNoInput) {
+  const MeansToRun eagerly(Eagerly::kBackward, "a hook inside the region");
+  const auto body = [](Block& b, const Tensor& x) {
+    const Tensor part = x.slice(1, {0, 3});
+    return Tensors{ops::batch_norm(part.detach(), b.bias.slice(0, {0, 3}), Tensor(), 0.1).mean, part};
+  };
+  expect_as_eager(body, [](Block& b) {
+    const Tensor x = input();
+    Tensors y = b(x);
+    for (Tensor& result : y) result.retain_grad();
+    int calls = 0;
+    y[0].register_hook([&](const Tensor& g) { return ++calls, g * 0.5; });
+    (ops::sum(y[0] * 2.0) + ops::sum(y[1])).backward();
+    EXPECT_EQ(calls, 1);
+    return Tensors{y[0].grad(), y[1].grad(), x.grad()};
+  });
+}
+
 TEST_F(RegionEdges, GradientsWithRespectToAnOutput) {
   const MeansToRun eagerly(Eagerly::kBackward, "gradients of outputs inside the region");
   const auto body = [](Block& b, const Tensor& x) {

@@ -1,5 +1,6 @@
 // A random program as plain data: leaves, a list of steps, outputs, and how it is used. START HERE for the fuzzer; then
-// steps.h (what a step can be), generate.h (making one), differential.h (running it eagerly and compiled), shrink.h.
+// steps.h (what a step can be), generate.h (making one), run.h (running it), differential.h (compiled against eager),
+// shrink.h.
 //
 // A program is concrete: every step names its operands and numbers, so that deleting one leaves the others as they
 // were. Sizes are plain numbers, except that a negative size -k stands for k times the batch size, which a run chooses:
