@@ -120,6 +120,8 @@ void Flags::set(const std::string& name, const std::string& value) {
 
 void Flags::take_recipe(const std::string& path) {
   for (const RecipeEntry& entry : read_recipe(path)) try {
+      if (entry.key == kRecipe || entry.key == kSaveRecipe)
+        throw Error(absl::StrCat(entry.key, " is for the command line: a recipe names no other one"));
       set(entry.key, entry.value);
       given_.insert(entry.key);
     } catch (const Error& error) {
@@ -152,7 +154,12 @@ void Flags::parse(const std::vector<std::string>& args) {
     set(name, value);
     given_.insert(name);
   }
-  if (!saved.empty()) write_recipe(saved, values());
+  if (saved.empty()) return;
+  std::map<std::string, std::string> changed;
+  for (const Flag& flag : flags_)
+    if (std::string value = text_of(flag.target); value != flag.default_text) changed[flag.name] = std::move(value);
+  if (changed.empty()) throw Error(absl::StrCat("--", kSaveRecipe, ": all options are as by default"));
+  write_recipe(saved, changed);
 }
 
 std::string Flags::usage() const {
@@ -165,7 +172,7 @@ std::string Flags::usage() const {
     absl::StrAppend(&text, "\n");
   }
   absl::StrAppend(&text, "\n  --recipe=FILE                   options in YAML or JSON; those of the command line win\n",
-                  "  --save_recipe=FILE              writes a recipe with all options\n");
+                  "  --save_recipe=FILE              writes a recipe with the options that are not as by default\n");
   return text;
 }
 

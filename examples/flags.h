@@ -1,6 +1,6 @@
 // Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help
 // prints every flag with its default; --recipe FILE takes flags from a file (recipe.h), and the command line wins over
-// it; --save_recipe FILE writes one with all of them.
+// it; --save_recipe FILE writes one with those that are not as by default.
 //
 //   int64_t n_layer = 4;
 //   Device device;
@@ -48,6 +48,7 @@ class Flags {
   std::string usage() const;
   // True if parse() has seen the flag, or its recipe has it.
   bool given(const std::string& name) const { return given_.contains(name); }
+  const std::set<std::string>& all_given() const { return given_; }
   // Every flag with its value as text that set() takes back.
   std::map<std::string, std::string> values() const;
 

@@ -88,7 +88,8 @@ std::shared_ptr<const data::ExampleSet> encoded(const CaptionedPictures& picture
     };
     data::Example example{.ids = {static_cast<int32_t>(start)}};
     try {
-      const std::vector<int32_t> ids = words.encode(pictures.caption(i), {.add_special_tokens = false});
+      const std::vector<int32_t> ids = words.encode(pictures.caption(i),
+                                                    {.add_special_tokens = false, .split_special_tokens = true});
       example.ids.insert(example.ids.end(), ids.begin(), ids.end());
     } catch (const Error& error) {
       fail(error.what());

@@ -74,6 +74,8 @@ Tensor CaptionFile::picture(int64_t index) const {
 }
 
 void write_pictures(const CaptionedPictures& pictures, int64_t count, const std::string& folder) {
+  const std::string captions = (fs::path(folder) / "captions.tsv").string();
+  if (fs::exists(captions)) throw FileError(captions, "is there already: name another folder for the pictures");
   io::make_folders(folder);
   std::string lines;
   for (int64_t i = 0; i < std::min(count, pictures.size()); ++i) {
@@ -81,7 +83,7 @@ void write_pictures(const CaptionedPictures& pictures, int64_t count, const std:
     io::write_image((fs::path(folder) / name).string(), pictures.picture(i));
     absl::StrAppend(&lines, name, "\t", pictures.caption(i), "\n");
   }
-  io::write_file_atomic((fs::path(folder) / "captions.tsv").string(), lines);
+  io::write_file_atomic(captions, lines);
 }
 
 }  // namespace rondo::examples

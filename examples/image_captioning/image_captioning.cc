@@ -47,7 +47,10 @@
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
+#include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/image.h"
+#include "rondo/runtime/io/open_file.h"
 
 namespace rondo::examples {
 namespace {
@@ -90,6 +93,10 @@ class Captioner : optim::Callback {
   Captioner(const CaptioningOptions& o, const Job& job) : o_(o), job_(job) {
     if (!o_.report.empty() && job_.lead()) report_.emplace(o_.report);
     if (o_.predict.empty() && !o_.is_random()) sets_ = open_sets(o_);
+    if (!o_.predict.empty() && !fs::exists(o_.init_from + "/config.json") &&
+        !io::list_checkpoints(o_.init_from).empty())
+      throw Error(absl::StrCat("--predict: ", o_.init_from, " has checkpoints of a training that has not ended, and ",
+                               "no model yet: --resume_from_checkpoint=true goes on"));
     if (!o_.init_from.empty()) {
       words_.emplace(text::AutoTokenizer::from_pretrained(o_.init_from));
       model_.emplace(o_.init_from, o_);
@@ -194,6 +201,7 @@ class Captioner : optim::Callback {
     trainer.add_callback(explains);
     if (report_) trainer.add_callback(*report_);
     trainer.add_callback(*this);  // on all ranks: they caption together
+    if (!o_.resume_from_checkpoint.empty()) require_same_model();
     resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
     optim::TrainResult result;
     {
@@ -207,9 +215,9 @@ class Captioner : optim::Callback {
     }
     if (held_out_ && o_.num_beams > 1) caption_held_out(result.last.step, o_.num_beams);
     replicas_.reset();
+    if (job_.lead() && !o_.output_dir.empty()) save();  // first: what follows may fail
     if (report_) report_->write(compiler.regions());
     job_.say(compiler.finish(*job_.group));
-    if (job_.lead() && !o_.output_dir.empty()) save();
     return true;
   }
 
@@ -241,6 +249,27 @@ class Captioner : optim::Callback {
     const nn::ViTConfig& config = model()->config.encoder;
     if (pictures == nullptr) return random_pixels(config.n_channel, config.image_size, seed());
     return processed(pictures, model_->processor());
+  }
+
+  // What a resumed run must have as before, and no shape of a parameter tells: heads, patches, which word is which, and
+  // how pictures are seen.
+  std::string meaning() const {
+    io::Checksum words;
+    words.update(words_json_);
+    return formatted("--image_size=%d --patch_size=%d --n_head=%d --zoom=%g --shift=%d, vocabulary %016x\n",
+                     o_.image_size, o_.patch_size, o_.n_head, o_.zoom, o_.shift, words.digest());
+  }
+  static constexpr const char* kMeaning = "model_options";
+  void require_same_model() const {
+    fs::path folder = o_.resume_from_checkpoint == "true" ? o_.output_dir : o_.resume_from_checkpoint;
+    if (folder.extension() == ".safetensors") folder = folder.parent_path();
+    const std::string path = (folder / kMeaning).string();
+    if (!o_.init_from.empty() || !fs::exists(path)) return;
+    constexpr uint64_t kMost = 4096;
+    if (const std::string before = io::read_text(path, kMost); before != meaning())
+      throw Error(absl::StrCat("--resume_from_checkpoint: ", path, " has ", before.substr(0, before.find('\n')),
+                               ", and this run ", meaning().substr(0, meaning().find('\n')),
+                               ": take the same options and captions, or another --output_dir"));
   }
 
   // Weights decay; biases and norms do not.
@@ -340,6 +369,10 @@ class Captioner : optim::Callback {
     return files;
   }
 
+  void on_begin(const optim::Progress& /*now*/) override {
+    if (job_.lead() && !o_.output_dir.empty() && o_.init_from.empty())
+      io::write_file_atomic(o_.output_dir + "/" + kMeaning, meaning());
+  }
   void on_log(const optim::Progress& now) override {
     job_.say(formatted("step %d/%d  epoch %.2f  loss %.4f  lr %.2e  %.0f ms, %.2f steps/s", now.step, now.max_steps,
                        now.epoch, now.loss, now.lr, now.step_ms, 1000 / now.step_ms));

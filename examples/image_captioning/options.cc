@@ -106,10 +106,10 @@ Flags flags_of(CaptioningOptions& o) {
 
 std::vector<std::string> without_pictures(std::vector<std::string> args, CaptioningOptions& o) {
   std::vector<std::string> others;
-  bool is_picture = false;
+  bool is_picture = false, predicts = false;
   for (std::string& arg : args) {
     if (arg == "--predict" || arg.starts_with("--predict=")) {
-      is_picture = true;
+      is_picture = predicts = true;
       if (arg.size() > 10) o.predict.push_back(arg.substr(10));
     } else if (is_picture && !arg.starts_with("--")) {
       o.predict.push_back(std::move(arg));
@@ -118,8 +118,21 @@ std::vector<std::string> without_pictures(std::vector<std::string> args, Caption
       others.push_back(std::move(arg));
     }
   }
-  if (is_picture && o.predict.empty()) throw Error("--predict needs pictures, or a folder of them");
+  if (predicts && o.predict.empty()) throw Error("--predict needs pictures, or a folder of them, behind it");
   return others;
+}
+
+// Options that a row of the study has itself, or that its runs do not have.
+static void refuse_what_rows_choose(const Flags& flags) {
+  constexpr std::string_view kTaken[] = {
+      "study",         "full",   "data",   "size",       "image_size", "patch_size",
+      "n_layer",       "n_head", "n_embd", "max_length", "vocab_size", "batch_size",
+      "untimed_steps", "seed",   "device", "dtype",      "output_dir", "overwrite_output_dir"};
+  for (const std::string& name : flags.all_given()) {
+    if (name == "max_steps") throw Error("--study: --study_steps says how many steps are timed");
+    if (!name.starts_with("study_") && std::ranges::find(kTaken, name) == std::end(kTaken))
+      throw Error(absl::StrCat("--study: its rows choose --", name, " themselves: leave it out"));
+  }
 }
 
 void complete(CaptioningOptions& o, const Flags& flags) {
@@ -149,7 +162,11 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   if (o.study.on && !o.is_random()) throw Error("--study has random data: leave out --data and --images");
   if (o.is_random() && !flags.given("output_dir") && o.predict.empty()) o.output_dir.clear();
   if (o.study.on && o.output_dir.empty()) o.output_dir = "captioning_study";
-  if (o.study.on && flags.given("max_steps")) throw Error("--study: --study_steps says how many steps are timed");
+  if (o.study.on) refuse_what_rows_choose(flags);
+  if (!o.init_from.empty())
+    for (const char* name : {"size", "image_size", "patch_size", "n_layer", "n_head", "n_embd", "vocab_size"})
+      if (flags.given(name))
+        throw Error(absl::StrCat("--", name, ": the model in ", o.init_from, " has its own: leave it out"));
   if (!o.compiler.buckets.empty() && !flags.given("padding")) o.padding = "buckets";
   if (!o.compiler.buckets.empty() && o.padding != "buckets")
     throw Error(absl::StrCat("--buckets needs --padding=buckets, got --padding=", o.padding));
@@ -173,6 +190,12 @@ void complete(CaptioningOptions& o, const Flags& flags) {
   positive("padding_multiple", o.padding_multiple);
   positive("untimed_steps", o.untimed_steps);
   positive("study_steps", o.study.steps);
+  if (o.study.steps > 1'000'000)
+    throw Error(absl::StrCat("--study_steps must be at most 1000000, got ", o.study.steps));
+  if (o.study.rounds < 0) throw Error(absl::StrCat("--study_rounds must not be negative, got ", o.study.rounds));
+  if (!(o.study.timeout > 0)) throw Error(absl::StrCat("--study_timeout must be above 0, got ", o.study.timeout));
+  if (o.save_total_limit < 1 || o.save_total_limit > 1'000'000)
+    throw Error(absl::StrCat("--save_total_limit must be from 1 to 1000000, got ", o.save_total_limit));
   if (o.vocab_size < 4) throw Error(absl::StrCat("--vocab_size must be at least 4, got ", o.vocab_size));
   if (o.image_size % o.patch_size != 0)
     throw Error(
@@ -199,7 +222,10 @@ data::ExampleBatchesOptions padded(const CaptioningOptions& o, data::ExampleBatc
   if (o.padding != "buckets") return batches;
   if (!o.compiler.buckets.empty()) {
     batches.multiple_of = o.padding_multiple;
-    return in_buckets(o.compiler, batches);
+    batches = in_buckets(o.compiler, batches);
+    if (!batches.sizes.empty() && std::ranges::max(batches.sizes) > o.max_length)
+      throw Error(absl::StrCat("--buckets=", o.compiler.buckets, ": the largest is above --max_length=", o.max_length));
+    return batches;
   }
   constexpr int64_t kBuckets = 8;  // as the study's multiples of 32 up to 256
   for (int64_t i = 1; i <= kBuckets; ++i)

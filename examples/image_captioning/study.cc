@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -25,6 +26,7 @@
 #include "rondo/examples/image_captioning/caption_model.h"
 #include "rondo/examples/image_captioning/study_rows.h"
 #include "rondo/examples/image_captioning/study_table.h"
+#include "rondo/optim/trainer/run_lock.h"
 #include "rondo/runtime/cpu_features.h"
 #include "rondo/runtime/error.h"
 #include "rondo/runtime/format.h"
@@ -47,10 +49,19 @@ std::string text_of_file(const std::string& path) {
   return text.str();
 }
 
-// The last line that says something: of a program that failed, mostly why.
+// The last line that says something: of a program that failed, mostly why. Whatever it is, a terminal shows it.
 std::string last_line(const std::string& log) {
-  const Words lines = absl::StrSplit(text_of_file(log), '\n', absl::SkipWhitespace());
-  return lines.empty() ? "it printed nothing" : std::string(absl::StripAsciiWhitespace(lines.back()));
+  constexpr std::streamoff kMost = 4096;
+  std::ifstream file(log, std::ios::binary | std::ios::ate);
+  file.seekg(std::max<std::streamoff>(0, file.tellg() - kMost));
+  std::stringstream text;
+  text << file.rdbuf();
+  const Words lines = absl::StrSplit(text.str(), '\n', absl::SkipWhitespace());
+  if (lines.empty()) return "it printed nothing";
+  std::string line = std::string(absl::StripAsciiWhitespace(lines.back())).substr(0, 300);
+  for (char& c : line)
+    if (!absl::ascii_isprint(static_cast<unsigned char>(c))) c = '?';
+  return line;
 }
 
 // As one word of a shell.
@@ -63,7 +74,7 @@ void make_empty(const std::string& folder) {
   io::make_folders(folder);
 }
 
-// Runs a command with its output in `log`. Returns why it failed, or "". It ends with this process, if that is killed.
+// Runs a command with its output in `log`. Returns why it failed, or "". It is killed with this process.
 std::string run_command(const Words& command, const Words& environment, const std::string& log, double timeout) {
   std::vector<char*> arguments, assignments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -81,7 +92,7 @@ std::string run_command(const Words& command, const Words& environment, const st
   const pid_t parent = ::getpid(), child = ::fork();
   if (child == 0) {  // nothing here may allocate: other threads may hold the heap
     ::setpgid(0, 0);
-    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(1);
     ::dup2(out, STDOUT_FILENO);
     ::dup2(out, STDERR_FILENO);
@@ -191,21 +202,31 @@ class Study {
 
   std::string at(const std::string& name) const { return absl::StrCat(o_.output_dir, "/", name); }
 
-  // The folder is new, or holds results of the same options.
-  void claim_folder() const {
+  // runs/ is new, or holds results of the same options. All that a study deletes is in there.
+  void claim_folder() {
     const std::string settings = absl::StrCat(absl::StrJoin(shared_options(), " "), " --study_steps=", o_.study.steps,
-                                              "\n");
-    if (o_.overwrite_output_dir) fs::remove_all(at("runs"));
-    else if (fs::exists(at("runs")) && text_of_file(at("runs/options")) != settings)
-      throw Error(absl::StrCat("--study: ", o_.output_dir, " holds a study with other options (runs/options): name ",
-                               "another --output_dir, or set --overwrite_output_dir"));
-    io::make_folders(at("runs"));
-    io::write_file_atomic(at("runs/options"), settings);
+                                              " --threads=", threads_, "\n"),
+                      file = at("runs/options"), peer = at("runs/peer"), others = "name another --output_dir";
+    if (fs::exists(at("runs")) && !fs::exists(file) && !fs::exists(at("runs/.lock")))
+      throw Error(absl::StrCat("--study: ", at("runs"), " is not of a study: ", others));
+    lock_.emplace(at("runs"));
+    if (o_.overwrite_output_dir)
+      for (const std::string& name : io::list_folder(at("runs")))
+        if (name != ".lock") fs::remove_all(at("runs/" + name));
+    const auto refuse = [&](const char* what) {
+      throw Error(absl::StrCat("--study: ", o_.output_dir, " holds a study with ", what, ": ", others,
+                               ", or set --overwrite_output_dir"));
+    };
+    if (fs::exists(file) && text_of_file(file) != settings) refuse("other options (runs/options)");
+    if (fs::exists(peer) && !o_.study.peer.empty() && text_of_file(peer) != o_.study.peer + "\n")
+      refuse("another --study_peer (runs/peer)");
+    io::write_file_atomic(file, settings);
+    if (!o_.study.peer.empty()) io::write_file_atomic(peer, o_.study.peer + "\n");
   }
 
   // What the peer begins with.
   void write_start() const {
-    const std::string start = at("start");
+    const std::string start = at("runs/start");
     io::make_folders(start);
     const CaptionModel model(o_, nullptr);
     model.save(start);
@@ -228,26 +249,38 @@ class Study {
   void measure(const StudyRow& row, const std::string& dtype, bool ours, int64_t round, StudyRuns& runs) const {
     const std::string name = at(absl::StrCat("runs/", dtype, "-", row.name, ours ? "-ours-" : "-peer-", round + 1));
     const std::string file = name + ".json", fresh = name + ".new";
-    if (!fs::exists(file)) {
-      make_empty(at("cache"));
-      runs.failure.clear();
-      if (row.code != StudyRow::Code::kNone) {
-        fs::remove(at("artifact"));
-        runs.failure = start_process(row, dtype, ours, /*fill=*/true, fresh, name + "-fill.log");
-        if (row.code == StudyRow::Code::kArtifact) make_empty(at("cache"));
+    if (fs::exists(file)) {
+      try {
+        return runs.runs.push_back(facts_from_json(text_of_file(file), file));
+      } catch (const FileError&) {
+        fs::remove(file);  // damaged: it is measured again
       }
-      if (runs.failure.empty()) runs.failure = start_process(row, dtype, ours, /*fill=*/false, fresh, name + ".log");
-      fs::remove_all(at("cache"));
-      if (runs.failure.empty() && !fs::exists(fresh)) runs.failure = "it wrote no report";
-      if (!runs.failure.empty()) return;
-      fs::rename(fresh, file);
     }
-    runs.runs.push_back(facts_from_json(text_of_file(file), file));
+    make_empty(at("runs/cache"));
+    fs::remove(fresh);  // of one that was killed
+    runs.failure.clear();
+    if (row.code != StudyRow::Code::kNone) {
+      fs::remove(at("runs/artifact"));
+      runs.failure = start_process(row, dtype, ours, /*fill=*/true, fresh, name + "-fill.log");
+      if (row.code == StudyRow::Code::kArtifact) make_empty(at("runs/cache"));
+      fs::remove(fresh);
+    }
+    if (runs.failure.empty()) runs.failure = start_process(row, dtype, ours, /*fill=*/false, fresh, name + ".log");
+    fs::remove_all(at("runs/cache"));
+    if (runs.failure.empty() && !fs::is_regular_file(fresh)) runs.failure = "it wrote no report";
+    if (!runs.failure.empty()) return;
+    try {
+      runs.runs.push_back(facts_from_json(text_of_file(fresh), fresh));
+      fs::rename(fresh, file);
+    } catch (const FileError& error) {
+      runs.failure = absl::StrCat("its report: ", error.what());
+    }
   }
 
   std::string start_process(const StudyRow& row, const std::string& dtype, bool ours, bool fill,
                             const std::string& report, const std::string& log) const {
-    const std::string cache = fs::absolute(at("cache")).string(), artifact = fs::absolute(at("artifact")).string();
+    const std::string cache = fs::absolute(at("runs/cache")).string(),
+                      artifact = fs::absolute(at("runs/artifact")).string();
     const int threads = std::max(1, threads_ / row.processes);
     Words command, options = shared_options();
     const auto add = [&](auto... words) { options.push_back(absl::StrCat(words...)); };
@@ -269,9 +302,10 @@ class Study {
       if (row.code == StudyRow::Code::kArtifact)
         add(fill ? "--save_code=cat > " : "--load_code=cat ", quoted(artifact));
     } else {
-      command = {"sh", "-c", absl::StrCat("exec ", o_.study.peer, " \"$@\""), "sh"};
+      // env: settings may stand in front of the command.
+      command = {"sh", "-c", absl::StrCat("exec env ", o_.study.peer, " \"$@\""), "sh"};
       add("--row=", row.name);
-      add("--initial=", at("start"));
+      add("--initial=", at("runs/start"));
       add("--timed_steps=", timed_steps(row));
       add("--threads=", threads);
       add("--processes=", row.processes);
@@ -297,9 +331,9 @@ class Study {
     const auto side = [](const char* name, const StudyRuns& runs) {
       if (!runs.failure.empty()) return absl::StrCat("  ", name, " failed: ", runs.failure);
       if (runs.runs.empty()) return std::string();
-      return absl::StrCat(
-          "  ", name,
-          formatted(" %.2f steps/s, the first in %.2f s", runs.runs.back().steps_per_s, runs.runs.back().first_s));
+      const double steps_per_s = median_of(runs, &RunFacts::steps_per_s), first_s = median_of(runs, &RunFacts::first_s);
+      return absl::StrCat("  ", name, std::isnan(steps_per_s) ? "" : formatted(" %.2f steps/s,", steps_per_s),
+                          formatted(" the first in %.2f s", first_s));
     };
     std::printf("%s %s:%s%s\n", result.dtype.c_str(), result.row->name.c_str(), side("ours", result.ours).c_str(),
                 side("the peer", result.theirs).c_str());
@@ -312,6 +346,7 @@ class Study {
   Words dtypes_;
   std::vector<const StudyRow*> rows_;
   std::vector<StudyResult> results_;
+  std::optional<optim::RunLock> lock_;
 };
 
 }  // namespace

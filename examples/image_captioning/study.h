@@ -10,7 +10,8 @@
 // start with the same weights and see the same batches, in the same order.
 //
 // The folder gets runs/, a JSON file and a log for each process, and study.txt and study.html after each row. What has
-// its file is not measured again: a study that was killed goes on, and a row that failed is tried again.
+// its file is not measured again: a study that was killed goes on, and a row that failed is tried again. --study_peer
+// is a command, with settings in front of it if need be: "OMP_NUM_THREADS=1 python3 peer.py".
 //
 // A peer is called with --row=NAME --report=FILE --initial=FOLDER --batch_size=N --untimed_steps=N --timed_steps=N
 // --threads=N --dtype=float32|bfloat16 --device=D --learning_rate=X --processes=N --artifact=FILE --fill=0|1, and

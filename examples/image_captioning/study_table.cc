@@ -109,6 +109,7 @@ class Checks {
     compilations();
     one_size();
     losses();
+    peer_losses();
     optimizers();
   }
 
@@ -185,25 +186,52 @@ class Checks {
   }
   void losses() {
     double least = INFINITY, most = -INFINITY;
-    int64_t count = 0;
+    int64_t count = 0, missing = 0;
     for (const StudyResult* r : rows_) {
       if (r->row->has_other_batches || r->row->is_compile_time || !r->ours.is_done()) continue;
       const double of_row = median(r->ours, loss);
-      least = std::min(least, of_row), most = std::max(most, of_row), ++count;
+      if (std::isnan(of_row)) ++missing;
+      else least = std::min(least, of_row), most = std::max(most, of_row), ++count;
     }
-    if (count < 2) return;
-    const double bound = dtype_ == "float32" ? 1e-4 : 1e-2, difference = (most - least) / std::abs(most);
-    add(formatted("the losses of all rows agree within %g", bound), formatted("%.1e over %d rows", difference, count),
-        difference <= bound);
+    if (count + missing < 2) return;
+    const double bound = dtype_ == "float32" ? 1e-4 : 1e-2,
+                 difference = count > 0 ? (most - least) / std::abs(most) : 0;
+    add(formatted("the losses of all rows agree within %g", bound),
+        missing > 0 ? formatted("%d of %d rows have no loss that is a number", missing, count + missing)
+                    : formatted("%.1e over %d rows", difference, count),
+        missing == 0 && difference <= bound);
+  }
+  // Both begin with the same weights and see the same batches.
+  void peer_losses() {
+    double most = 0;
+    std::string row;
+    for (const StudyResult* r : rows_)
+      for (size_t i = 0; i < std::min(r->ours.runs.size(), r->theirs.runs.size()); ++i) {
+        const double ours = loss(r->ours.runs[i]), theirs = loss(r->theirs.runs[i]);
+        const double difference = std::abs(ours - theirs) / std::abs(theirs);
+        if (row.empty() || !(difference <= most)) most = difference, row = r->row->name;
+      }
+    if (row.empty()) return;
+    const double bound = dtype_ == "float32" ? 1e-3 : 2e-2;
+    add(formatted("the peer's losses are ours within %g", bound), formatted("most %.1e (%s)", most, row),
+        most <= bound);
   }
   void optimizers() {
     bool holds = true, any = false;
     std::vector<std::string> seen;
-    for (size_t i = 1; i < rows_.size(); ++i) {
-      if (!rows_[i]->row->follows_optimizer || !rows_[i]->ours.is_done() || !rows_[i - 1]->ours.is_done()) continue;
-      const double share = ratio(rows_[i]->ours, rows_[i - 1]->ours, speed);
-      any = true, holds = holds && share >= 1;
-      seen.push_back(formatted("%s %.3f", rows_[i]->row->name, share));
+    for (const StudyRow& row : study_rows().subspan(1)) {
+      const StudyResult *now = named(row.name), *before = named((&row - 1)->name);
+      if (!row.follows_optimizer || now == nullptr || before == nullptr || !now->ours.is_done() ||
+          !before->ours.is_done())
+        continue;
+      any = true;
+      if (!row.same_as.empty()) {
+        seen.push_back(absl::StrCat(row.name, " is the run of ", row.same_as));
+        continue;
+      }
+      const double share = ratio(now->ours, before->ours, speed);
+      holds = holds && share >= 1;
+      seen.push_back(formatted("%s %.3f", row.name, share));
     }
     if (any) add("each row of optimizers is no slower than the one before", absl::StrJoin(seen, ", "), holds);
   }
@@ -236,8 +264,8 @@ constexpr const char* kLegend =
     "A100: the study's steps/s, PyTorch 2.7 at its own size. first s: seconds of the untimed steps, with all that they "
     "compile; compile s: these less the same batches later. compiled: times that code was generated, again: for "
     "recordings behind the first. MiB: the process's peak above what it held before the model, or the device's peak. "
-    "loss: mean of the last untimed steps. Medians over the rounds; ratios are the peer's over ours, so that more is "
-    "better, within a round.";
+    "loss: mean of the last untimed steps. Medians over the rounds. ratio: how many times ours "
+    "is as fast as the peer, or as short, within a round: more is better.";
 
 // Ours as a bar, the longest as wide as the column.
 std::string bar(double value, double longest) {
@@ -257,6 +285,10 @@ td.b { min-width: 8rem; } i { display: block; height: .7em; background: #5e86b8;
 )";
 
 }  // namespace
+
+double median_of(const StudyRuns& runs, double RunFacts::*figure) {
+  return median(runs, [figure](const RunFacts& run) { return run.*figure; });
+}
 
 StudyTable table_of(const std::string& title, const std::vector<StudyResult>& results) {
   const bool has_peer = std::ranges::any_of(

@@ -36,6 +36,9 @@ struct StudyTable {
   std::vector<Check> checks;  // what the study asks of ours, as far as it was measured
 };
 
+// Of the runs in which it was measured; NaN: of none.
+double median_of(const StudyRuns& runs, double RunFacts::*figure);
+
 StudyTable table_of(const std::string& title, const std::vector<StudyResult>& results);
 std::string to_text(const StudyTable& table);
 std::string to_html(const StudyTable& table);

@@ -376,6 +376,17 @@ TEST_F(ImageCaptioning, AKilledRunGoesOnExactly) {
                                               at("drawn"), " --num_beams=2"));
   EXPECT_EQ(predicted.status, 0) << predicted.out;
   EXPECT_EQ(std::count(predicted.out.begin(), predicted.out.end(), '\n'), 21) << predicted.out;
+  const Finished none = run(absl::StrCat("--predict --output_dir=", at("a")));
+  EXPECT_EQ(none.status, 1);
+  EXPECT_TRUE(absl::StrContains(none.out, "--predict needs pictures")) << none.out;
+  EXPECT_TRUE(absl::StrContains(run("--data=drawn --image_size=32 --write_pictures=" + at("drawn")).out,
+                                "captions.tsv: is there already"));
+  // Another meaning of the same shapes.
+  const Finished heads = run(small() + "--n_head=2 --resume_from_checkpoint=true --output_dir=" + at("a"));
+  EXPECT_EQ(heads.status, 1);
+  EXPECT_TRUE(absl::StrContains(heads.out, "take the same options and captions")) << heads.out;
+  EXPECT_TRUE(absl::StrContains(run("--n_layer=2 --init_from=" + at("a") + " --predict " + at("drawn")).out,
+                                "--n_layer: the model in "));
   // Trains on from the saved model, on files.
   const Finished further = run(absl::StrCat("--images=", at("drawn"), " --captions=", at("drawn/captions.tsv"),
                                             " --validation_captions=", at("drawn/captions.tsv"),

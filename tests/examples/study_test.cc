@@ -103,6 +103,20 @@ TEST(StudyTable, SaysWhatHoldsAndWhatFallsShort) {
     EXPECT_FALSE(StrContains(html, loads)) << loads;
 }
 
+TEST(StudyTable, OptimizersFollowTheRowBeforeThemInTheStudy) {
+  std::vector<StudyResult> results;
+  for (const char* name : {"eager", "compiled_optimizer", "foreach_map"})
+    results.push_back(
+        {.row = row(name), .dtype = "float32", .ours = {{facts(4, 0, 100, RunFacts::kUnknown)}, ""}, .theirs = {}});
+  std::string optimizers, losses;
+  for (const StudyTable::Check& one : table_of("made up", results).checks) {
+    if (StrContains(one.what, "no slower")) optimizers = one.seen;
+    if (StrContains(one.what, "losses")) losses = absl::StrCat(one.seen, one.holds ? " holds" : " falls short");
+  }
+  EXPECT_EQ(optimizers, "");  // "compiled" and "static_gradients", which come before them, were not measured
+  EXPECT_EQ(losses, "3 of 3 rows have no loss that is a number falls short");
+}
+
 TEST(StudyRows, HaveNamesOfTheirOwn) {
   for (const StudyRow& one : study_rows()) {
     EXPECT_EQ(row(one.name), &one);
@@ -216,6 +230,47 @@ TEST_F(Study, ARowThatFailsIsNamedAndTheOthersGoOn) {
   EXPECT_TRUE(StrContains(late.out, "automatic: ours failed: not done after 0 s (--study_timeout)")) << late.out;
   EXPECT_TRUE(StrContains(study("--study_rows=eger").out, "no row is called eger; did you mean eager?"));
   EXPECT_TRUE(StrContains(run("--study --data=drawn").out, "--study has random data"));
+}
+
+TEST_F(Study, AFolderOfSomebodyElseStays) {
+  fs::create_directories(folder_ / "study/runs");
+  std::ofstream(folder_ / "study/runs/thesis.txt") << "years";
+  for (const char* more : {"", " --overwrite_output_dir"}) {
+    const Finished done = study(absl::StrCat("--dtype=float32 --study_rows=eager", more));
+    EXPECT_EQ(done.status, 1);
+    EXPECT_TRUE(StrContains(done.out, "is not of a study")) << done.out;
+  }
+  EXPECT_EQ(bytes_of_file(folder_ / "study/runs/thesis.txt"), "years");
+}
+
+TEST_F(Study, WhatOneRunLeavesIsNotTakenForAnother) {
+  const std::string options = "--dtype=float32 --study_rows=eager";
+  const std::string script = folder_ / "peer.sh",
+                    with = absl::StrCat(" --study_peer='LEVEL=1 sh ", script, "'");  // a setting in front
+  const auto peer_says = [&](const std::string& text, const std::string& more = "") {
+    std::ofstream(script) << text;
+    return study(options + with + more).out;
+  };
+  const std::string report =
+      "for word; do case $word in --report=*) echo \"$REPORT\" >${word#--report=};; esac; done\n";
+  EXPECT_TRUE(StrContains(peer_says("REPORT=rubbish\n" + report), "the peer failed: its report: "));
+  std::ofstream(folder_ / "study/runs/float32-eager-peer-1.new") << R"({"steps_per_s": 7})";  // of one that was killed
+  EXPECT_TRUE(StrContains(peer_says("exit 0\n"), "the peer failed: it wrote no report"));
+  EXPECT_TRUE(StrContains(peer_says("printf 'no\\033[2J luck\\n'; exit 1\n"), "the peer failed: no?[2J luck"));
+  const std::string done = peer_says("[ \"$LEVEL\" = 1 ] || exit 3\nREPORT='{\"steps_per_s\": 2}'\n" + report);
+  EXPECT_TRUE(StrContains(done, "the peer 2.00 steps/s")) << done;
+  // A damaged file is measured again; another peer's, or one of other threads, is another study's.
+  std::ofstream(folder_ / "study/runs/float32-eager-ours-1.json") << "{\"steps_per_s\": ";
+  EXPECT_TRUE(StrContains(peer_says("exit 1\n"), "float32 eager:  ours "));
+  EXPECT_TRUE(StrContains(study(options + " --study_peer=other").out, "holds a study with another --study_peer"));
+  EXPECT_EQ(study(options + " --study_peer=false --overwrite_output_dir").status, 1);
+  EXPECT_FALSE(fs::exists(folder_ / "study/runs/float32-eager-peer-1.json"));
+}
+
+TEST_F(Study, RefusesWhatItsRowsChoose) {
+  EXPECT_TRUE(StrContains(study("--dropout=0.1").out, "--study: its rows choose --dropout themselves"));
+  EXPECT_TRUE(StrContains(study("--compile=none").out, "--study: its rows choose --compile themselves"));
+  EXPECT_TRUE(StrContains(study("--study_timeout=-1").out, "--study_timeout must be above 0, got -1"));
 }
 
 }  // namespace
