@@ -1,7 +1,8 @@
 // bench_generate: tokens a second of greedy decoding, GPT-2's architecture with random weights, and which share of the
 // machine's memory stream that is.
 //
-//   bench_generate --dtype=bf16 --prompt=64 --new_tokens=64 --batch=1 --threads=2 [--json]
+//   bench_generate --dtype=bf16 --prompt=64 --new_tokens=64 --batch=1 --threads=2 [--compile=MODE] [--json]
+//   bench_generate --compile=default --paired ...  eager execution and compiled regions in turns, one process
 //   bench_generate --serve ...     answers each line "N" with the best of N runs (tests/bench/peers/README.md)
 //
 // Bytes of a token: each weight that a token reads once (of wte the output layer's read, of wpe one row), and the keys
@@ -11,10 +12,12 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "rondo/compile/compile.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
@@ -77,27 +80,52 @@ int main(int argc, char** argv) try {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = static_cast<int64_t>(i * 7919 % 50000) % model.config.vocab_size;
   const std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(B), tokens);
+  const bool paired = flag("--paired");
+  std::optional<compile::Regions> regions;
+  if (options.has("compile"))
+    for (const compile::Mode mode : compile::kModes)
+      if (compile::name_of(mode) == options.text("compile", ""))
+        regions = compile::compile_regions(model, {.exact = flag("--exact"), .mode = mode});
+  if (options.has("compile") && !regions) throw Error("--compile is none of the modes of compile::Mode");
+
+  struct Best {
+    const char* how;
+    double token = 1e9, prompt = 1e9;
+  };
+  const auto measure = [&](Best& best) {
+    Clock::time_point first;
+    const auto start = Clock::now();
+    bool begun = false;
+    nn::generate(model, prompts, {.max_new_tokens = more + 1, .temperature = 0, .on_token = [&](int64_t row, int64_t) {
+                                    if (row == B - 1 && !std::exchange(begun, true)) first = Clock::now();
+                                    return true;
+                                  }});
+    best.token = std::min(best.token, seconds_since(first) / static_cast<double>(more));
+    best.prompt = std::min(best.prompt, std::chrono::duration<double>(first - start).count());
+  };
   const auto run = [&](int64_t repeats) {
-    double best_token = 1e9, best_prompt = 1e9, best_stream = 0;
+    double best_stream = 0;
+    std::vector<Best> all = {{regions ? "compiled" : "eager"}};
+    if (paired) all.push_back({"eager"});
+    if (regions) measure(all[0]);  // compiles
     for (int64_t i = 0; i < std::max<int64_t>(1, repeats); ++i) {
       best_stream = std::max(best_stream, stream(memory));
-      Clock::time_point first;
-      const auto start = Clock::now();
-      bool begun = false;
-      nn::generate(model, prompts,
-                   {.max_new_tokens = more + 1, .temperature = 0, .on_token = [&](int64_t row, int64_t) {
-                      if (row == B - 1 && !std::exchange(begun, true)) first = Clock::now();
-                      return true;
-                    }});
-      best_token = std::min(best_token, seconds_since(first) / static_cast<double>(more));
-      best_prompt = std::min(best_prompt, std::chrono::duration<double>(first - start).count());
+      for (Best& best : all) {
+        if (paired && &best != all.data()) compile::set_stance(compile::Stance::kForceEager);
+        measure(best);
+        compile::set_stance(compile::Stance::kDefault);
+      }
     }
-    std::printf(json ? "{\"peer\": \"rondo\", \"dtype\": \"%s\", \"tokens_per_s\": %.2f, \"ms_per_token\": %.4f, "
-                       "\"prompt_ms\": %.2f, \"stream_gb_per_s\": %.2f, \"mb_per_token\": %.1f, \"share\": %.3f}\n"
-                     : "%s: %.1f tokens/s (%.2f ms each, prompt %.1f ms); stream %.1f GB/s, %.0f MB a token: %.2f of "
-                       "the stream\n",
-                std::string(name_of(dtype)).c_str(), static_cast<double>(B) / best_token, best_token * 1e3,
-                best_prompt * 1e3, best_stream / 1e9, bytes / 1e6, bytes / best_stream / best_token);
+    for (const Best& best : all)
+      std::printf(json
+                      ? "{\"peer\": \"rondo\", \"dtype\": \"%s\", \"how\": \"%s\", \"tokens_per_s\": %.2f, "
+                        "\"ms_per_token\": %.4f, \"prompt_ms\": %.2f, \"stream_gb_per_s\": %.2f, \"mb_per_token\": "
+                        "%.1f, \"share\": %.3f}\n"
+                      : "%s, %s: %.1f tokens/s (%.3f ms each, prompt %.1f ms); stream %.1f GB/s, %.0f MB a token: %.3f "
+                        "of the stream\n",
+                  std::string(name_of(dtype)).c_str(), best.how, static_cast<double>(B) / best.token, best.token * 1e3,
+                  best.prompt * 1e3, best_stream / 1e9, bytes / 1e6, bytes / best_stream / best.token);
+    if (regions && !json) std::printf("%s", regions->summary().c_str());
     std::fflush(stdout);
   };
   if (!serves) {
