@@ -375,6 +375,7 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   if (checks_floats()) check_forward_floats(*binding);
   note_use(entry);
   if (!has_effects(entry.forward_graph)) return binding;
+  trace.show_known_versions();
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   return run_bound(trace, entry.forward_graph, std::move(binding));
 }

@@ -175,6 +175,15 @@ bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& do
   return true;
 }
 
+// Equal but for dimensions of size 1 in front: a vector, seen by the one row that there is.
+bool is_same_shape(const Dims& seen, const Dims& domain) {
+  const int lead = domain.rank() - seen.rank();
+  if (lead < 0) return false;
+  for (int d = 0; d < domain.rank(); ++d)
+    if (domain[d] != (d < lead ? 1 : seen[d - lead])) return false;
+  return true;
+}
+
 }  // namespace
 
 bool is_table(const GraphNode& node, ValueId id) {
@@ -191,7 +200,7 @@ bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consu
   if (same != value.root) return shows_rows(graph, unit, id, domain, *columns);
   // The element order must be the space's own.
   const int64_t n = value.sizes.numel();
-  if (n == unit.rows * unit.cols) return seen == domain;
+  if (n == unit.rows * unit.cols) return is_same_shape(seen, domain);
   if (n != unit.rows) return false;
   // One for each row.
   const int lead = domain.rank() - seen.rank();
