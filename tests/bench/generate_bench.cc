@@ -110,9 +110,10 @@ int main(int argc, char** argv) try {
     if (regions) measure(all[0]);  // compiles
     for (int64_t i = 0; i < std::max<int64_t>(1, repeats); ++i) {
       best_stream = std::max(best_stream, stream(memory));
-      for (Best& best : all) {
-        if (paired && &best != all.data()) compile::set_stance(compile::Stance::kForceEager);
-        measure(best);
+      for (size_t k = 0; k < all.size(); ++k) {
+        const size_t turn = (k + static_cast<size_t>(i)) % all.size();
+        if (turn > 0) compile::set_stance(compile::Stance::kForceEager);
+        measure(all[turn]);
         compile::set_stance(compile::Stance::kDefault);
       }
     }
