@@ -36,8 +36,7 @@ Samples gather_samples(bool large) {
 }
 Samples write_rows_samples(bool large) {
   const auto places = [](const std::vector<int64_t>& at, const Dims& sizes) { return Tensor::from(at, sizes); };
-  if (large)
-    return {{"large", {real({3, 40, 60, 24}), real({3, 40, 30, 24}), indices({3, 30}, 60)}}};
+  if (large) return {{"large", {real({3, 40, 60, 24}), real({3, 40, 30, 24}), indices({3, 30}, 60)}}};
   return {{"one each", {real({3, 2, 5, 4}), real({3, 2, 1, 4}), places({4, 0, 2}, {3, 1})}},
           {"some left out", {real({2, 2, 5, 3}), real({2, 2, 3, 3}), places({4, -1, 0, 5, 2, 2}, {2, 3})}},
           {"one row", {real({1, 1, 1, 1}), real({1, 1, 1, 1}), places({0}, {1, 1})}},
