@@ -106,10 +106,9 @@ struct CachedAttentionOptions {
 //   for (int64_t i = 0; i < h.size(); ++i) x = h[i](x, pass.layer(i));
 //   pass.finish();
 //
-// Note [Decode steps]. A pass of one token (T = 1) runs compiled modules compiled, once for all lengths: where it
-// writes
-//   (slots_) and the keys that are there (keys_of_step()) are values of tensors, and the cache never grows. So a
-//   block's recording has the same shapes at every token; it changes with the number of rows and with max_length only.
+// Note [Decode steps]. A pass of one token (T = 1) runs compiled blocks compiled, once for all lengths. Where it writes
+//   (slots_) and the keys that are there (keys_of_step()) are values of tensors, and the cache never grows. So the
+//   recording of a block has the same shapes at every token: it changes with the number of rows and with max_length.
 //   Attention reads the keys that are there, whatever max_length is. Longer passes run eagerly, compiled modules too:
 //   there is one for each text, and a region would record each length of a prompt anew. So does a pass inside a
 //   recording of the program's own, and the first one with `encoded`, which keeps what it computes of it.

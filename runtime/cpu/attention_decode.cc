@@ -110,9 +110,7 @@ template <class T> class Decode {
   int64_t end_key(int64_t batch, int64_t head) const {
     return mask_.end_key == nullptr ? keys_ : mask_.end_key[offset_of(batch, head)];
   }
-  int64_t offset_of(int64_t batch, int64_t head) const {
-    return batch * mask_.strides[0] + head * mask_.strides[1];
-  }
+  int64_t offset_of(int64_t batch, int64_t head) const { return batch * mask_.strides[0] + head * mask_.strides[1]; }
   bool allowed_to_some(int64_t batch, int64_t kv_head, int64_t key) const {
     if (mask_.strides[1] == 0) return allowed(batch, 0, key);
     for (int64_t member = 0; member < group_; ++member)

@@ -20,7 +20,8 @@ namespace rondo::cuda {
 namespace {
 
 // Arguments that the kernels take by value: the keys that a query may attend to (kind: 0 none, 1 bool, 2 the first key,
-// 3 added, 4 the first key and the end; then strides); the heads of an operand; the heads of a result that lies in a larger array.
+// 3 added, 4 the first key and the end; then strides); the heads of an operand; the heads of a result that lies in a
+// larger array.
 // clang-format off
 RONDO_TEXT_AND_CODE(kAttentionArguments,
 struct MaskArgument {

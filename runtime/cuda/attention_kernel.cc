@@ -53,8 +53,7 @@ struct Operands {
       if (mask.strides().back() != 1) mask = mask.contiguous();
       sizes[sizes.rank() - 1] = 1;
     }
-    const Dims strides = broadcast_strides(sizes, mask.strides(),
-                                           {call.batch, call.heads, call.queries, call.keys});
+    const Dims strides = broadcast_strides(sizes, mask.strides(), {call.batch, call.heads, call.queries, call.keys});
     for (int i = 0; i < 4; ++i) call.mask_strides[i] = strides[i];
     addresses.mask = address_of(mask);
   }

@@ -246,10 +246,9 @@ void write_rows_kernel(const KernelContext& context) {
     layout.sizes[d] = sizes[d];
     layout.strides[0][d] = strides[d];
   }
-  launch_threads(out.device().index, kernel_of(out.device().index, kMoves, "rondo_write_rows",
-                                               {{"WORD", word_name(out.dtype())}}),
-                 rows.numel(), address_of(out), address_of(rows), address_of(places), layout, strides[2],
-                 out.sizes()[2]);
+  launch_threads(
+      out.device().index, kernel_of(out.device().index, kMoves, "rondo_write_rows", {{"WORD", word_name(out.dtype())}}),
+      rows.numel(), address_of(out), address_of(rows), address_of(places), layout, strides[2], out.sizes()[2]);
 }
 
 void cumsum_kernel(const KernelContext& context) {

@@ -70,8 +70,7 @@ Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool c
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
   const TensorOptions counts{kI64, q.device()};
-  if (mask.defined() && mask.dtype() == kI64)
-    scores = where(allowed_keys(mask, k.sizes()[2]), scores, lowest);
+  if (mask.defined() && mask.dtype() == kI64) scores = where(allowed_keys(mask, k.sizes()[2]), scores, lowest);
   else if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
     const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2], counts), 1);
@@ -282,8 +281,7 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& give
   const Attrs none;
   check_shapes(InferContext(kAttention, operands, none, q.where));
   if (mask.defined() && mask.dtype() != kBool && mask.dtype() != kI64 && !is_floating(mask.dtype()))
-    throw_op_error("plain_attention", "mask must be bool, i64 or i32 (the keys of each query), or floats",
-                   q.where);
+    throw_op_error("plain_attention", "mask must be bool, i64 or i32 (the keys of each query), or floats", q.where);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
   const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
   // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.

@@ -217,7 +217,8 @@ constexpr OpDef kWriteRows = {
           const int64_t B = in[0].sizes()[0], S = in[0].sizes()[2], T = in[1].sizes()[2];
           out[0] = in[0].clone();
           for (int64_t t = 0; t < T; ++t) {
-            const Tensor here = equal(Tensor::arange(S, {kI64, in[0].device()}), slice(in[2], 1, {t, t + 1}));  // (B, S)
+            const Tensor here = equal(Tensor::arange(S, {kI64, in[0].device()}),
+                                      slice(in[2], 1, {t, t + 1}));  // (B, S)
             out[0] = where(reshape(here, {B, 1, S, 1}), slice(in[1], 2, {t, t + 1}), out[0]);
           }
         },
