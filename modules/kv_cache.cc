@@ -4,12 +4,15 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/decode_step.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 namespace {
+
+thread_local int decode_steps = 0;  // that live
 
 void check_encoded(const KVCacheOptions& o) {
   const Tensor& encoded = o.encoded;
@@ -162,9 +165,13 @@ KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, 
   std::vector<int64_t> slots;
   for (size_t row = 0; row < starts_.size(); ++row) slots.push_back(counts_[row] > 0 ? starts_[row] : -1);
   slots_ = Tensor::from(slots, {o.batch, 1}, o.device);
+  ++decode_steps;
 }
 
-KVCache::Pass::~Pass() = default;
+KVCache::Pass::~Pass() {
+  if (slots_.defined()) --decode_steps;
+}
+bool in_decode_step() { return decode_steps > 0; }
 
 Tensor KVCache::Pass::positions() const {
   std::vector<int64_t> at;

@@ -16,6 +16,7 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
+#include "rondo/modules/decode_step.h"
 #include "rondo/modules/seam_plan.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
@@ -506,7 +507,7 @@ void Region::run_eagerly(Trace& trace, const Graph& graph) {
 }
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
-  if (!options_.dynamic.empty()) check_arguments(ledger_->name(), call, options_.dynamic);
+  if (!options_.dynamic.empty() && !nn::in_decode_step()) check_arguments(ledger_->name(), call, options_.dynamic);
   ledger_->update([&](RegionReport& report) {
     ++report.calls;
     report.replays += is_replayed;

@@ -344,7 +344,7 @@ class Chunks {
   }
   // Note [Keys that are not read].
   bool some_are_not_read() const {
-    return call_.mask == AttentionMask::kFirstKey || call_.mask == AttentionMask::kKeys ||
+    return call_.mask == AttentionMask::kKeys || call_.mask == AttentionMask::kFirstKey ||
            (call_.mask == AttentionMask::kAllowed && (call_.queries == 1 || call_.mask_strides[2] == 0));
   }
 

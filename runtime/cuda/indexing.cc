@@ -65,7 +65,7 @@ extern "C" __global__ void rondo_scatter(WORD* out, const long long* index, cons
     if (read(winners + to) == static_cast<unsigned long long>(i) + 1ull) write(out + to, read(source + at[2]));
   }
 }
-// Elements of `rows`, dense (B, H, T, D). Of several rows for one place, the last is written.
+// Operands of the layout are `out` and `rows`, (B, H, T, D). Of several rows for one place, the last is written.
 extern "C" __global__ void rondo_write_rows(WORD* out, const WORD* rows, const long long* places, RondoLayout layout,
                                             long long step, long long size) {
   const long long count = layout.sizes[2];
@@ -79,7 +79,8 @@ extern "C" __global__ void rondo_write_rows(WORD* out, const WORD* rows, const l
     for (long long later = t + 1; writes && later < count; ++later) writes = read(own + later) != place;
     if (writes)
       write(out + batch * layout.strides[0][0] + head * layout.strides[0][1] + place * step + d * layout.strides[0][3],
-            read(rows + i));
+            read(rows + batch * layout.strides[1][0] + head * layout.strides[1][1] + t * layout.strides[1][2] +
+                 d * layout.strides[1][3]));
   }
 }
 // Where each element goes. Those whose index is out of range come last.
@@ -235,20 +236,20 @@ void scatter_sum_kernel(const KernelContext& context) {
 void write_rows_kernel(const KernelContext& context) {
   const NoGrad off;
   const RecorderScope run(nullptr);
-  const Tensor rows = dense(context.in(1)), places = dense(context.in(2));
+  const Tensor &rows = context.in(1), places = dense(context.in(2));
   Tensor& out = context.out();
   if (address_of(out) != address_of(context.in(0))) out.copy_(context.in(0));
   if (rows.numel() == 0) return;
-  const Dims &sizes = rows.sizes(), &strides = out.strides();
   // All dimensions as they are: the kernel reads the place of each row.
   RondoLayout layout = {.numel = rows.numel(), .rank = 4, .sizes = {}, .strides = {}};
   for (int d = 0; d < 4; ++d) {
-    layout.sizes[d] = sizes[d];
-    layout.strides[0][d] = strides[d];
+    layout.sizes[d] = rows.sizes()[d];
+    layout.strides[0][d] = out.strides()[d];
+    layout.strides[1][d] = rows.strides()[d];
   }
   launch_threads(
       out.device().index, kernel_of(out.device().index, kMoves, "rondo_write_rows", {{"WORD", word_name(out.dtype())}}),
-      rows.numel(), address_of(out), address_of(rows), address_of(places), layout, strides[2], out.sizes()[2]);
+      rows.numel(), address_of(out), address_of(rows), address_of(places), layout, out.strides()[2], out.sizes()[2]);
 }
 
 void cumsum_kernel(const KernelContext& context) {

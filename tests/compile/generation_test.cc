@@ -81,6 +81,7 @@ TEST(Generation, AStepOfGPT2IsCompiledOnce) {
   expect_one_step<nn::GPT2>(kGPT2, {.mode = Mode::kReduceOverhead});
   expect_one_step<nn::GPT2>(kGPT2, {.capture = Capture::kReplay});
   expect_one_step<nn::GPT2>(kGPT2, {.fullgraph = true});
+  expect_one_step<nn::GPT2>(kGPT2, {.dynamic = {{.argument = 0, .dim = 0, .range = {.max = 64}}}});
 }
 TEST(Generation, AStepOfLlamaIsCompiledOnce) {
   expect_one_step<nn::Llama>(kLlama, {});

@@ -12,9 +12,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/examples/image_captioning/run_report.h"
 #include "rondo/examples/image_captioning/study_rows.h"
-#include "rondo/examples/image_captioning/study_table.h"
+#include "rondo/examples/run_report.h"
+#include "rondo/examples/study_table.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/paths.h"
@@ -74,7 +74,7 @@ TEST(StudyTable, SaysWhatHoldsAndWhatFallsShort) {
   add("dynamic_padded", facts(6.2, 0.1, 100, 6.50001), facts(3, 10, 90, 6.5));
   add("first_cold", facts(8, 0.1, 100, 6.7), facts(4, 4, 200, 6.7));
   results.push_back({.row = row("ddp"), .dtype = "float32", .ours = {{}, "out of <luck>"}, .theirs = {}});
-  const StudyTable table = table_of("made up", results);
+  const StudyTable table = table_of("Study", "made up", "A100", results);
   const auto check = [&](const std::string& what) {
     for (const StudyTable::Check& one : table.checks)
       if (StrContains(one.what, what)) return one;

@@ -202,6 +202,7 @@ TEST(Indexing, RowsAreWrittenAtPlaces) {
   ops::write_rows_(cache, rows, places);
   EXPECT_EQ(cache.version(), version + 1);
   EXPECT_EQ(cache.to_vector<float>(), (std::vector<float>{4, 5, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 10, 11, 0, 0}));
+  ops::write_rows_(cache, rows.slice(2, {0, 0}), places.slice(1, {0, 0}));  // nothing
   // Through a view of other strides.
   const Tensor wide = Tensor::zeros({2, 4, 1, 2});
   ops::write_rows_(wide.transpose(1, 2), rows, places);

@@ -40,7 +40,7 @@ Samples write_rows_samples(bool large) {
   return {{"one each", {real({3, 2, 5, 4}), real({3, 2, 1, 4}), places({4, 0, 2}, {3, 1})}},
           {"some left out", {real({2, 2, 5, 3}), real({2, 2, 3, 3}), places({4, -1, 0, 5, 2, 2}, {2, 3})}},
           {"one row", {real({1, 1, 1, 1}), real({1, 1, 1, 1}), places({0}, {1, 1})}},
-          {"nothing", {real({2, 1, 3, 4}), real({2, 1, 0, 4}), places({}, {2, 0})}},
+          {"no columns", {real({2, 1, 3, 0}), real({2, 1, 1, 0}), places({2, 0}, {2, 1})}},
           {"no batch", {real({0, 2, 3, 4}), real({0, 2, 1, 4}), places({}, {0, 1})}}};
 }
 Samples check_indices_samples(bool large) {
