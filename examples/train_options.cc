@@ -95,8 +95,8 @@ OptionParser::OptionParser(int argc, char** argv)
     fill("n_head", o.n_head, 6);
     fill("n_embd", o.n_embd, 384);
     fill("block_size", o.block_size, 256);
-    fill("batch_size", o.batch_size, 8);
-    fill("study_steps", o.study.steps, 40);
+    fill("batch_size", o.batch_size, 4);
+    fill("study_steps", o.study.steps, 20);
     if (flags_.given("data")) throw Error("--study has a random text: leave out --data");
     if (flags_.given("max_iters")) throw Error("--study: --study_steps says how many steps are timed");
   }

@@ -79,6 +79,7 @@ TEST(Generation, AStepOfGPT2IsCompiledOnce) {
   expect_one_step<nn::GPT2>(kGPT2, {});
   expect_one_step<nn::GPT2>(kGPT2, {.exact = true});
   expect_one_step<nn::GPT2>(kGPT2, {.mode = Mode::kReduceOverhead});
+  expect_one_step<nn::GPT2>(kGPT2, {.mode = Mode::kMaxAutotune});
   expect_one_step<nn::GPT2>(kGPT2, {.capture = Capture::kReplay});
   expect_one_step<nn::GPT2>(kGPT2, {.fullgraph = true});
   expect_one_step<nn::GPT2>(kGPT2, {.dynamic = {{.argument = 0, .dim = 0, .range = {.max = 64}}}});
