@@ -78,12 +78,15 @@ bool Trace::append_known_write(const OpDef& op, std::span<const Tensor* const> i
     external_.resize(n_external);
     return false;
   }
-  const GraphNode& node = known_.graph->nodes[n_known_++];
-  for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
+  const GraphNode& node = known_.graph->nodes[n_known_];
   const ValueId first = node.inputs[0], current = node.outputs[0];
-  handles_.push_back(known_result(current));
   const auto at = std::find(known_.graph->inputs.begin(), known_.graph->inputs.end(), first);
+  // What may find no memory comes before what changes the recording.
+  memories_.reserve(memories_.size() + 1);
   memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(current) + 1), -1);
+  for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
+  handles_.push_back(known_result(current));
+  ++n_known_;
   memory_at_[static_cast<size_t>(first)] = memory_at_[static_cast<size_t>(current)] = static_cast<int32_t>(
       memories_.size());
   memories_.push_back({.tensor = *inputs[0],
