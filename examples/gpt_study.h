@@ -8,12 +8,15 @@
 // 34; inference 18 ms, compiled 28 to 30; the first step 1 s, compiled 29 to 35; memory 3,675 MiB, compiled 5,736.
 //
 // A row runs --untimed_steps steps, --study_steps timed ones, and as many untimed ones again, which have nothing left
-// to compile. In generation a step is a token, of one text; with bfloat16 the weights are, too. The text is random.
+// to compile. In generation a step is a token, of one text, and as many are timed as the model has positions; with
+// bfloat16 the weights are, too. The text is random.
 #pragma once
 
 #include "rondo/examples/train_options.h"
 
 namespace rondo::examples {
+
+inline constexpr int64_t kMeasuredPrompt = 16;  // tokens that a text begins with
 
 std::span<const StudyRow> gpt_study_rows();
 

@@ -183,11 +183,10 @@ class Checks {
       const StudyResult* const other = named(r->row->beside);
       if (other == nullptr || !r->ours.is_done() || !other->ours.is_done()) continue;
       const double share = ratio(r->ours, other->ours, speed), size = ratio(r->ours, other->ours, memory);
-      const bool fits = r->row->most_memory == 0 || size <= r->row->most_memory;
-      add(r->row->says,
-          absl::StrCat(formatted("%.3f of its speed", share),
-                       r->row->most_memory == 0 ? "" : formatted(", %.3f of its memory", size)),
-          share >= r->row->least_speed && fits);
+      add(r->row->says, formatted("%.3f of its speed", share), share >= r->row->least_speed);
+      if (r->row->most_memory > 0)
+        add(absl::StrCat(r->row->title, ": no more memory than ", other->row->title),
+            formatted("%.3f of its memory", size), size <= r->row->most_memory);
     }
   }
   void losses() {

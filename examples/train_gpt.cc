@@ -379,13 +379,12 @@ double Training::evaluation_step() {
 
 // Two texts: the second one compiles nothing.
 void Training::generate_tokens() {
-  constexpr int64_t kPrompt = 16;
-  const std::vector<int64_t> prompt(kPrompt, 1);
+  const std::vector<int64_t> prompt(kMeasuredPrompt, 1);
   int64_t made = 0;
   for (const int64_t more : {o_.max_iters - o_.untimed_steps, o_.untimed_steps}) {
-    if (kPrompt + more > o_.block_size)
-      throw Error(
-          absl::StrCat("--measure=generate: ", kPrompt + more, " tokens are more than --block_size=", o_.block_size));
+    if (kMeasuredPrompt + more > o_.block_size)
+      throw Error(absl::StrCat("--measure=generate: ", kMeasuredPrompt + more,
+                               " tokens are more than --block_size=", o_.block_size));
     nn::generate(model_, prompt, {.max_new_tokens = more, .temperature = 0, .on_token = [&](int64_t, int64_t) {
                                     measured_->on_step({.step = ++made, .max_steps = o_.max_iters});
                                     return true;
