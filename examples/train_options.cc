@@ -84,6 +84,7 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("measure", &o.measure, "what --report is about: steps of training, of evaluation, or tokens of one text",
              {"train", "infer", "generate"});
   flags_.add("untimed_steps", &o.untimed_steps, "of --report and --study: the first ones, that compile");
+  o.study.steps = 20;
   add_options(flags_, o.study, "out_dir");
 
   flags_.parse(std::vector<std::string>(argv + 1, argv + argc));
@@ -96,7 +97,6 @@ OptionParser::OptionParser(int argc, char** argv)
     fill("n_embd", o.n_embd, 384);
     fill("block_size", o.block_size, 256);
     fill("batch_size", o.batch_size, 4);
-    fill("study_steps", o.study.steps, 20);
     if (flags_.given("data")) throw Error("--study has a random text: leave out --data");
     if (flags_.given("max_iters")) throw Error("--study: --study_steps says how many steps are timed");
   }
