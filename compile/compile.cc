@@ -64,6 +64,7 @@ class RegionTrace final : public Trace {
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
     const absl::Cleanup recorded = [&] { random_.op_recorded(inputs); };
+    if (in_place && append_known_write(op, inputs, attrs, where)) return;
     stop_following();
     if (has_writes())
       for (const Tensor* input : inputs)

@@ -4,6 +4,7 @@
 //   train_gpt --init_from=resume --out_dir=out              # after a kill: goes on, bit for bit
 //   train_gpt --data=... --device=cuda                      # on the first GPU; cuda:1 is the second
 //   rondorun --nproc-per-node 2 train_gpt --data=...        # two processes, each with its own --batch_size windows
+//   train_gpt --study                                       # what compiling gives and costs: gpt_study.h
 //
 // Weights, batches, dropout and samples are functions of (seed, step). So the step in a checkpoint is all the random
 // state there is. Under rondorun every process draws its rows of one common batch: n processes train as one with n
@@ -25,9 +26,12 @@
 #include "rondo/dist/sharded_optimizer.h"
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/corpus.h"
+#include "rondo/examples/gpt_study.h"
 #include "rondo/examples/job.h"
+#include "rondo/examples/run_report.h"
 #include "rondo/examples/train_options.h"
 #include "rondo/examples/training_log.h"
+#include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/schedule.h"
@@ -149,6 +153,10 @@ class Training {
   Tensor loss_of(const data::Batch& batch);
   // One optimizer step on this rank's share of the batch. The mean loss over all ranks.
   double train_step(int64_t step);
+  // --report: steps or tokens, timed. Returns the loss of a step.
+  void measure();
+  double evaluation_step();
+  void generate_tokens();
   void report(int64_t step, double loss);
   void save(int64_t step);
   void finish();
@@ -162,6 +170,7 @@ class Training {
   const bool lead_;  // rank 0: prints, and writes files
   const uint64_t seed_;
   const int64_t first_step_;
+  std::optional<RunReport> measured_;  // made first: it measures the memory of what follows
   const optim::StepOptions step_options_;
   const optim::CosineWithWarmup schedule_;
   std::optional<memory::Recording> memory_use_;
@@ -186,6 +195,7 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
       lead_(group_->rank() == 0),
       seed_(static_cast<uint64_t>(o_.seed)),
       first_step_(resumed ? resumed->step : 0),
+      measured_(o_.report.empty() ? std::nullopt : std::make_optional<RunReport>(o_.report)),
       step_options_(step_options_of(o_)),
       schedule_{.lr = o_.learning_rate,
                 .min_lr = o_.min_lr,
@@ -204,13 +214,18 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
       optimizer_(make_optimizer(model_, o_)),
       windows_(data::FunctionBatches::kEndless, [this](data::BatchSource::Position at) { return windows(at.batch); }),
       batches_(windows_, o_.device) {
+  if (measured_ && group_->world_size() > 1) throw Error("--report is about one process");
   batches_.seek({0, first_step_ * o_.gradient_accumulation_steps});
   if (o_.dtype == "float64") model_.to(kF64);
   model_.to(o_.device);  // before the optimizer makes its states, which are where the parameters are
   if (resumed) restore(*resumed);
+  if (o_.measure == "generate" && o_.dtype == "bfloat16") model_.to(kBF16);
+  if (measured_)
+    measured_->start(
+        {.untimed_steps = o_.untimed_steps, .steps_of_epoch = o_.max_iters - o_.untimed_steps, .device = o_.device});
   compile_model();
   distribute();
-  if (lead_)
+  if (lead_ && !measured_)
     log_.emplace(o_.out_dir, first_step_, o_.max_iters,
                  group_->world_size() * o_.gradient_accumulation_steps * o_.batch_size * o_.block_size);
   announce();
@@ -355,7 +370,43 @@ void Training::finish() {
                 io::list_checkpoints(o_.out_dir).front()));
 }
 
+double Training::evaluation_step() {
+  const NoGrad off;
+  const Tensor loss = loss_of(*batches_.next());
+  batches_.read_ahead();
+  return loss.item();
+}
+
+// Two texts: the second one compiles nothing.
+void Training::generate_tokens() {
+  const std::vector<int64_t> prompt(kMeasuredPrompt, 1);
+  int64_t made = 0;
+  for (const int64_t more : {o_.max_iters - o_.untimed_steps, o_.untimed_steps}) {
+    if (kMeasuredPrompt + more > o_.block_size)
+      throw Error(absl::StrCat("--measure=generate: ", kMeasuredPrompt + more,
+                               " tokens are more than --block_size=", o_.block_size));
+    nn::generate(model_, prompt, {.max_new_tokens = more, .temperature = 0, .on_token = [&](int64_t, int64_t) {
+                                    measured_->on_step({.step = ++made, .max_steps = o_.max_iters});
+                                    return true;
+                                  }});
+  }
+}
+
+void Training::measure() {
+  if (o_.measure == "generate") {
+    generate_tokens();
+  } else {
+    model_.train(o_.measure == "train");
+    for (int64_t step = first_step_; step < o_.max_iters; ++step)
+      measured_->on_step({.step = step + 1,
+                          .max_steps = o_.max_iters,
+                          .loss = o_.measure == "train" ? train_step(step) : evaluation_step()});
+  }
+  measured_->write(compiler_->regions());
+}
+
 void Training::run() {
+  if (measured_) return measure();
   for (int64_t step = first_step_; step < o_.max_iters; ++step) {
     if (log_) log_->begin_step();
     const double loss = train_step(step);
@@ -390,6 +441,8 @@ int main(int argc, char** argv) {
   try {
     rondo::examples::OptionParser parser(argc, argv);
     if (parser.flags().help_wanted()) std::fputs(parser.flags().usage().c_str(), stdout);
+    else if (parser.options().study.on)
+      return rondo::examples::run_gpt_study(parser.options(), parser.flags().given("dtype"));
     else return rondo::dist::record_errors([&] { return rondo::examples::train(parser), 0; });
     return 0;
   } catch (const std::exception& error) {

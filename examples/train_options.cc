@@ -17,9 +17,10 @@ constexpr const char* kPrefix = "option.";
 // Fixed by a checkpoint: its tensors, or the meaning of its token ids, depend on these.
 const std::set<std::string> kFixed = {"n_layer", "n_head", "n_embd", "block_size", "bias", "tokenizer"};
 // These belong to a process, not to the run.
-const std::set<std::string> kPerProcess = {"init_from",    "out_dir",       "check_ranks", "pin_threads",
-                                           "dist_timeout", "memory_report", "device",      "shard_optimizer",
-                                           "explain",      "warm_up",       "load_code",   "save_code"};
+const std::set<std::string> kPerProcess = {
+    "study",       "study_rows",  "study_steps",  "study_rounds",  "study_timeout", "init_from",       "out_dir",
+    "check_ranks", "pin_threads", "dist_timeout", "memory_report", "device",        "shard_optimizer", "explain",
+    "warm_up",     "load_code",   "save_code",    "report",        "measure",       "untimed_steps"};
 
 }  // namespace
 
@@ -78,7 +79,27 @@ OptionParser::OptionParser(int argc, char** argv)
   flags_.add("temperature", &o.temperature, "of the sample");
   flags_.add("top_k", &o.top_k, "of the sample");
 
+  flags_.add("report", &o.report,
+             "a file: speed, the first steps, compilations, memory and loss, as JSON; nothing else is written");
+  flags_.add("measure", &o.measure, "what --report is about: steps of training, of evaluation, or tokens of one text",
+             {"train", "infer", "generate"});
+  flags_.add("untimed_steps", &o.untimed_steps, "of --report and --study: the first ones, that compile");
+  o.study.steps = 20;
+  add_options(flags_, o.study, "out_dir");
+
   flags_.parse(std::vector<std::string>(argv + 1, argv + argc));
+  if (o.study.on) {
+    const auto fill = [&](const char* name, int64_t& option, int64_t value) {
+      if (!flags_.given(name)) option = value;
+    };
+    fill("n_layer", o.n_layer, 6);
+    fill("n_head", o.n_head, 6);
+    fill("n_embd", o.n_embd, 384);
+    fill("block_size", o.block_size, 256);
+    fill("batch_size", o.batch_size, 4);
+    if (flags_.given("data")) throw Error("--study has a random text: leave out --data");
+    if (flags_.given("max_iters")) throw Error("--study: --study_steps says how many steps are timed");
+  }
   check_and_finish();
 }
 
@@ -121,6 +142,10 @@ void OptionParser::check_and_finish() {
   at_least("keep_checkpoints", o.keep_checkpoints, 1);
   at_least("sample_tokens", o.sample_tokens, 0);
   at_least("top_k", o.top_k, 0);
+  at_least("untimed_steps", o.untimed_steps, 1);
+  at_least("study_steps", o.study.steps, 1);
+  if (o.measure != "train" && o.report.empty()) throw Error("--measure needs --report, the file for what is measured");
+  if (!o.report.empty()) at_least("max_iters", o.max_iters, 2 * o.untimed_steps);
   if (o.n_embd % o.n_head != 0)
     throw Error(absl::StrCat("--n_embd=", o.n_embd, " is not a multiple of --n_head=", o.n_head));
   if (o.update_at_seams && o.grad_clip > 0)

@@ -6,6 +6,7 @@
 
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/study.h"
 #include "rondo/runtime/io/checkpoint.h"
 
 namespace rondo::examples {
@@ -42,6 +43,9 @@ struct TrainOptions {
   Device device;
   CompilerOptions compiler;
   std::string dtype = "float32";
+  std::string report, measure = "train";  // run_report.h
+  int64_t untimed_steps = 10;
+  StudyOptions study;
   int64_t threads = 0;
   bool check_ranks = false;
   bool memory_report = false;

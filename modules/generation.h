@@ -5,8 +5,9 @@
 //   puts(tokenizer.decode(text.tokens).c_str());
 //
 // Runs in eval mode and without gradients, with the weights and adapters that the model has now, also between training
-// steps. Afterwards every module is in the mode that it was in, even if a callback throws. Compiled modules run eagerly
-// (KVCache::Pass).
+// steps. Afterwards every module is in the mode that it was in, even if a callback throws. Compiled blocks
+// (compile::compile_regions) read the prompt eagerly and run compiled for each further token: Note [Decode steps] in
+// kv_cache.h.
 //
 // Prompts of one batch may differ in length (padding: kv_cache.h). A row's tokens depend on the rows beside it only
 // through the rounding of products. Sampling is deterministic: row b draws its n-th token with number b of the

@@ -4,11 +4,15 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/decode_step.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/recorder.h"
 
 namespace rondo::nn {
 namespace {
+
+thread_local int decode_steps = 0;  // that live
 
 void check_encoded(const KVCacheOptions& o) {
   const Tensor& encoded = o.encoded;
@@ -138,8 +142,10 @@ namespace {
 }  // namespace
 
 KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, std::source_location where)
-    : cache_(cache), T_(T), starts_(cache.lengths_), eager_("a cached forward begins", where) {
+    : cache_(cache), T_(T), starts_(cache.lengths_) {
   const KVCacheOptions& o = cache.options_;
+  const bool first_of_encoded = o.encoded.defined() && !cache.encoded_.back().keys.defined();
+  if (T != 1 || first_of_encoded || active_recorder() != nullptr) eager_.emplace("a cached forward begins", where);
   if (T <= 0) throw Error(absl::StrCat("KVCache: a forward needs at least one new token, got ", T));
   if (!counts.empty() && static_cast<int64_t>(counts.size()) != o.batch)
     throw Error(absl::StrCat("KVCache: counts needs one entry for each of ", o.batch, " rows, got ", counts.size()));
@@ -155,9 +161,17 @@ KVCache::Pass::Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts, 
     uniform_ = uniform_ && starts_[row] == starts_[0] && count == T;
     counts_.push_back(count);
   }
+  if (T != 1) return;
+  std::vector<int64_t> slots;
+  for (size_t row = 0; row < starts_.size(); ++row) slots.push_back(counts_[row] > 0 ? starts_[row] : -1);
+  slots_ = Tensor::from(slots, {o.batch, 1}, o.device);
+  ++decode_steps;
 }
 
-KVCache::Pass::~Pass() = default;
+KVCache::Pass::~Pass() {
+  if (slots_.defined()) --decode_steps;
+}
+bool in_decode_step() { return decode_steps > 0; }
 
 Tensor KVCache::Pass::positions() const {
   std::vector<int64_t> at;
@@ -212,13 +226,34 @@ Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, co
   check_queries(q);
   if (options.window < 0) throw Error(absl::StrCat("KVCache: the window must not be negative, got ", options.window));
   if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) throw_no_gradient();
+  if (T_ == 1) return step(layer, q, k, v, options);
   store(layer, k, v);
   // New tokens of empty rows see each other only: padding stands behind them, where no real token looks.
   if (std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; }))
     return attend_fresh(q, k, v, options);
-  const Tensor result = T_ == 1 ? attend_one(layer, q.to(o.dtype), options)
-                                : attend_many(layer, q.to(o.dtype), options);
-  return result.to(q.dtype());
+  return attend_many(layer, q.to(o.dtype), options).to(q.dtype());
+}
+
+Tensor KVCache::Pass::step(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
+                           const CachedAttentionOptions& options) {
+  const DType dtype = cache_.options_.dtype;
+  const Tensor &keys = cache_.keys(layer), &values = cache_.values(layer);
+  ops::write_rows_(keys, k.to(dtype), slots_);
+  ops::write_rows_(values, v.to(dtype), slots_);
+  return ops::scaled_dot_product_attention(q.to(dtype), keys, values, keys_of_step(options.window),
+                                           {.scale = options.scale})
+      .to(q.dtype());
+}
+
+const Tensor& KVCache::Pass::keys_of_step(int64_t window) {
+  Tensor& known = masks_[window];
+  if (known.defined()) return known;
+  std::vector<int64_t> bounds;
+  for (size_t row = 0; row < starts_.size(); ++row) {
+    const int64_t end = counts_[row] > 0 ? key_end(row) : 0;  // padding reads nothing
+    bounds.insert(bounds.end(), {window == 0 ? 0 : std::max<int64_t>(0, end - window), end});
+  }
+  return known = Tensor::from(bounds, {cache_.options_.batch, 1, 1, 2}, cache_.options_.device);
 }
 
 namespace {
@@ -244,37 +279,6 @@ Tensor KVCache::Pass::attend_fresh(const Tensor& q, const Tensor& k, const Tenso
   Tensor& mask = masks_[options.window];
   if (!mask.defined()) mask = causal_mask(T_, T_, 0, 0, options.window, q.device());
   return ops::scaled_dot_product_attention(q, k, v, mask, {.scale = options.scale});
-}
-
-// Each row has one query, at its last slot.
-Tensor KVCache::Pass::attend_one(int64_t layer, const Tensor& q, const CachedAttentionOptions& options) {
-  // Row `row` reads the slots from begin to end; padding reads what the row holds.
-  const auto end = [&](size_t row) { return std::max<int64_t>(1, key_end(row)); };
-  const auto begin = [&](size_t row) {
-    return options.window == 0 ? 0 : std::max<int64_t>(0, end(row) - options.window);
-  };
-  int64_t first = begin(0), last = end(0);
-  bool same = true;
-  for (size_t row = 1; row < starts_.size(); ++row) {
-    same = same && begin(row) == begin(0) && end(row) == end(0);
-    first = std::min(first, begin(row));
-    last = std::max(last, end(row));
-  }
-  Tensor mask;
-  if (!same) {
-    Tensor& known = masks_[options.window];
-    if (!known.defined()) {
-      Tensor made = Tensor::empty({cache_.options_.batch, 1, 1, last - first}, {kBool, kCPU});
-      bool* allowed = made.mutable_data<bool>();
-      for (size_t row = 0; row < starts_.size(); ++row)
-        for (int64_t j = first; j < last; ++j) *allowed++ = begin(row) <= j && j < end(row);
-      known = made.to(q.device());
-    }
-    mask = known;
-  }
-  const auto used = [&](const Tensor& buffer) { return buffer.slice(2, {first, last}); };
-  return ops::scaled_dot_product_attention(q, used(cache_.keys(layer)), used(cache_.values(layer)), mask,
-                                           {.scale = options.scale});
 }
 
 // Several queries after cached keys. Rows at different slots are computed one by one, so that none reads what it has

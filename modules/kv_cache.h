@@ -106,8 +106,12 @@ struct CachedAttentionOptions {
 //   for (int64_t i = 0; i < h.size(); ++i) x = h[i](x, pass.layer(i));
 //   pass.finish();
 //
-// While it lives, this thread runs everything eagerly, compiled modules too: cached keys have another length at each
-// token, so a region would record and compile anew for each.
+// Note [Decode steps]. A pass of one token (T = 1) runs compiled blocks compiled, once for all lengths. Where it writes
+//   (slots_) and the keys that are there (keys_of_step()) are values of tensors, and the cache never grows. So the
+//   recording of a block has the same shapes at every token: it changes with the number of rows and with max_length.
+//   Attention reads the keys that are there, whatever max_length is. Longer passes run eagerly, compiled modules too:
+//   there is one for each text, and a region would record each length of a prompt anew. So does a pass inside a
+//   recording of the program's own, and the first one with `encoded`, which keeps what it computes of it.
 class KVCache::Pass {
  public:
   // T tokens are to come for each row, and the first counts[b] of row b are real; no counts: all are. Throws
@@ -142,7 +146,9 @@ class KVCache::Pass {
   void check_queries(const Tensor& q) const;
   void store(int64_t layer, const Tensor& k, const Tensor& v);
   Tensor attend_fresh(const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
-  Tensor attend_one(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);
+  // T = 1: Note [Decode steps].
+  Tensor step(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v, const CachedAttentionOptions& options);
+  const Tensor& keys_of_step(int64_t window);
   Tensor attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options);
   int64_t key_end(size_t row) const;
 
@@ -151,7 +157,8 @@ class KVCache::Pass {
   std::vector<int64_t> starts_, counts_;
   bool uniform_ = true;              // all rows start at one slot and have T tokens
   std::map<int64_t, Tensor> masks_;  // of this pass, by window
-  const EagerScope eager_;
+  Tensor slots_;                     // T = 1: where each row's token goes, i64 (B, 1); -1 for padding
+  std::optional<EagerScope> eager_;
 };
 
 // The argument of an attention module: its layer's part of a pass. A default-made one means no cache.

@@ -3,6 +3,9 @@
 //   equal, nothing is appended: no shapes are inferred, no node is made, and at the end no key is packed and looked up.
 //   This compares all that the key holds (Note [What shapes a plan]), and the lines of the program, so that what is
 //   taken over tells of the same lines. Results keep their handles from one call to the next, if nobody holds them.
+//   A write in place is compared, too, if it is the first one of all of a tensor from outside that has no history and
+//   shares its memory with nothing else that is read: a cache's, a counter's. What the trace knows of written memory
+//   (Note [Writes]) is kept as in any other recording.
 //   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
 #include <algorithm>
 #include <bit>
@@ -44,7 +47,7 @@ bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs,
                          std::span<Tensor> outputs, std::source_location where) {
   if (!follows()) return false;
   const size_t n_values = handles_.size(), n_external = external_.size();
-  if (!is_next_known(op, inputs, attrs, outputs.size(), where)) {
+  if (!is_next_known(op, inputs, attrs, outputs.size(), false, where)) {
     handles_.resize(n_values);
     external_.resize(n_external);
     return false;
@@ -66,13 +69,75 @@ bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs,
   return true;
 }
 
+bool Trace::append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                               std::source_location where) {
+  if (!follows()) return false;
+  const size_t n_values = handles_.size(), n_external = external_.size();
+  if (!is_next_known(op, inputs, attrs, 1, true, where) || !may_follow_write(*inputs[0])) {
+    handles_.resize(n_values);
+    external_.resize(n_external);
+    return false;
+  }
+  const GraphNode& node = known_.graph->nodes[n_known_];
+  const ValueId first = node.inputs[0], current = node.outputs[0];
+  const auto at = std::find(known_.graph->inputs.begin(), known_.graph->inputs.end(), first);
+  // What may find no memory comes before what changes the recording.
+  memories_.reserve(memories_.size() + 1);
+  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(current) + 1), -1);
+  for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
+  handles_.push_back(known_result(current));
+  ++n_known_;
+  memory_at_[static_cast<size_t>(first)] = memory_at_[static_cast<size_t>(current)] = static_cast<int32_t>(
+      memories_.size());
+  memories_.push_back({.tensor = *inputs[0],
+                       .input = static_cast<int32_t>(at - known_.graph->inputs.begin()),
+                       .first = first,
+                       .current = current});
+  writing_recordings += !std::exchange(counts_as_writing_, true);
+  return true;
+}
+
+// That the write is the known one is known by then. Anything else is left to record_write().
+bool Trace::may_follow_write(const Tensor& target) const {
+  const TensorImpl& impl = *target.impl();
+  if (impl.recorder != nullptr || target.requires_grad() || writes(impl.storage) ||
+      (impl.autograd != nullptr && (impl.autograd->base.defined() || impl.autograd->no_grad_view)))
+    return false;
+  return std::none_of(external_.begin(), external_.end(), [&](const Tensor& other) {
+    return other.impl() != &impl && other.impl()->storage == impl.storage;
+  });
+}
+
+bool Trace::has_known_writes(const Graph& recorded) {
+  std::vector<int32_t> written;
+  return std::all_of(recorded.versions.begin(), recorded.versions.end(), [&](const Version& version) {
+    const Value& value = recorded.value(version.value);
+    if (version.input < 0 || value.requires_grad || value.producer < 0 ||
+        std::count(written.begin(), written.end(), version.input) > 0)
+      return false;
+    written.push_back(version.input);
+    const GraphNode& node = recorded.node(value.producer);
+    return node.in_place && node.outputs.size() == 1 &&
+           node.inputs[0] == recorded.inputs[static_cast<size_t>(version.input)];
+  });
+}
+
+bool Trace::is_version(ValueId id) const {
+  const Memory* memory = memory_of(id);
+  return memory != nullptr && memory->current == id;
+}
+
+void Trace::show_known_versions() {
+  for (const Memory& memory : memories_) handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+}
+
 bool Trace::is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
-                          std::source_location where) {
+                          bool in_place, std::source_location where) {
   if (n_known_ == known_.graph->nodes.size()) return false;
   const GraphNode& node = known_.graph->nodes[n_known_];
-  if (node.op != &op || node.inputs.size() != inputs.size() || node.outputs.size() != n_outputs ||
-      node.attrs.floats.size() != attrs.floats.size() || !is_same_place(node.where, where) ||
-      !(node.attrs.ints == attrs.ints))
+  if (node.op != &op || node.in_place != in_place || node.inputs.size() != inputs.size() ||
+      node.outputs.size() != n_outputs || node.attrs.floats.size() != attrs.floats.size() ||
+      !is_same_place(node.where, where) || !(node.attrs.ints == attrs.ints))
     return false;
   const bool gradients = grad_enabled();
   if (known_.graph->value(node.outputs[0]).grad_mode != gradients) return false;
@@ -90,6 +155,9 @@ bool Trace::is_known_operand(const Tensor& tensor, ValueId id) {
   const TensorImpl& impl = *tensor.impl();
   const Value& value = known_.graph->value(id);
   if (impl.recorder == this) return impl.recorded_value == id && impl.requires_grad == value.requires_grad;
+  if (impl.recorder == nullptr && !memories_.empty() && impl.storage)
+    if (const Memory* memory = memory_of(impl.storage); memory != nullptr)
+      return memory->tensor.is_same(tensor) && memory->current == id;
   if (impl.recorder != nullptr || value.producer >= 0) return false;
   const auto at = static_cast<size_t>(id);
   if (at < handles_.size()) return handles_[at].impl() == &impl;
@@ -147,11 +215,12 @@ bool Trace::is_known() const {
   const Graph& known = *known_.graph;
   const auto is_held = [&](ValueId id) { return !known.value(id).hidden; };
   const auto held = std::count_if(known.outputs.begin(), known.outputs.end(), is_held);
+  const auto lives = [&](ValueId id) { return is_alive(id) || is_version(id); };
   std::ptrdiff_t alive = 0;
   for (const GraphNode& node : known.nodes)
-    for (ValueId id : node.outputs) alive += is_alive(id);
-  return alive == held && std::all_of(known.outputs.begin(), known.outputs.end(),
-                                      [&](ValueId id) { return !is_held(id) || is_alive(id); });
+    for (ValueId id : node.outputs) alive += lives(id);
+  return alive == held &&
+         std::all_of(known.outputs.begin(), known.outputs.end(), [&](ValueId id) { return !is_held(id) || lives(id); });
 }
 
 void Trace::stop_following() {
@@ -159,7 +228,11 @@ void Trace::stop_following() {
   const std::shared_ptr<const Graph> known = std::exchange(known_, {}).graph;
   const auto n_values = static_cast<std::ptrdiff_t>(handles_.size());
   graph.values.assign(known->values.begin(), known->values.begin() + n_values);
-  for (Value& value : graph.values) value.hidden = false;
+  for (Value& value : graph.values) value.hidden = value.overwritten = false;
+  for (const Memory& memory : memories_) {
+    graph.value(memory.first).overwritten = true;
+    graph.versions.push_back({memory.current, memory.input});
+  }
   graph.nodes.assign(known->nodes.begin(), known->nodes.begin() + static_cast<std::ptrdiff_t>(n_known_));
   const double* number = known_floats_.data();
   for (GraphNode& node : graph.nodes)

@@ -14,8 +14,7 @@
 
 namespace rondo::compile {
 
-// A recording that later ones are compared with while they are made: Note [Known recordings] in known_recording.cc. It
-// writes nothing in place.
+// A recording that later ones are compared with while they are made: Note [Known recordings] in known_recording.cc.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
   Device device;        // all that it reads and makes is there
@@ -59,6 +58,10 @@ class Trace : public Recorder {
   std::span<const double> known_floats() const { return known_floats_; }
   // Makes this a recording like any other: what was compared so far goes into `graph`.
   void stop_following();
+  // Before a known recording runs: the tensors that it writes stand for their versions.
+  void show_known_versions();
+  // A recording whose writes can be compared: each is the first one of all of a tensor from outside.
+  static bool has_known_writes(const Graph& recorded);
 
   // ---- Writes: Note [Writes] in writes.cc
   bool has_writes() const { return !memories_.empty(); }
@@ -108,6 +111,9 @@ class Trace : public Recorder {
                            std::source_location where);
   // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
   bool can_read(const Tensor& tensor) const;
+  // As append_known(), for a call that overwrites *inputs[0].
+  bool append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                          std::source_location where);
 
  private:
   // Memory that recorded calls write.
@@ -120,7 +126,9 @@ class Trace : public Recorder {
     std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
   };
   bool is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
-                     std::source_location where);
+                     bool in_place, std::source_location where);
+  bool may_follow_write(const Tensor& target) const;
+  bool is_version(ValueId id) const;
   bool is_known_operand(const Tensor& tensor, ValueId id);
   bool infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
                        std::source_location where) const;

@@ -164,8 +164,13 @@ void tune(Plan& plan, Code& code, bool exact) {
   PlanTuner(plan, code, exact).run();
 }
 
-// One more pass over the result, by the op's own kernel, stands for what the op would cost elsewhere.
+// One more pass over the result, by the op's own kernel, stands for what the op would cost elsewhere. A product of few
+// rows waits for its weights: a program reads them from memory, and what is timed here from the caches. So it is not
+// timed, and keeps the kernel that is made for it.
 bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
+  constexpr int64_t kFewRows = 4;
+  const Dims& sizes = graph.value(graph.node(index).outputs[0]).sizes;
+  if (!sizes.empty() && sizes.numel() <= kFewRows * sizes.back()) return false;
   NoGrad off;
   RecorderScope eager(nullptr);
   const auto node_at = [&](int32_t n) -> const GraphNode& { return graph.node(n); };

@@ -248,7 +248,7 @@ KnownRecording Entry::known(const std::shared_ptr<const Entry>& entry) {
   // Each input is compared with all those before it.
   constexpr size_t kMostInputs = 256;
   const Graph& recorded = entry->forward_graph;
-  if (!recorded.versions.empty() || recorded.inputs.size() > kMostInputs || entry->forgotten ||
+  if (!Trace::has_known_writes(recorded) || recorded.inputs.size() > kMostInputs || entry->forgotten ||
       entry->stages_disabled != disabled_stages())
     return {};
   return {{entry, &recorded}, entry->device, entry->number};

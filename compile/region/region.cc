@@ -16,6 +16,7 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
+#include "rondo/modules/decode_step.h"
 #include "rondo/modules/seam_plan.h"
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/autograd_extras.h"
@@ -375,6 +376,7 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   if (checks_floats()) check_forward_floats(*binding);
   note_use(entry);
   if (!has_effects(entry.forward_graph)) return binding;
+  trace.show_known_versions();
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   return run_bound(trace, entry.forward_graph, std::move(binding));
 }
@@ -505,7 +507,7 @@ void Region::run_eagerly(Trace& trace, const Graph& graph) {
 }
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
-  if (!options_.dynamic.empty()) check_arguments(ledger_->name(), call, options_.dynamic);
+  if (!options_.dynamic.empty() && !nn::in_decode_step()) check_arguments(ledger_->name(), call, options_.dynamic);
   ledger_->update([&](RegionReport& report) {
     ++report.calls;
     report.replays += is_replayed;

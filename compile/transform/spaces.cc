@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "rondo/runtime/ops/reduction_def.h"
+#include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
 namespace {
@@ -10,6 +11,8 @@ namespace {
 // From so many neighbours on, a reduction over the first dimensions has enough rows for vectors and threads. Up to so
 // many columns, a thread of a GPU takes a row in no time.
 constexpr int64_t kManyRows = 1 << 10, kShortRow = 1 << 10;
+// Up to so many elements, one thread reduces them sooner than the launches around a call of a library are made.
+constexpr int64_t kOneRow = 1 << 13;
 
 // The space of a reduction over one run: Note [Spaces].
 NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
@@ -27,7 +30,11 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
     unit.rows = run.outer * run.inner;
     unit.cols = run.reduced;
     unit.inner = run.inner;
-    if (unit.rows == 1 || (run.outer == 1 && run.inner > 1 && run.inner < kManyRows && run.reduced > kShortRow))
+    // One thread takes a row. It takes the one row of a decoded token, too, where eager sums it in row order.
+    const bool one_long_row = unit.rows == 1 &&
+                              (unit.cols > kOneRow || run.by_columns ||
+                               is_full_reduction(node.attrs.ints[0], node.attrs.ints[1] != 0, input.sizes.rank()));
+    if (one_long_row || (run.outer == 1 && run.inner > 1 && run.inner < kManyRows && run.reduced > kShortRow))
       return space;
   }
   const std::optional<DimRange> columns = columns_of(unit, input.sizes);
@@ -168,6 +175,15 @@ bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& do
   return true;
 }
 
+// Equal but for dimensions of size 1 in front: a vector, seen by the one row that there is.
+bool is_same_shape(const Dims& seen, const Dims& domain) {
+  const int lead = domain.rank() - seen.rank();
+  if (lead < 0) return false;
+  for (int d = 0; d < domain.rank(); ++d)
+    if (domain[d] != (d < lead ? 1 : seen[d - lead])) return false;
+  return true;
+}
+
 }  // namespace
 
 bool is_table(const GraphNode& node, ValueId id) {
@@ -184,7 +200,7 @@ bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consu
   if (same != value.root) return shows_rows(graph, unit, id, domain, *columns);
   // The element order must be the space's own.
   const int64_t n = value.sizes.numel();
-  if (n == unit.rows * unit.cols) return seen == domain;
+  if (n == unit.rows * unit.cols) return is_same_shape(seen, domain);
   if (n != unit.rows) return false;
   // One for each row.
   const int lead = domain.rank() - seen.rank();

@@ -30,11 +30,11 @@
 #include "rondo/examples/image_captioning/caption_model.h"
 #include "rondo/examples/image_captioning/drawn.h"
 #include "rondo/examples/image_captioning/options.h"
-#include "rondo/examples/image_captioning/run_report.h"
 #include "rondo/examples/image_captioning/study.h"
 #include "rondo/examples/image_captioning/word_tokenizer.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
+#include "rondo/examples/run_report.h"
 #include "rondo/examples/segmentation/render.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/schedule.h"
@@ -411,7 +411,7 @@ int main(int argc, char** argv) {
       std::printf("Drawn pictures are in %s\n", options.write_pictures.c_str());
       return 0;
     }
-    if (options.study.on) return run_study(options, flags.given("dtype"));
+    if (options.study.on) return run_captioning_study(options, flags.given("dtype"));
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
       const Job job({options.device, options.pin_threads, options.ddp_timeout});

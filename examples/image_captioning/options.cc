@@ -88,16 +88,10 @@ Flags flags_of(CaptioningOptions& o) {
             "a file: speed, the first steps, compilations, memory and loss, as JSON. Behind the first epoch of random "
             "data the same batches come again");
   flags.add("untimed_steps", &o.untimed_steps, "of --report and --study: the first ones, that compile");
-  flags.add("study", &o.study.on,
-            "measures the rows of the published study, each in a process of its own with an empty cache: study.txt and "
-            "study.html in --output_dir. A second call goes on");
+  add_options(flags, o.study, "output_dir");
   flags.add("full", &o.study.full, "the study's own size, in bfloat16");
-  flags.add("study_rows", &o.study.rows, "some of them, as eager,marked; empty: all");
   flags.add("study_peer", &o.study.peer,
             "a command that measures another framework, in turns with ours: 'python3 tests/bench/peers/captioning.py'");
-  flags.add("study_steps", &o.study.steps, "that are timed");
-  flags.add("study_rounds", &o.study.rounds, "of each row; 0: 5 where compiling is timed, else 1");
-  flags.add("study_timeout", &o.study.timeout, "seconds for a process");
   flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
   flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");

@@ -7,18 +7,11 @@
 
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/study.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/device.h"
 
 namespace rondo::examples {
-
-// --study: study.h.
-struct StudyOptions {
-  bool on = false, full = false;
-  std::string rows, peer;
-  int64_t steps = 100, rounds = 0;
-  double timeout = 1800;
-};
 
 struct CaptioningOptions {
   std::string data, images, captions, validation_captions, init_from, output_dir = "captioning", write_pictures;

@@ -28,6 +28,11 @@ int64_t grain_of(double flops_per_task) { return static_cast<int64_t>(0x1p20 / s
 // How many elements of an operand hold a depth of `n` numbers.
 template <class T> int64_t elements(int64_t n) { return (n + TileOperands<T>::kDepth - 1) / TileOperands<T>::kDepth; }
 
+// Where the keys end that a tile of queries, which ends at query_end, reads.
+int64_t key_end_of(const AttentionShape& shape, int64_t query_end, const KeyRange& range) {
+  return std::min(range.end, shape.causal ? std::min(shape.keys, query_end) : shape.keys);
+}
+
 // ---- Forward
 
 // Computes tiles of queries, one after the other, on one thread.
@@ -81,8 +86,8 @@ template <class T> struct ForwardTask {
       O::right_columns(row_of(q, tile.batch, tile.head, tile.query + i), q.row_stride, std::min(kColumns, queries - i),
                        d, score_factor, q_t + i * depth, kColumns);
     }
-    const int64_t key_end = shape.causal ? std::min(shape.keys, tile.query + queries) : shape.keys;
     const KeyRange range = key_range(mask, tile.batch, tile.head, tile.query, queries, shape.keys);
+    const int64_t key_end = key_end_of(shape, tile.query + queries, range);
     if (key_end <= range.begin) std::fill_n(out_t, d * kQueryTile, A(0));
     for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
       attend(tile, queries, key, std::min(kKeyTile, key_end - key), range);
@@ -104,7 +109,7 @@ template <class T> struct ForwardTask {
       const Panel<A> panel{scores, kColumns, vectors, query, valid, key, keys};
       multiply_panel<O::kScores>(keys, vectors, depth, k_left, q_t + i * depth, kColumns, scores, kColumns,
                                  &score_factor);
-      if (key < range.clear) {
+      if (range.masks(key, keys)) {
         load_mask(mask, tile.batch, tile.head, panel, mask_rows, addend);
         add_mask(panel, addend);
       }
@@ -216,13 +221,13 @@ template <class T> struct BackwardTask {
     const int64_t queries = std::min(kQueryTile, shape.queries - query_begin);
     load_queries(batch, head, query_begin, queries);
     std::fill_n(grad_q_sum, queries * d_padded, A(0));
-    const int64_t key_end = shape.causal ? std::min(shape.keys, query_begin + queries) : shape.keys;
     const KeyRange range = key_range(mask, batch, head, query_begin, queries, shape.keys);
+    const int64_t key_end = key_end_of(shape, query_begin + queries, range);
     load_rescale(batch, head, query_begin, queries, key_end, range);
     for (int64_t key = range.begin; key < key_end; key += kKeyTile) {
       const int64_t keys = std::min(kKeyTile, key_end - key);
       for (int64_t i = 0; i < queries; i += kColumns)
-        score_panel(batch, head, query_begin, i, std::min(kColumns, queries - i), key, keys, key < range.clear);
+        score_panel(batch, head, query_begin, i, std::min(kColumns, queries - i), key, keys, range.masks(key, keys));
       accumulate(query_begin, queries, key, keys, grad_k_sum + key * d_padded, grad_v_sum + key * d_padded);
     }
     unpack_rows<T>(grad_q_sum, d_padded, queries, d, static_cast<A>(shape.scale),
@@ -260,7 +265,7 @@ template <class T> struct BackwardTask {
         const Panel<A> panel = panel_at(query_begin, i, std::min(kColumns, queries - i), key,
                                         std::min(kKeyTile, key_end - key));
         if (panel.keys <= 0) continue;
-        load_scores(batch, head, panel, i, key < range.clear);
+        load_scores(batch, head, panel, i, range.masks(key, panel.keys));
         for (int64_t column = i; column < i + panel.vectors * kWidth<A>; column += kWidth<A>) {
           Vector<A> sum = load(sums + column);
           for (int64_t j = 0; j < panel.keys; ++j)

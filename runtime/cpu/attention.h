@@ -48,13 +48,14 @@ struct AttentionShape {
 };
 
 // Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.
-// Tiles of keys that `first_key` masks for all queries of a tile are left out; the other two kinds are read whole.
-// A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient 0. Masked
-// keys are still multiplied by that 0, so their k and v must be finite.
+// Tiles of keys that `first_key` and `end_key` mask for all queries of a tile are left out; the other two kinds are
+// read whole. A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient
+// 0. Masked keys are still multiplied by that 0, so their k and v must be finite.
 template <class T> struct AttentionMask {
   const bool* allowed = nullptr;       // True: the query may attend to the key.
   const T* bias = nullptr;             // Added to the scaled score; -inf masks.
   const int64_t* first_key = nullptr;  // [B, H, Tq]: the query attends to no key before it. May be negative.
+  const int64_t* end_key = nullptr;    // [B, H, Tq], with first_key only: nor to this one and those behind it.
   std::array<int64_t, 4> strides = {};
   explicit operator bool() const { return allowed != nullptr || bias != nullptr || first_key != nullptr; }
 };

@@ -106,9 +106,11 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  int64_t first_key(int64_t batch, int64_t head) const {
-    return mask_.first_key[batch * mask_.strides[0] + head * mask_.strides[1]];
+  int64_t first_key(int64_t batch, int64_t head) const { return mask_.first_key[offset_of(batch, head)]; }
+  int64_t end_key(int64_t batch, int64_t head) const {
+    return mask_.end_key == nullptr ? keys_ : mask_.end_key[offset_of(batch, head)];
   }
+  int64_t offset_of(int64_t batch, int64_t head) const { return batch * mask_.strides[0] + head * mask_.strides[1]; }
   bool allowed_to_some(int64_t batch, int64_t kv_head, int64_t key) const {
     if (mask_.strides[1] == 0) return allowed(batch, 0, key);
     for (int64_t member = 0; member < group_; ++member)
@@ -118,10 +120,13 @@ template <class T> class Decode {
   // Leaves out the keys at both ends that nobody may read.
   void shrink(int64_t batch, int64_t kv_head, int64_t& begin, int64_t& end) const {
     if (mask_.first_key != nullptr) {
-      int64_t first = end;
-      for (int64_t member = 0; member < group_; ++member)
+      int64_t first = end, last = begin;
+      for (int64_t member = 0; member < group_; ++member) {
         first = std::min(first, first_key(batch, kv_head * group_ + member));
+        last = std::max(last, end_key(batch, kv_head * group_ + member));
+      }
       begin = std::max(begin, first);
+      end = std::min(end, last);
     }
     if (mask_.allowed == nullptr) return;
     while (begin < end && !allowed_to_some(batch, kv_head, begin)) ++begin;
@@ -164,6 +169,7 @@ template <class T> class Decode {
     std::fill(weights + round_up(n, kN), weights + padded, -kInfinity<A>);
     if (mask_.first_key != nullptr) {
       std::fill_n(weights, std::clamp<int64_t>(first_key(batch, head) - begin, 0, n), -kInfinity<A>);
+      std::fill(weights + std::clamp<int64_t>(end_key(batch, head) - begin, 0, n), weights + n, -kInfinity<A>);
     } else if (mask_.allowed != nullptr) {
       for (int64_t j = 0; j < n; ++j)
         if (!allowed(batch, head, begin + j)) weights[j] = -kInfinity<A>;
@@ -224,10 +230,26 @@ template <class T> class Decode {
 
 }  // namespace
 
+namespace {
+
+// Without the keys that are behind the end of all rows: they are not there, so they are no tasks.
+template <class T> AttentionShape without_unused_keys(AttentionShape shape, const AttentionMask<T>& mask) {
+  if (mask.end_key == nullptr) return shape;
+  int64_t end = 0;
+  for (int64_t b = 0; b < (mask.strides[0] == 0 ? 1 : shape.batch); ++b)
+    for (int64_t h = 0; h < (mask.strides[1] == 0 ? 1 : shape.heads); ++h)
+      end = std::max(end, mask.end_key[b * mask.strides[0] + h * mask.strides[1]]);
+  shape.keys = std::min(shape.keys, end);
+  return shape;
+}
+
+}  // namespace
+
 template <class T>
-void attention_decode(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
+void attention_decode(const AttentionShape& all, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,
                       const AttentionMask<T>& mask, HeadsView<T> out, AttentionAccumulator<T>* logsumexp) {
   using A = Compute<T>;
+  const AttentionShape shape = without_unused_keys(all, mask);
   const Decode<T> decode(shape, q, k, v, mask);
   const int64_t pairs = shape.batch * shape.kv_heads, chunks = decode.chunks(), size = decode.partial_size();
   if (pairs == 0) return;

@@ -22,8 +22,8 @@ template <class A> constexpr A bounded_addend(A addend) {
 }
 
 // As attention_forward with shape.queries == 1. Reads each key and value once for all query heads that share it. Keys
-// before the first and after the last one that the mask (`allowed`) lets some head of the group read are not touched at
-// all: they may hold anything.
+// before the first and after the last one that the mask (`allowed`, or both bounds) lets some head of the group read
+// are not touched at all: they may hold anything. Where there are ends of keys, keys behind all of them take no time.
 // Determinism: keys are split into chunks by their number alone; sums of chunks are added in order.
 template <class T>
 void attention_decode(const AttentionShape& shape, HeadsView<const T> q, HeadsView<const T> k, HeadsView<const T> v,

@@ -41,7 +41,12 @@ struct Operands {
     if (mask.dtype() == kBool) view.allowed = reinterpret_cast<const bool*>(mask.impl()->data());
     else if (mask.dtype() == kI64) view.first_key = reinterpret_cast<const int64_t*>(mask.impl()->data());
     else view.bias = reinterpret_cast<const T*>(mask.impl()->data());
-    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(),
+    Dims sizes = mask.sizes();
+    if (view.first_key != nullptr && sizes.rank() > 0 && sizes.back() == 2) {
+      view.end_key = view.first_key + mask.strides().back();
+      sizes[sizes.rank() - 1] = 1;
+    }
+    const Dims strides = broadcast_strides(sizes, mask.strides(),
                                            {shape.batch, shape.heads, shape.queries, shape.keys});
     for (int i = 0; i < 4; ++i) view.strides[static_cast<size_t>(i)] = strides[i];
     return view;

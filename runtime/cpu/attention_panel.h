@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "rondo/runtime/cpu/attention.h"
 #include "rondo/runtime/cpu/attention_decode.h"
@@ -39,9 +40,13 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
     const int64_t at = offset + (panel.query + i) * mask.strides[2] + panel.key * step;
     A* row = rows + i * kKeyTile;
     if (mask.first_key) {
-      const int64_t masked = std::clamp<int64_t>(mask.first_key[at - panel.key * step] - panel.key, 0, panel.keys);
+      const auto place = [&](const int64_t* key) {
+        return std::clamp<int64_t>(key[at - panel.key * step] - panel.key, 0, panel.keys);
+      };
+      const int64_t masked = place(mask.first_key);
       std::fill_n(row, masked, -kInfinity<A>);
       std::fill_n(row + masked, panel.keys - masked, A(0));
+      if (mask.end_key) std::fill(row + place(mask.end_key), row + panel.keys, -kInfinity<A>);
     } else if (mask.allowed) {
       const bool* allowed = mask.allowed + at;
       for (int64_t j = 0; j < panel.keys; ++j) row[j] = allowed[j * step] ? A(0) : -kInfinity<A>;
@@ -57,23 +62,32 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
   pack_transposed<A>(rows, kKeyTile, panel.valid_queries, panel.keys, static_cast<A>(kLog2E), addend, kTileColumns<A>);
 }
 
-// The keys that a tile of queries reads: whole key tiles from `begin` on; those from `clear` on need no mask.
+// The keys that a tile of queries reads: whole key tiles from `begin` on, up to `end`. Those between `clear` and `open`
+// need no mask.
 struct KeyRange {
   int64_t begin = 0, clear = 0;
+  int64_t open = std::numeric_limits<int64_t>::max(), end = std::numeric_limits<int64_t>::max();
+  bool masks(int64_t key, int64_t keys) const { return key < clear || key + keys > open; }
 };
 template <class T>
 KeyRange key_range(const AttentionMask<T>& mask, int64_t batch, int64_t head, int64_t query, int64_t queries,
                    int64_t keys) {
   if (!mask) return {};
   if (mask.first_key == nullptr) return {.begin = 0, .clear = keys};
-  const int64_t* const first = mask.first_key + batch * mask.strides[0] + head * mask.strides[1];
-  int64_t least = keys, most = 0;
-  for (int64_t i = 0; i < queries; ++i) {
-    const int64_t key = std::clamp<int64_t>(first[(query + i) * mask.strides[2]], 0, keys);
-    least = std::min(least, key);
-    most = std::max(most, key);
-  }
-  return {.begin = least / kKeyTile * kKeyTile, .clear = most};
+  const auto bounds = [&](const int64_t* of) {  // the least and the greatest of the queries
+    const int64_t* const row = of + batch * mask.strides[0] + head * mask.strides[1];
+    int64_t least = keys, most = 0;
+    for (int64_t i = 0; i < queries; ++i) {
+      const int64_t key = std::clamp<int64_t>(row[(query + i) * mask.strides[2]], 0, keys);
+      least = std::min(least, key);
+      most = std::max(most, key);
+    }
+    return std::pair(least, most);
+  };
+  const auto [least, most] = bounds(mask.first_key);
+  KeyRange range = {.begin = least / kKeyTile * kKeyTile, .clear = most};
+  if (mask.end_key != nullptr) std::tie(range.open, range.end) = bounds(mask.end_key);
+  return range;
 }
 
 template <class A> void add_mask(const Panel<A>& panel, const A* addend) {

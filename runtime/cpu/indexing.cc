@@ -190,6 +190,32 @@ void scatter_sum_kernel(const KernelContext& context) {
   bad.check(context);
 }
 
+void write_rows_kernel(const KernelContext& context) {
+  const Tensor &x = context.in(0), &source = context.in(1), &at = context.in(2), &out = context.out();
+  if (x.impl()->data() != out.impl()->data())
+    cast_kernel({context.op, context.inputs.first(1), context.outputs, context.attrs, context.where});
+  const Dims &sizes = source.sizes(), &from_strides = source.strides(), &to_strides = out.strides();
+  const int64_t heads = sizes[1], rows = sizes[2], cols = sizes[3], places = out.sizes()[2];
+  if (sizes.numel() == 0) return;
+  const int64_t* const place = pointer<int64_t>(at);
+  for_width(out.dtype(), [&]<class T>(T) {
+    const T* const from = pointer<T>(source);
+    T* const to = pointer<T>(out);
+    parallel_for(sizes[0] * heads, kElementwiseGrain / (rows * cols) + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t line = begin; line < end; ++line) {
+        const int64_t b = line / heads, h = line % heads;
+        for (int64_t t = 0; t < rows; ++t) {
+          const int64_t row = place[b * at.strides()[0] + t * at.strides()[1]];
+          if (row < 0 || row >= places) continue;
+          const T* const read = from + b * from_strides[0] + h * from_strides[1] + t * from_strides[2];
+          T* const written = to + b * to_strides[0] + h * to_strides[1] + row * to_strides[2];
+          for (int64_t c = 0; c < cols; ++c) written[c * to_strides[3]] = read[c * from_strides[3]];
+        }
+      }
+    });
+  });
+}
+
 void cumsum_kernel(const KernelContext& context) {
   const Tensor &x = context.in(0), &out = context.out();
   const int dim = dim_of(context);

@@ -20,7 +20,8 @@ namespace rondo::cuda {
 namespace {
 
 // Arguments that the kernels take by value: the keys that a query may attend to (kind: 0 none, 1 bool, 2 the first key,
-// 3 added; then strides); the heads of an operand; the heads of a result that lies in a larger array.
+// 3 added, 4 the first key and the end; then strides); the heads of an operand; the heads of a result that lies in a
+// larger array.
 // clang-format off
 RONDO_TEXT_AND_CODE(kAttentionArguments,
 struct MaskArgument {
@@ -61,7 +62,9 @@ RONDO_DEVICE Row row_of(const Mask& mask, long long r, long long cols) {
   Row row = {batch * mask.batch + head * mask.head + query * mask.row, 0, cols,
              (batch * mask.heads + head) * mask.queries + query};
   if (mask.causal != 0 && query + 1 < cols) row.end = query + 1;
-  if (mask.kind == 2) row.first = read(static_cast<const long long*>(mask.data) + row.at_mask);
+  const long long* const keys = static_cast<const long long*>(mask.data) + row.at_mask;
+  if (mask.kind == 2 || mask.kind == 4) row.first = read(keys);
+  if (mask.kind == 4) row.end = Least::combine(row.end, read(keys + 1));
   return row;
 }
 RONDO_DEVICE C masked(const Mask& mask, const Row& row, long long j, C score) {
@@ -156,36 +159,36 @@ extern "C" __global__ void rondo_attention_store(const C* from, T* to, Place pla
 // The keys of a head that may be read: Note [Keys that are not read].
 struct KeysRead {
   const Mask& mask;
-  long long batch, first_head, end_head, begin;  // heads of queries
+  long long batch, first_head, end_head, begin, end;  // heads of queries; keys
   RONDO_DEVICE bool operator()(long long key) const {
-    if (mask.kind != 1) return key >= begin;
+    if (mask.kind != 1) return key >= begin && key < end;
     for (long long head = first_head; head < end_head; ++head)
       if (read(static_cast<const bool*>(mask.data) + batch * mask.batch + head * mask.head + key * mask.column))
         return true;
     return false;
   }
 };
-// The same number for all threads of the block.
-RONDO_DEVICE long long least_first_key(const Mask& mask, long long batch, long long first_head, long long end_head,
-                                       long long keys, long long (&parts)[8]) {
-  long long least = keys;
-  for (long long i = threadIdx.x; i < (end_head - first_head) * mask.queries; i += blockDim.x) {
-    const long long at = batch * mask.batch + (first_head + i / mask.queries) * mask.head + i % mask.queries * mask.row;
-    least = Least::combine(least, read(static_cast<const long long*>(mask.data) + at));
+// The least of all queries' numbers, times `sign`, in column `column` of the mask: the same for all threads of the block.
+RONDO_DEVICE long long least_of(const Mask& mask, const KeysRead& of, int column, int sign, long long (&parts)[8]) {
+  long long least = 0x7FFFFFFFFFFFFFFFll;
+  for (long long i = threadIdx.x; i < (of.end_head - of.first_head) * mask.queries; i += blockDim.x) {
+    const long long at = of.batch * mask.batch + (of.first_head + i / mask.queries) * mask.head +
+                         i % mask.queries * mask.row;
+    least = Least::combine(least, sign * read(static_cast<const long long*>(mask.data) + at + column));
   }
   return block_reduce<Least>(least, parts);
 }
 // [B, heads, rows, D] with these strides becomes dense. A row that the mask lets no query attend to is not read, and
-// becomes 0. A block for each kPackedRows rows of a head. mask.kind: 0, 1 with a stride of 0 over queries, or 2.
+// becomes 0. A block for each kPackedRows rows of a head. mask.kind: 0, 1 with a stride of 0 over queries, 2 or 4.
 constexpr int kPackedRows = 32;
 extern "C" __global__ void rondo_attention_pack(const T* from, T* to, Place place, Mask mask, long long blocks) {
   __shared__ long long parts[8];
   const long long tiles = (place.rows + kPackedRows - 1) / kPackedRows, groups = mask.heads / place.heads;
   for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
     const long long head = block / tiles % place.heads, batch = block / tiles / place.heads;
-    KeysRead wanted = {mask, batch, head * groups, (head + 1) * groups, 0};
-    if (mask.kind == 2)
-      wanted.begin = least_first_key(mask, batch, wanted.first_head, wanted.end_head, place.rows, parts);
+    KeysRead wanted = {mask, batch, head * groups, (head + 1) * groups, 0, place.rows};
+    if (mask.kind == 2 || mask.kind == 4) wanted.begin = least_of(mask, wanted, 0, 1, parts);
+    if (mask.kind == 4) wanted.end = -least_of(mask, wanted, 1, -1, parts);
     const long long first = block % tiles * kPackedRows;
     const T* const lines = from + batch * place.batch + head * place.head;
     T* const dense = to + (batch * place.heads + head) * place.rows * place.head_dim;
@@ -341,7 +344,7 @@ class Chunks {
   }
   // Note [Keys that are not read].
   bool some_are_not_read() const {
-    return call_.mask == AttentionMask::kFirstKey ||
+    return call_.mask == AttentionMask::kKeys || call_.mask == AttentionMask::kFirstKey ||
            (call_.mask == AttentionMask::kAllowed && (call_.queries == 1 || call_.mask_strides[2] == 0));
   }
 

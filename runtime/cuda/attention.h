@@ -8,8 +8,8 @@
 //   f64), in the order of the chunks, and chunks follow from the shape: bits do too.
 // Note [Keys that are not read]. A masked key has weight 0, but 0 * NaN is NaN, so its k and v must be finite. Some
 //   masked keys may hold anything, as the slots of a KVCache behind a row's end do: those before the least first key
-//   of the queries, and those that a mask of bool forbids to all queries at once (a call of one query, or a mask with
-//   stride 0 over queries).
+//   of the queries and behind the greatest end, and those that a mask of bool forbids to all queries at once (a call of
+//   one query, or a mask with stride 0 over queries).
 // Note [Large logsumexp]. The backward computes a weight as exp(score - logsumexp). A row that a mask lowers whole, by
 //   -1e9 or the lowest finite number, has a logsumexp of that size. The logarithm of its sum is rounded away, and each
 //   weight would be 1, not 1 / keys. So where the logsumexp is large, the backward divides the weights by their sum.
@@ -41,6 +41,7 @@ enum class AttentionMask : int32_t {
   kAllowed,   // bool: true if the query may attend to the key
   kFirstKey,  // i64: the first key to which a query may attend
   kBias,      // of q's dtype: added to the scaled score
+  kKeys,      // i64 pairs: the first key to which a query may attend, and the end of its keys
 };
 
 struct AttentionCall {

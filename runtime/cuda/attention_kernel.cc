@@ -47,8 +47,13 @@ struct Operands {
     call.mask = mask.dtype() == kBool  ? AttentionMask::kAllowed
                 : mask.dtype() == kI64 ? AttentionMask::kFirstKey
                                        : AttentionMask::kBias;
-    const Dims strides = broadcast_strides(mask.sizes(), mask.strides(),
-                                           {call.batch, call.heads, call.queries, call.keys});
+    Dims sizes = mask.sizes();
+    if (call.mask == AttentionMask::kFirstKey && sizes.rank() > 0 && sizes.back() == 2) {
+      call.mask = AttentionMask::kKeys;
+      if (mask.strides().back() != 1) mask = mask.contiguous();
+      sizes[sizes.rank() - 1] = 1;
+    }
+    const Dims strides = broadcast_strides(sizes, mask.strides(), {call.batch, call.heads, call.queries, call.keys});
     for (int i = 0; i < 4; ++i) call.mask_strides[i] = strides[i];
     addresses.mask = address_of(mask);
   }

@@ -215,29 +215,36 @@ RONDO_DEVICE C masked(const Call& call, const void* mask, const Columns& columns
   if (key < read(static_cast<const long long*>(mask) + at)) return lowest();
 #elif MASK == 3
   score = score + widen(read(static_cast<const T*>(mask) + at));
+#elif MASK == 4
+  const long long* const keys = static_cast<const long long*>(mask) + at;
+  if (key < read(keys) || key >= read(keys + 1)) return lowest();
 #endif
   return score;
 }
 // The keys before `end` that the tile of queries from `first` reads: Note [Keys that are not read]. All threads of a
 // warp call it.
 struct KeysRead {
-  long long begin;
+  long long begin, end;
   const bool* allowed;  // of each key
   long long step;
 };
 RONDO_DEVICE KeysRead keys_read(const Call& call, const void* mask, long long batch, long long head, long long first,
                                 long long end) {
-  KeysRead keys = {0, nullptr, call.mask_column};
+  KeysRead keys = {0, end, nullptr, call.mask_column};
 #if MASK == 1
   if (call.queries == 1 || call.mask_row == 0)
     keys.allowed = static_cast<const bool*>(mask) + batch * call.mask_batch + head * call.mask_head;
-#elif MASK == 2
+#elif MASK == 2 || MASK == 4
   const long long* const firsts = static_cast<const long long*>(mask) + batch * call.mask_batch + head * call.mask_head;
   keys.begin = end;
-  for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32)
+  long long before_end = 0;  // the greatest end, negative
+  for (long long query = first + threadIdx.x % 32; query < call.queries && query < first + ROWS; query += 32) {
     keys.begin = Least::combine(keys.begin, read(firsts + query * call.mask_row));
+    if (MASK == 4) before_end = Least::combine(before_end, -read(firsts + query * call.mask_row + 1));
+  }
   keys.begin = warp_reduce<Least, 32>(keys.begin);
   if (keys.begin < 0) keys.begin = 0;
+  if (MASK == 4) keys.end = least(end, -warp_reduce<Least, 32>(before_end));
 #endif
   return keys;
 }
@@ -247,8 +254,8 @@ RONDO_DEVICE void load_keys(T* keys, T* values, const T* k, const T* v, long lon
   const auto wanted = [&](int row) {
 #if MASK == 1
     return some.allowed == nullptr || read(some.allowed + (first + row) * some.step);
-#elif MASK == 2
-    return first + row >= some.begin;
+#elif MASK == 2 || MASK == 4
+    return first + row >= some.begin && first + row < some.end;
 #else
     return true;
 #endif

@@ -4,9 +4,9 @@
 // Note [What cuDNN serves]. bf16 and f16 without dropout, whose numbers are not ours, and of at least 16 queries: a
 //   plan takes a second to make, and when a model generates, every token has another number of keys. A mask of bool or
 //   of first keys becomes a bias in f32, made by a kernel. There, -1e30 stands for a key that is not allowed: with
-//   -inf, a row without a key is NaN. Such rows are told by their logsumexp and are set behind the plan. An added mask
-//   is left to our own kernels: it may lower a whole row, and a plan has nothing but the logsumexp
-//   (Note [Large logsumexp]).
+//   -inf, a row without a key is NaN. Such rows are told by their logsumexp and are set behind the plan. A mask
+//   with ends of keys is left to our own kernels, and so is an added mask: it may lower a whole row, and a plan has
+//   nothing but the logsumexp (Note [Large logsumexp]).
 // Note [The choice of cuDNN]. Our own kernels run unless a program asks for cuDNN's: nobody has compared them on a
 //   device. `use_cudnn_attention(true)`, or RONDO_CUDA_ATTENTION=cudnn.
 #pragma once

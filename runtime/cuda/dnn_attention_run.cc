@@ -94,8 +94,8 @@ std::shared_ptr<const DnnPlan> attention_plan(const DnnAttention& a, bool backwa
 
 bool is_asked(const AttentionCall& call) {
   return uses_cudnn_attention() && (call.dtype == kBF16 || call.dtype == kF16) && call.dropout == 0 &&
-         call.mask != AttentionMask::kBias && call.chunk == 0 && call.queries >= 16 && call.keys > 0 &&
-         call.head_dim > 0;
+         call.mask != AttentionMask::kBias && call.mask != AttentionMask::kKeys && call.chunk == 0 &&
+         call.queries >= 16 && call.keys > 0 && call.head_dim > 0;
 }
 // False: it stays without cuDNN, and is counted.
 bool serves(const std::shared_ptr<const DnnPlan>& plan, std::initializer_list<const void*> addresses) {

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
               head_dim);
     const KeysRead some = keys_read(call, mask, batch, head, first, end);
     C sums[kOutputs][4] = {}, top[2] = {lowest(), lowest()}, total[2] = {0, 0};
-    for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
+    for (long long key = some.begin / ROWS * ROWS; key < some.end; key += ROWS) {
       __syncthreads();  // the last tiles have been used
       load_keys(keys, values, k + batch * at_k.batch + kv_head * at_k.head,
                 v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);
@@ -186,7 +186,7 @@ RONDO_DEVICE void grad_of_queries(const Shared& s, const Call& call, const Dropo
   __syncthreads();
   const KeysRead some = keys_read(call, mask, batch, head, first, end);
   C sums[kOutputs][4] = {};
-  for (long long key = some.begin / ROWS * ROWS; key < end; key += ROWS) {
+  for (long long key = some.begin / ROWS * ROWS; key < some.end; key += ROWS) {
     __syncthreads();  // the last tiles have been used
     load_keys(s.other, s.other_values, k + batch * at_k.batch + kv_head * at_k.head,
               v + batch * at_v.batch + kv_head * at_v.head, at_k.row, at_v.row, call, key, some);

@@ -65,6 +65,24 @@ extern "C" __global__ void rondo_scatter(WORD* out, const long long* index, cons
     if (read(winners + to) == static_cast<unsigned long long>(i) + 1ull) write(out + to, read(source + at[2]));
   }
 }
+// Operands of the layout are `out` and `rows`, (B, H, T, D). Of several rows for one place, the last is written.
+extern "C" __global__ void rondo_write_rows(WORD* out, const WORD* rows, const long long* places, RondoLayout layout,
+                                            long long step, long long size) {
+  const long long count = layout.sizes[2];
+  for (long long i = first_index(); i < layout.numel; i += index_step()) {
+    const long long d = i % layout.sizes[3], t = i / layout.sizes[3] % count,
+                    head = i / layout.sizes[3] / count % layout.sizes[1],
+                    batch = i / layout.sizes[3] / count / layout.sizes[1];
+    const long long* const own = places + batch * count;
+    const long long place = read(own + t);
+    bool writes = place >= 0 && place < size;
+    for (long long later = t + 1; writes && later < count; ++later) writes = read(own + later) != place;
+    if (writes)
+      write(out + batch * layout.strides[0][0] + head * layout.strides[0][1] + place * step + d * layout.strides[0][3],
+            read(rows + batch * layout.strides[1][0] + head * layout.strides[1][1] + t * layout.strides[1][2] +
+                 d * layout.strides[1][3]));
+  }
+}
 // Where each element goes. Those whose index is out of range come last.
 extern "C" __global__ void rondo_destinations(unsigned long long* keys, const long long* index, RondoLayout layout,
                                               long long step, long long size, DeviceStatus* status, unsigned call) {
@@ -213,6 +231,25 @@ void scatter_sum_kernel(const KernelContext& context) {
   launch_threads(device, kernel_of(device, kScatterSum, "rondo_scatter_sum", {{"T", type_name(out.dtype())}}), n,
                  address_of(out), address_of(values), address_of(order.keys), address_of(order.positions),
                  layout_with(sizes, strides_within(values, sizes)));
+}
+
+void write_rows_kernel(const KernelContext& context) {
+  const NoGrad off;
+  const RecorderScope run(nullptr);
+  const Tensor &rows = context.in(1), places = dense(context.in(2));
+  Tensor& out = context.out();
+  if (address_of(out) != address_of(context.in(0))) out.copy_(context.in(0));
+  if (rows.numel() == 0) return;
+  // All dimensions as they are: the kernel reads the place of each row.
+  RondoLayout layout = {.numel = rows.numel(), .rank = 4, .sizes = {}, .strides = {}};
+  for (int d = 0; d < 4; ++d) {
+    layout.sizes[d] = rows.sizes()[d];
+    layout.strides[0][d] = out.strides()[d];
+    layout.strides[1][d] = rows.strides()[d];
+  }
+  launch_threads(
+      out.device().index, kernel_of(out.device().index, kMoves, "rondo_write_rows", {{"WORD", word_name(out.dtype())}}),
+      rows.numel(), address_of(out), address_of(rows), address_of(places), layout, out.strides()[2], out.sizes()[2]);
 }
 
 void cumsum_kernel(const KernelContext& context) {

@@ -30,9 +30,10 @@ void check_shapes(const InferContext& c) {
   if (q[0] != k[0] || q[3] != k[3]) c.fail("q and k must agree in batch and head dimension");
   if (k[1] == 0 || q[1] % k[1] != 0) c.fail("the heads of q must be a multiple of those of k");
   if (!c.has(3)) return;
-  const Dims& mask = c.sizes(3);
-  if (c.dtype(3) == kI64 && mask.rank() > 0 && mask.back() != 1)
-    c.fail("a mask of first keys must have one column: (B, H, Tq, 1)");
+  Dims mask = c.sizes(3);
+  if (c.dtype(3) == kI64 && mask.rank() > 0 && mask.back() != 1 && mask.back() != 2)
+    c.fail("a mask of keys must have one column (the first key) or two (and the end): (B, H, Tq, 2)");
+  if (c.dtype(3) == kI64 && mask.rank() > 0) mask[mask.rank() - 1] = 1;
   Dims full;
   const Dims scores = {q[0], q[1], q[2], k[2]};
   if (!broadcast_shapes(mask, scores, full) || !(full == scores)) c.fail("mask does not broadcast to (B, H, Tq, Tk)");
@@ -46,7 +47,7 @@ void check_operands(InferContext& c) {
   }
   if (c.n_inputs() > 4) check_dropout(c, 4, c.scalar(1));
   if (c.has(3) && c.dtype(3) != kBool && c.dtype(3) != kI64 && c.dtype(3) != c.dtype(0))
-    c.fail("mask must be bool, i64 or i32 (the first key of each query), or have the dtype of q");
+    c.fail("mask must be bool, i64 or i32 (the keys of each query), or have the dtype of q");
 }
 
 // Heads of k or v, each repeated for its group of query heads.
@@ -57,13 +58,19 @@ Tensor repeat_heads(const Tensor& t, int64_t heads) {
   return reshape(expand(unsqueeze(t, 2), {s[0], s[1], groups, s[2], s[3]}), {s[0], heads, s[2], s[3]});
 }
 
+// A mask of keys, i64 (..., 1 or 2), as bool (..., keys).
+Tensor allowed_keys(const Tensor& mask, int64_t keys) {
+  const Tensor key = Tensor::arange(keys, {kI64, mask.device()});
+  if (mask.rank() == 0 || mask.sizes().back() == 1) return less_equal(mask, key);
+  return bitwise_and(less_equal(slice(mask, -1, {0, 1}), key), less(key, slice(mask, -1, {1, 2})));
+}
+
 // softmax(scale q k^T + mask) v with every score stored: the oracle, and the way to second derivatives.
 Tensor plain_scores(const Tensor& q, const Tensor& k, const Tensor& mask, bool causal, SymFloat scale) {
   Tensor scores = matmul(q, transpose(repeat_heads(k, q.sizes()[1]), -1, -2)) * scale;
   const double lowest = -std::numeric_limits<double>::infinity();
   const TensorOptions counts{kI64, q.device()};
-  if (mask.defined() && mask.dtype() == kI64)
-    scores = where(less_equal(mask, Tensor::arange(k.sizes()[2], counts)), scores, lowest);
+  if (mask.defined() && mask.dtype() == kI64) scores = where(allowed_keys(mask, k.sizes()[2]), scores, lowest);
   else if (mask.defined()) scores = mask.dtype() == kBool ? where(mask, scores, lowest) : scores + mask;
   if (causal) {
     const Tensor rows = unsqueeze(Tensor::arange(q.sizes()[2], counts), 1);
@@ -274,8 +281,7 @@ Tensor plain_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& give
   const Attrs none;
   check_shapes(InferContext(kAttention, operands, none, q.where));
   if (mask.defined() && mask.dtype() != kBool && mask.dtype() != kI64 && !is_floating(mask.dtype()))
-    throw_op_error("plain_attention", "mask must be bool, i64 or i32 (the first key of each query), or floats",
-                   q.where);
+    throw_op_error("plain_attention", "mask must be bool, i64 or i32 (the keys of each query), or floats", q.where);
   const double scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.tensor.sizes()[3])));
   const Tensor scores = plain_scores(q.tensor, k.tensor, mask, options.causal, scale);
   // A query that may attend to nothing gets 0, as in scaled_dot_product_attention.

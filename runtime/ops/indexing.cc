@@ -196,6 +196,36 @@ constexpr OpDef kScatter = {
     .checks = true,
 };
 
+// Inputs x (B, H, S, D), source (B, H, T, D), at (B, T): x with source[b, h, t] as row at[b, t] of x[b, h]. A place
+// outside of [0, S) is no error but says that the row is not written, as padding is not: an op that checks could not be
+// written over its input where another one follows (plan/memory.cc).
+constexpr OpDef kWriteRows = {
+    .name = "write_rows",
+    .kind = OpKind::kOpaque,
+    .infer =
+        [](InferContext& c) {
+          const Dims &x = c.sizes(0), &source = c.sizes(1), &at = c.sizes(2);
+          if (x.rank() != 4 || source.rank() != 4 || x[0] != source[0] || x[1] != source[1] || x[3] != source[3])
+            c.fail("needs x (B, H, S, D) and a source (B, H, T, D)");
+          c.require_same_dtype(0, 1);
+          if (c.dtype(2) != kI64 || !(at == Dims{source[0], source[2]})) c.fail("places must be i64 (B, T)");
+          c.output(0, c.dtype(0), x);
+        },
+    .on = {{&cpu::write_rows_kernel}, {&cuda::write_rows_kernel}},
+    .decompose =
+        [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
+          const int64_t B = in[0].sizes()[0], S = in[0].sizes()[2], T = in[1].sizes()[2];
+          out[0] = in[0].clone();
+          for (int64_t t = 0; t < T; ++t) {
+            const Tensor here = equal(Tensor::arange(S, {kI64, in[0].device()}),
+                                      slice(in[2], 1, {t, t + 1}));  // (B, S)
+            out[0] = where(reshape(here, {B, 1, S, 1}), slice(in[1], 2, {t, t + 1}), out[0]);
+          }
+        },
+    .reuses = 0,
+    .fuse_parts = false,
+};
+
 // Integers and bools add up in i64, floats in f64. ints: {dim, reverse}
 constexpr OpDef kCumsum = {
     .name = "cumsum",
@@ -288,6 +318,10 @@ Tensor select_slices(const TensorArg& x, int d, const TensorArg& index) {
   sizes[0] = at.sizes()[0];
   const Tensor picked = call(kIndexSelect, {{reshape({front, x.where}, {rows, cols}), x.where}, {at, index.where}});
   return transpose(reshape(picked, sizes), 0, d);
+}
+void write_rows_(TensorArg x, TensorArg source, TensorArg at) {
+  const Tensor places = index_operand("write_rows", at);
+  call_in_place(kWriteRows, {x, source, {places, at.where, at.tensor.dtype()}});
 }
 Tensor cumsum(TensorArg x, int64_t dim) {
   return call(kCumsum, {x}, {.ints = {dim_of("cumsum", x.tensor, dim, x.where), 0}});
@@ -405,7 +439,7 @@ ValuesAndIndices topk(TensorArg x, int64_t k, int64_t dim, bool largest) {
   return {gather(x, d, indices), indices};
 }
 
-constexpr OpList kIndexingOps = {&kGather, &kPick,   &kCheckIndices, &kScatter, &kScatterSum,
-                                 &kCumsum, &kArgmax, &kArgsort,      &kTopk};
+constexpr OpList kIndexingOps = {&kGather,    &kPick,   &kCheckIndices, &kScatter, &kScatterSum,
+                                 &kWriteRows, &kCumsum, &kArgmax,       &kArgsort, &kTopk};
 
 }  // namespace rondo::ops

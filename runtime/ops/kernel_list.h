@@ -104,6 +104,7 @@ void gather_kernel(const KernelContext& context);  // x, index -> values
 void check_indices_kernel(const KernelContext& context);
 void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
 void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
+void write_rows_kernel(const KernelContext& context);   // x, rows, their places (B, T) -> x with them in place
 // segments.cc: index (N), ints {segments, Lookup} -> order (N), starts (segments + 1): ops/segments.h
 void sort_segments_kernel(const KernelContext& context);
 void sum_segments_kernel(const KernelContext& context);  // values (N, ...), starts -> the sum of each segment's rows

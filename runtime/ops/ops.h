@@ -160,6 +160,10 @@ Tensor scatter_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
 // x with the slices of source added along dim: x[..., index[i], ...] += source[..., i, ...], in order. index (N);
 // source has x's sizes, but N along dim.
 Tensor index_add(TensorArg x, int64_t dim, TensorArg index, TensorArg source);
+// In place: row at[b, t] of x[b, h] becomes source[b, h, t]. x (B, H, S, D), source (B, H, T, D) of x's dtype, at (B,
+// T). A row whose place is not in [0, S) is not written, and that is no error; of several for one place the last one
+// wins. What writes a KVCache: the places are values, so a compiled region is the same for all of them.
+void write_rows_(TensorArg x, TensorArg source, TensorArg at);
 // The slices x[..., index[i], ...] along dim. index (N).
 Tensor index_select(TensorArg x, int64_t dim, TensorArg index);
 // Running sum, in order; i64 for integers and bools.
@@ -315,11 +319,12 @@ struct AttentionOptions {
   Generator* generator = nullptr;              // of the dropout, which takes one offset; null: default_generator()
 };
 // q (B, H, Tq, D), k and v (B, Hkv, Tk, D) with Hkv dividing H -> (B, H, Tq, D), laid out in memory as (B, Tq, H, D).
-// mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32, the first key of
-// each query. Tiled after Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See
-// first_keys() in modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would
-// drop. The v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask
-// that requires a gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
+// mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32: (B, H, Tq, 1) the
+// first key of each query, (B, H, Tq, 2) that and the end of its keys, which costs nothing for the others. Tiled after
+// Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See first_keys() in
+// modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The v of a
+// masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask that requires a
+// gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

@@ -1,20 +1,23 @@
 // bench_generate: tokens a second of greedy decoding, GPT-2's architecture with random weights, and which share of the
 // machine's memory stream that is.
 //
-//   bench_generate --dtype=bf16 --prompt=64 --new_tokens=64 --batch=1 --threads=2 [--json]
+//   bench_generate --dtype=bf16 --prompt=64 --new_tokens=64 --batch=1 --threads=2 [--compile=MODE] [--json]
+//   bench_generate --compile=default --paired ...  compiled and eager tokens in turns, medians
 //   bench_generate --serve ...     answers each line "N" with the best of N runs (tests/bench/peers/README.md)
 //
 // Bytes of a token: each weight that a token reads once (of wte the output layer's read, of wpe one row), and the keys
-// and values of all tokens before it. The stream is measured in the same run: the best of several reads of 256 MiB by
-// the same threads, by plain loads.
+// and values of all tokens before it. The stream is measured in the same run: the best (in turns: the median) of
+// several reads of 256 MiB by the same threads, by plain loads.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "rondo/compile/compile.h"
 #include "rondo/modules/generation.h"
 #include "rondo/modules/gpt2.h"
 #include "rondo/runtime/autograd.h"
@@ -28,9 +31,14 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
 
-// Bytes a second.
-double stream(const std::vector<int64_t>& memory) {
-  double best = 1e9;
+double median(std::vector<double>& times) {
+  const auto middle = times.begin() + std::ssize(times) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
+// Adds the seconds of some reads of the memory.
+void stream(const std::vector<int64_t>& memory, std::vector<double>& times) {
   for (int round = 0; round < 5; ++round) {
     const auto start = Clock::now();
     std::vector<int64_t> sums(64, 0);
@@ -44,9 +52,8 @@ double stream(const std::vector<int64_t>& memory) {
     });
     for (const int64_t sum : sums)
       if (sum == 42) std::printf(" ");
-    best = std::min(best, seconds_since(start));
+    times.push_back(seconds_since(start));
   }
-  return static_cast<double>(memory.size() * sizeof(int64_t)) / best;
 }
 
 }  // namespace
@@ -77,27 +84,63 @@ int main(int argc, char** argv) try {
   for (size_t i = 0; i < tokens.size(); ++i)
     tokens[i] = static_cast<int64_t>(i * 7919 % 50000) % model.config.vocab_size;
   const std::vector<std::vector<int64_t>> prompts(static_cast<size_t>(B), tokens);
+  const bool paired = flag("--paired");
+  std::optional<compile::Regions> regions;
+  if (options.has("compile"))
+    for (const compile::Mode mode : compile::kModes)
+      if (compile::name_of(mode) == options.text("compile", ""))
+        regions = compile::compile_regions(model, {.exact = flag("--exact"), .mode = mode});
+  if (options.has("compile") && !regions) throw Error("--compile is none of the modes of compile::Mode");
+
+  // Times of single tokens, in turns if `paired`: what else the machine does meets both alike.
+  struct Times {
+    const char* how;
+    std::vector<double> tokens = {};
+  };
+  double best_prompt = 1e9;
+  // The mean of its tokens, in seconds.
+  const auto generate = [&](std::vector<Times>& all) {
+    Clock::time_point last = Clock::now(), first;
+    int64_t made = 0;
+    nn::generate(model, prompts, {.max_new_tokens = more + 1, .temperature = 0, .on_token = [&](int64_t row, int64_t) {
+                                    if (row < B - 1) return true;
+                                    const double seconds = seconds_since(last);
+                                    if (made > 0) all[static_cast<size_t>(made) % all.size()].tokens.push_back(seconds);
+                                    else best_prompt = std::min(best_prompt, seconds), first = Clock::now();
+                                    ++made;
+                                    compile::set_stance(static_cast<size_t>(made) % all.size() > 0
+                                                            ? compile::Stance::kForceEager
+                                                            : compile::Stance::kDefault);
+                                    last = Clock::now();
+                                    return true;
+                                  }});
+    compile::set_stance(compile::Stance::kDefault);
+    return seconds_since(first) / static_cast<double>(more);
+  };
   const auto run = [&](int64_t repeats) {
-    double best_token = 1e9, best_prompt = 1e9, best_stream = 0;
+    double best_token = 1e9;
+    std::vector<double> reads;
+    std::vector<Times> all = {{regions ? "compiled" : "eager"}}, warm_up = all;
+    if (paired) all.push_back({"eager"});
+    if (regions) generate(warm_up);  // compiles
     for (int64_t i = 0; i < std::max<int64_t>(1, repeats); ++i) {
-      best_stream = std::max(best_stream, stream(memory));
-      Clock::time_point first;
-      const auto start = Clock::now();
-      bool begun = false;
-      nn::generate(model, prompts,
-                   {.max_new_tokens = more + 1, .temperature = 0, .on_token = [&](int64_t row, int64_t) {
-                      if (row == B - 1 && !std::exchange(begun, true)) first = Clock::now();
-                      return true;
-                    }});
-      best_token = std::min(best_token, seconds_since(first) / static_cast<double>(more));
-      best_prompt = std::min(best_prompt, std::chrono::duration<double>(first - start).count());
+      stream(memory, reads);
+      best_token = std::min(best_token, generate(all));
     }
-    std::printf(json ? "{\"peer\": \"rondo\", \"dtype\": \"%s\", \"tokens_per_s\": %.2f, \"ms_per_token\": %.4f, "
-                       "\"prompt_ms\": %.2f, \"stream_gb_per_s\": %.2f, \"mb_per_token\": %.1f, \"share\": %.3f}\n"
-                     : "%s: %.1f tokens/s (%.2f ms each, prompt %.1f ms); stream %.1f GB/s, %.0f MB a token: %.2f of "
-                       "the stream\n",
-                std::string(name_of(dtype)).c_str(), static_cast<double>(B) / best_token, best_token * 1e3,
-                best_prompt * 1e3, best_stream / 1e9, bytes / 1e6, bytes / best_stream / best_token);
+    const double seconds = paired ? median(reads) : *std::min_element(reads.begin(), reads.end());
+    const double speed = static_cast<double>(memory.size() * sizeof(int64_t)) / seconds;  // bytes a second
+    for (Times& times : all) {
+      const double token = paired ? median(times.tokens) : best_token;
+      std::printf(json
+                      ? "{\"peer\": \"rondo\", \"dtype\": \"%s\", \"how\": \"%s\", \"tokens_per_s\": %.2f, "
+                        "\"ms_per_token\": %.4f, \"prompt_ms\": %.2f, \"stream_gb_per_s\": %.2f, \"mb_per_token\": "
+                        "%.1f, \"share\": %.3f}\n"
+                      : "%s, %s: %.1f tokens/s (%.3f ms each, prompt %.1f ms); stream %.1f GB/s, %.0f MB a token: %.3f "
+                        "of the stream\n",
+                  std::string(name_of(dtype)).c_str(), times.how, static_cast<double>(B) / token, token * 1e3,
+                  best_prompt * 1e3, speed / 1e9, bytes / 1e6, bytes / speed / token);
+    }
+    if (regions && !json) std::printf("%s\n", regions->summary().c_str());
     std::fflush(stdout);
   };
   if (!serves) {

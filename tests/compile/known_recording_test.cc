@@ -141,6 +141,66 @@ TEST(KnownRecording, HandlesServeAgainIfNobodyHoldsThem) {
   }
 }
 
+// As a region records writes.
+struct WritingTrace final : Trace {
+  void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
+              bool in_place, std::source_location where) override {
+    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    if (append_known_write(op, inputs, attrs, where)) return;
+    stop_following();
+    EXPECT_EQ(record_write(op, inputs, attrs, outputs[0], where), nullptr);
+  }
+};
+
+// A cache is another tensor in each layer, and is written elsewhere at each call: the recording stays the known one.
+TEST(KnownRecording, WritesOfWholeTensorsAreFollowed) {
+  struct Cache {
+    Tensor keys = Tensor::zeros({1, 2, 8, 3});
+    Tensor first = keys, second = Tensor();  // written, and written then
+    Tensor read = keys;
+  };
+  const Tensor rows = Tensor::ones({1, 2, 1, 3});
+  const auto body = [&](const Cache& cache, const Tensor& at) {
+    const Tensor before = ops::sum(cache.read);
+    ops::write_rows_(cache.first, rows * 2.0, at);
+    if (cache.second.defined()) ops::write_rows_(cache.second, rows, at);
+    return Tensors{ops::sum(cache.read) - before};
+  };
+  const auto record = [&](const Cache& cache, const Tensor& at, std::shared_ptr<const Graph> known) {
+    const NoGrad off;
+    WritingTrace trace;
+    if (known != nullptr) trace.follow({known, kCPU, ++next_number});
+    RecorderScope scope(&trace);
+    const Tensors held = body(cache, at);
+    const bool is_known = trace.is_known();
+    trace.stop_following();
+    EXPECT_TRUE(trace.writes(cache.first.storage()));
+    trace.refresh();
+    auto graph = std::make_shared<Graph>(trace.graph);
+    for (const compile::GraphNode& node : graph->nodes)
+      for (compile::ValueId id : node.outputs)
+        if (trace.is_alive(id)) graph->outputs.push_back(id);
+    return std::pair(is_known, graph);
+  };
+  const auto place = [](int64_t at) { return Tensor::from<int64_t>({at}, {1, 1}); };
+  const Cache plain;
+  const std::shared_ptr<const Graph> known = record(plain, place(1), nullptr).second;
+  EXPECT_TRUE(Trace::has_known_writes(*known));
+  EXPECT_TRUE(record(plain, place(5), known).first);
+  EXPECT_TRUE(record(Cache(), place(0), known).first);
+  Cache twice, view, other;
+  twice.second = twice.keys;
+  view.first = Tensor::zeros({1, 2, 9, 3}).slice(2, {0, 8});
+  other.read = Tensor::zeros({1, 2, 8, 3});
+  for (const Cache* cache : {&twice, &view, &other}) {
+    const auto [is_known, graph] = record(*cache, place(2), known);
+    EXPECT_FALSE(is_known);
+    EXPECT_EQ(to_string(*graph), to_string(*record(*cache, place(2), nullptr).second));
+    EXPECT_EQ(graph->versions, record(*cache, place(2), nullptr).second->versions);
+  }
+  EXPECT_FALSE(Trace::has_known_writes(*record(twice, place(2), nullptr).second));
+}
+
 class KnownCalls : public test::BlockTest {};
 
 // The same layer, called with what its recordings may differ in, in turns: all results as in eager execution.
@@ -238,6 +298,42 @@ TEST_F(KnownCalls, AWriteInTheMiddle) {
     for (int i = 0; i < 7; ++i) results.push_back(block(test::input())[0].detach());
     return results;
   });
+}
+
+// Writes of all of a tensor are compared like any other call: read before and after it, once and twice, and what stands
+// in for the tensor changes from call to call.
+TEST_F(KnownCalls, Writes) {
+  const auto body = [](Block& b, const Tensor& x) {
+    Tensor sums = b.state.kept[0], count = b.state.kept[1];
+    const int64_t step = b.state.step++;
+    const Tensor before = sums * 2.0;
+    sums.add_(x.detach());
+    count.add_(1.0);
+    if (step % 5 == 3) count.mul_(0.5);                                        // a second write
+    if (step % 7 == 4) b.state.hook_calls += count.to_vector<float>()[0] > 0;  // a read of what was written
+    const Tensor part = step % 3 == 2 ? sums.slice(0, {0, 2}) : sums;
+    return Tensors{(before + ops::sum(part) * b.bias) / count};
+  };
+  for (const bool gradients : {true, false})
+    expect_as_eager(body, [gradients](Block& block) {
+      GradMode mode(gradients);
+      Tensors results;
+      const Tensor other = Tensor::zeros({4, 6}), counts = Tensor::zeros({2});
+      block.state.kept = {Tensor::zeros({4, 6}), Tensor::zeros({})};
+      for (int64_t i = 0; i < 30; ++i) {
+        if (i % 11 == 10) block.state.kept = {other, counts.select(0, 1)};  // a view is written
+        if (i % 11 == 5) block.state.kept = {Tensor::ones({4, 6}), Tensor::ones({})};
+        if (i % 13 == 12) block.state.kept[1] = block.state.kept[0].select(0, 0).select(0, 0);  // of the other's memory
+        const Tensor held = i % 4 == 1 ? block.state.kept[0].slice(0, {1, 3}) : Tensor();
+        results.push_back(block(Tensor::randn({4, 6}))[0].detach());
+        if (held.defined()) results.push_back(held.clone());
+        for (const Tensor& kept : block.state.kept) {
+          results.push_back(kept.clone());
+          results.push_back(Tensor::full({}, static_cast<double>(kept.version())));
+        }
+      }
+      return results;
+    });
 }
 
 }  // namespace

@@ -213,6 +213,11 @@ TEST(CudaAttention, KeysThatAreNotReadMayHoldAnything) {
       o.mask = Tensor::from(std::vector<int64_t>{40, 50, 60, 69}, {4, 1, 1}).expand({2, 4, queries, 1}).contiguous();
       expect_same(o, (Tensor::from(std::vector<int64_t>{40, 60}, {1, 2, 1}) > slots).view({1, 2, keys, 1}),
                   what + " first keys of heads");
+      // Keys from and to: of a window, and of none.
+      o.mask = Tensor::from(std::vector<int64_t>{1, 4, 66, 69}, {2, 1, 1, 2}).expand({2, 1, queries, 2}).contiguous();
+      const Tensor begins = Tensor::from(std::vector<int64_t>{1, 66}, {2, 1, 1}),
+                   ends = Tensor::from(std::vector<int64_t>{4, 69}, {2, 1, 1});
+      expect_same(o, ops::bitwise_or(begins > slots, ends <= slots).view({2, 1, keys, 1}), what + " keys from and to");
     }
   }
   // Later queries of a tile begin earlier than its first ones.

@@ -22,6 +22,7 @@
 #include "rondo/runtime/autograd.h"
 #include "rondo/runtime/random.h"
 #include "rondo/tests/bits.h"
+#include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/cuda/near.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -275,6 +276,13 @@ TEST(CudaModules, GenerationIsTheCpus) {
       const std::vector<int64_t> expected = generated(kCPU, *model, temperature);
       EXPECT_EQ(generated(cuda.device(), *model, temperature), expected) << temperature;
       EXPECT_EQ(expected.size(), 12u);
+      const test::MeansToRun eagerly(test::Eagerly::kAll, "prompts run op by op");
+      const compile::Regions regions = compile::compile_regions(model->module());  // each further token is a region
+      EXPECT_EQ(generated(cuda.device(), *model, temperature), expected) << temperature;
+      EXPECT_EQ(regions.report()[0].entries, 1);
+      EXPECT_LE(regions.report()[0].compilations, 1);
+      EXPECT_EQ(regions.report()[0].failed_compilations, 0) << regions.report()[0].last_failed_compilation;
+      compile::disable(model->module());
     }
   }
 }

@@ -99,6 +99,7 @@ constexpr LibraryOp kLibraryOps[] = {
     {"scatter_add", kPlaces},
     {"embedding_grad", kPlaces},
     {"embedding_grad_onto", kPlaces},
+    {"write_rows", kPlaces},
     {"triu", kPlaces},
     {"tril", kPlaces},
     {"draw_integers", "numbers that do not fit are drawn again"},

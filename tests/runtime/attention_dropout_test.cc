@@ -211,6 +211,8 @@ TEST(PlainAttention, RefusesTheSameShapes) {
   refused(q, k, k, Tensor::full({3, 1, 1, 6}, true, {kBool}));
   refused(q, k, k, Tensor::full({1, 1, 1, 1, 6}, true, {kBool}));
   refused(q, k, k, Tensor::zeros({1, 1, 1, 6}, {kI64}));
+  refused(q, k, k, Tensor::zeros({1, 1, 4, 3}, {kI64}));
+  refused(q, k, k, Tensor::zeros({1, 1, 3, 2}, {kI64}));
 }
 
 TEST(PlainAttention, OneFirstKeyForAllQueries) {
@@ -218,6 +220,19 @@ TEST(PlainAttention, OneFirstKeyForAllQueries) {
   const Tensor expected = ops::scaled_dot_product_attention(q, k, k, Tensor::full({1, 1, 4, 1}, 2, {kI64}));
   EXPECT_TRUE(same_bits(ops::scaled_dot_product_attention(q, k, k, Tensor::scalar<int64_t>(2)), expected));
   EXPECT_LT(difference(ops::plain_attention(q, k, k, Tensor::scalar<int64_t>(2)), expected), 1e-6);
+}
+
+TEST(PlainAttention, KeysFromAndTo) {
+  const Tensor q = Tensor::randn({2, 4, 3, 8}), k = Tensor::randn({2, 2, 6, 8});
+  const Tensor keys = Tensor::from<int32_t>({0, 2, 1, 9, 4, 3, 5, 6, -1, 1, 2, 5}, {2, 1, 3, 2});
+  Tensor allowed = Tensor::full({2, 1, 3, 6}, false, {kBool});
+  const std::vector<std::pair<int64_t, int64_t>> bounds = {{0, 2}, {1, 6}, {4, 4}, {5, 6}, {0, 1}, {2, 5}};
+  for (size_t row = 0; row < bounds.size(); ++row)
+    for (int64_t j = bounds[row].first; j < bounds[row].second; ++j)
+      allowed.flatten()[static_cast<int64_t>(row) * 6 + j].fill_(true);
+  const Tensor expected = ops::plain_attention(q, k, k, allowed);
+  EXPECT_LT(difference(ops::scaled_dot_product_attention(q, k, k, keys), expected), 1e-6);
+  EXPECT_LT(difference(ops::plain_attention(q, k, k, keys), expected), 1e-6);
 }
 
 TEST(Memory, AttentionWithDropoutIsLinearInTheLength) {

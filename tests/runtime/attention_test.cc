@@ -20,7 +20,7 @@
 namespace rondo::cpu {
 namespace {
 
-enum class MaskKind { kNone, kBool, kBias, kKeyPadding, kFirstKey };
+enum class MaskKind { kNone, kBool, kBias, kKeyPadding, kFirstKey, kKeys };
 
 struct Case {
   int64_t batch, heads, kv_heads, queries, keys, head_dim;
@@ -113,6 +113,14 @@ template <class T> struct Problem {
       bias.resize(c.batch * c.keys);
       for (int64_t i = 0; i < c.batch * c.keys; ++i) bias[i] = convert<T>(2 * (i % c.keys) < c.keys ? 0.5 : -kInf);
       mask = {.bias = bias.data(), .strides = {c.keys, 0, 0, 1}};
+    } else if (c.mask == MaskKind::kKeys) {  // [B, 1, Tq, 2]: a window behind each query; some end where they begin.
+      first_key.resize(c.batch * c.queries * 2);
+      for (size_t i = 0; i < first_key.size(); i += 2) {
+        const int64_t query = static_cast<int64_t>(i) / 2 % c.queries, end = query * 3 / 2 + 5;
+        first_key[i] = query % 31 == 30 ? -2 : std::max<int64_t>(0, end - 90 - static_cast<int64_t>(rng() % 8));
+        first_key[i + 1] = query % 17 == 16 ? first_key[i] : query % 53 == 52 ? c.keys + 9 : end;
+      }
+      mask = {.first_key = first_key.data(), .end_key = first_key.data() + 1, .strides = {c.queries * 2, 0, 2, 0}};
     } else if (c.mask ==
                MaskKind::kFirstKey) {  // [B, H, Tq, 1]: runs of queries; -2 allows all keys, the last run none.
       first_key.resize(c.batch * c.heads * c.queries);
@@ -128,7 +136,7 @@ template <class T> struct Problem {
     const int64_t at = b * mask.strides[0] + h * mask.strides[1] + i * mask.strides[2] + j * mask.strides[3];
     if (c.causal && j > i) return -kInf;
     if (mask.allowed) return mask.allowed[at] ? 0 : -kInf;
-    if (mask.first_key) return j >= mask.first_key[at] ? 0 : -kInf;
+    if (mask.first_key) return j >= mask.first_key[at] && (!mask.end_key || j < mask.end_key[at]) ? 0 : -kInf;
     return mask.bias ? static_cast<double>(mask.bias[at]) : 0;
   }
   // What dropout multiplies a weight by: Note [Dropped weights] in ops/attention.cc.
@@ -265,7 +273,8 @@ TYPED_TEST(AttentionTest, GroupedQueries) {
 
 TYPED_TEST(AttentionTest, Masks) {
   for (const bool causal : {false, true}) {
-    for (const MaskKind kind : {MaskKind::kBool, MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey}) {
+    for (const MaskKind kind :
+         {MaskKind::kBool, MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey, MaskKind::kKeys}) {
       check<TypeParam>({2, 2, 2, 70, 70, 16, causal, kind});
       check<TypeParam>({1, 2, 1, 270, 270, 8, causal, kind});
       check<TypeParam>({2, 4, 2, 7, 130, 24, causal, kind});
@@ -277,7 +286,8 @@ TYPED_TEST(AttentionTest, Masks) {
 TYPED_TEST(AttentionTest, Dropout) {
   for (const bool causal : {false, true}) {
     for (const double p : {0.1, 0.5, 1.0})
-      for (const MaskKind kind : {MaskKind::kNone, MaskKind::kBool, MaskKind::kBias, MaskKind::kFirstKey}) {
+      for (const MaskKind kind :
+           {MaskKind::kNone, MaskKind::kBool, MaskKind::kBias, MaskKind::kFirstKey, MaskKind::kKeys}) {
         check<TypeParam>({2, 2, 2, 70, 70, 16, causal, kind, p});
         check<TypeParam>({1, 4, 2, 7, 131, 24, causal, kind, p});
         check<TypeParam>({1, 2, 1, 140, 50, 5, causal, kind, p});
@@ -295,7 +305,7 @@ TYPED_TEST(AttentionTest, OneQuery) {
     for (const int64_t keys : {1, 15, 16, 17, 31, 256, 257, 700})
       for (const int64_t head_dim : {1, 8, 17, 64, 100, 128}) check<TypeParam>({2, 4, 2, 1, keys, head_dim, causal});
   check<TypeParam>({1, 7, 1, 1, 600, 80});
-  for (const MaskKind kind : {MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey})
+  for (const MaskKind kind : {MaskKind::kBias, MaskKind::kKeyPadding, MaskKind::kFirstKey, MaskKind::kKeys})
     for (const int64_t keys : {5, 300, 530}) check<TypeParam>({2, 6, 3, 1, keys, 24, false, kind});
   // MaskKind::kBool leaves the first query nothing: a mask of its own, and one of each head.
   for (const bool of_head : {false, true}) {

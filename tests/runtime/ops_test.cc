@@ -194,6 +194,28 @@ TEST(Indexing, OverwrittenSourcesGetNoGradient) {
   EXPECT_EQ(source.grad().to_vector<double>(), (Values{0, 3}));
 }
 
+// A cache's write: places are values, a row without a place is left out, and the last of equal places wins.
+TEST(Indexing, RowsAreWrittenAtPlaces) {
+  const Tensor cache = Tensor::zeros({2, 1, 4, 2}), rows = Tensor::arange(12, {kF32}).view({2, 1, 3, 2});
+  const Tensor places = Tensor::from<int32_t>({3, -1, 0, 2, 4, 2}, {2, 3});
+  const int64_t version = cache.version();
+  ops::write_rows_(cache, rows, places);
+  EXPECT_EQ(cache.version(), version + 1);
+  EXPECT_EQ(cache.to_vector<float>(), (std::vector<float>{4, 5, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 10, 11, 0, 0}));
+  ops::write_rows_(cache, rows.slice(2, {0, 0}), places.slice(1, {0, 0}));  // nothing
+  // Through a view of other strides.
+  const Tensor wide = Tensor::zeros({2, 4, 1, 2});
+  ops::write_rows_(wide.transpose(1, 2), rows, places);
+  EXPECT_EQ(wide.to_vector<float>(), cache.to_vector<float>());
+  const auto refused = [&](const Tensor& x, const Tensor& source, const Tensor& at) {
+    return test::error_of([&] { ops::write_rows_(x, source, at); });
+  };
+  EXPECT_NE(refused(cache, rows.to(kF64), places).find("write_rows"), std::string::npos);
+  EXPECT_NE(refused(cache, rows, places.view({3, 2})).find("places must be i64 (B, T)"), std::string::npos);
+  EXPECT_NE(refused(cache, rows.view({1, 2, 3, 2}), places).find("needs x (B, H, S, D)"), std::string::npos);
+  EXPECT_NE(refused(cache, rows, Tensor::zeros({2, 3})).find("write_rows: indices"), std::string::npos);
+}
+
 TEST(Errors, NameTheOpAndTheReason) {
   const Tensor x = Tensor::zeros({3, 4});
   const Tensor bad = Tensor::from<int64_t>({4}, {1, 1});

@@ -34,6 +34,15 @@ Samples gather_samples(bool large) {
           {"nothing", {real({4, 5}), indices({0, 6}, 5)}, ints({1})},
           {"no rows", {real({0, 5}), indices({0, 2}, 5)}, ints({1})}};
 }
+Samples write_rows_samples(bool large) {
+  const auto places = [](const std::vector<int64_t>& at, const Dims& sizes) { return Tensor::from(at, sizes); };
+  if (large) return {{"large", {real({3, 40, 60, 24}), real({3, 40, 30, 24}), indices({3, 30}, 60)}}};
+  return {{"one each", {real({3, 2, 5, 4}), real({3, 2, 1, 4}), places({4, 0, 2}, {3, 1})}},
+          {"some left out", {real({2, 2, 5, 3}), real({2, 2, 3, 3}), places({4, -1, 0, 5, 2, 2}, {2, 3})}},
+          {"one row", {real({1, 1, 1, 1}), real({1, 1, 1, 1}), places({0}, {1, 1})}},
+          {"no columns", {real({2, 1, 3, 0}), real({2, 1, 1, 0}), places({2, 0}, {2, 1})}},
+          {"no batch", {real({0, 2, 3, 4}), real({0, 2, 1, 4}), places({}, {0, 1})}}};
+}
 Samples check_indices_samples(bool large) {
   if (large) return {{"large", {indices({300, 200}, 257)}, ints({257, 0})}};
   return {{"some", {indices({3, 6}, 5)}, ints({5, 0})}, {"none", {indices({0, 6}, 5)}, ints({0, 2})}};

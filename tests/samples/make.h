@@ -65,6 +65,7 @@ Samples arange_samples(bool large);
 Samples embedding_samples(bool large);
 Samples embedding_grad_samples(bool large);
 Samples embedding_grad_onto_samples(bool large);
+Samples write_rows_samples(bool large);
 Samples gather_samples(bool large);
 Samples check_indices_samples(bool large);
 Samples sort_segments_samples(bool large);

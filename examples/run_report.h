@@ -1,4 +1,5 @@
-// What a run measures of itself, as --report FILE writes it and study.h reads it.
+// What a run measures of itself, as --report FILE writes it and study.h reads it. A run that generates has steps of a
+// token.
 //
 //   RunReport report("run.json");                                      // before the model is made
 //   report.start({.untimed_steps = 20, .steps_of_epoch = 120});        // then whatever compiles

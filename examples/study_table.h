@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/examples/image_captioning/run_report.h"
-#include "rondo/examples/image_captioning/study_rows.h"
+#include "rondo/examples/run_report.h"
+#include "rondo/examples/study.h"
 
 namespace rondo::examples {
 
@@ -24,7 +24,9 @@ struct StudyResult {
 };
 
 struct StudyTable {
+  std::string heading;                          // of the page
   std::string title;                            // what was measured, and where
+  std::string legend;                           // what the columns are
   std::vector<std::string> columns;             // the first two are texts, the others numbers
   std::vector<std::vector<std::string>> cells;  // of each row
   std::vector<double> ratios;                   // ours over the peer's speed; NaN: not measured
@@ -39,7 +41,9 @@ struct StudyTable {
 // Of the runs in which it was measured; NaN: of none.
 double median_of(const StudyRuns& runs, double RunFacts::*figure);
 
-StudyTable table_of(const std::string& title, const std::vector<StudyResult>& results);
+// `published`: heads the column of what the study has published.
+StudyTable table_of(const std::string& heading, const std::string& title, const std::string& published,
+                    const std::vector<StudyResult>& results);
 std::string to_text(const StudyTable& table);
 std::string to_html(const StudyTable& table);
 

@@ -1,4 +1,4 @@
-#include "rondo/examples/image_captioning/run_report.h"
+#include "rondo/examples/run_report.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

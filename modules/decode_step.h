@@ -1,0 +1,10 @@
+// What a region asks about its caller. Not installed: kv_cache.h.
+#pragma once
+
+namespace rondo::nn {
+
+// True while a pass of one token lives on this thread (Note [Decode steps] in kv_cache.h). A block then takes a cache:
+// its arguments are not those of its other calls, of which CompileOptions::dynamic speaks.
+bool in_decode_step();
+
+}  // namespace rondo::nn
