@@ -106,9 +106,12 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  int64_t first_key(int64_t batch, int64_t head) const { return mask_.first_key[offset_of(batch, head)]; }
+  // Both from 0 to the number of keys, whatever the mask has: what is subtracted from them cannot overflow.
+  int64_t first_key(int64_t batch, int64_t head) const {
+    return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
+  }
   int64_t end_key(int64_t batch, int64_t head) const {
-    return mask_.end_key == nullptr ? keys_ : mask_.end_key[offset_of(batch, head)];
+    return mask_.end_key == nullptr ? keys_ : std::clamp<int64_t>(mask_.end_key[offset_of(batch, head)], 0, keys_);
   }
   int64_t offset_of(int64_t batch, int64_t head) const { return batch * mask_.strides[0] + head * mask_.strides[1]; }
   bool allowed_to_some(int64_t batch, int64_t kv_head, int64_t key) const {

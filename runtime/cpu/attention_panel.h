@@ -41,7 +41,8 @@ void load_mask(const AttentionMask<T>& mask, int64_t batch, int64_t head, const 
     A* row = rows + i * kKeyTile;
     if (mask.first_key) {
       const auto place = [&](const int64_t* key) {
-        return std::clamp<int64_t>(key[at - panel.key * step] - panel.key, 0, panel.keys);
+        // Clamped first: a mask may have the least number there is.
+        return std::clamp<int64_t>(key[at - panel.key * step], panel.key, panel.key + panel.keys) - panel.key;
       };
       const int64_t masked = place(mask.first_key);
       std::fill_n(row, masked, -kInfinity<A>);

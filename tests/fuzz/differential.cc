@@ -67,6 +67,9 @@ size_t first_difference(const Trail& a, const Trail& b, bool in_every_bit, std::
   for (size_t i = 0; i < std::min(n, a.comparable); ++i) {
     const Observation &x = a.seen[i], &y = b.seen[i];
     if (may_part(a, b, i)) break;
+    const bool is_watched = y.text.ends_with(" hook calls") ||
+                            (y.text == "undefined" && y.what.find("retained gradient") != std::string::npos);
+    if (b.depends_less && is_watched) continue;
     if (x.what != y.what || x.text != y.text) {
       what = absl::StrCat(x.what, ": eager: ", x.text, "; compiled: ", y.what == x.what ? "" : y.what + ": ", y.text);
       return i;

@@ -63,6 +63,8 @@ class Runner {
     // write inside a region makes another version: what was read before stays.
     trail_.keeps_less = compiled_ && (program_.options.recompute != kNone || writes || any_named("checkpoint") ||
                                       any_named("batch_norm"));
+    // A norm's mean depends on no weight. Its op leads to the weight all the same, and a region does not.
+    trail_.depends_less = compiled_ && trail_.second_order && any_named("batch_norm");
     // By default only parameters are read again, which a program may write to by a pointer.
     // An input that is kept for one gradient is read again for others. Replayed, or for fewer gradients, a backward may
     // then need an input that the ops in its way did not save.

@@ -22,6 +22,7 @@ struct Trail {
   bool backward_threw = false;
   bool recomputes = false;
   bool keeps_less = false;                     // than eager execution, as some values are recomputed
+  bool depends_less = false;                   // grad() passes fewer results: those that depend on what it asks for
   bool second_order = false;                   // gradients of gradients
   size_t comparable = SIZE_MAX;                // observations until second derivatives have moved parameters
   int forward_errors = 0;                      // of ops, not of the program's own `throw`

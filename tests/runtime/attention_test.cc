@@ -116,9 +116,11 @@ template <class T> struct Problem {
     } else if (c.mask == MaskKind::kKeys) {  // [B, 1, Tq, 2]: a window behind each query; some end where they begin.
       first_key.resize(c.batch * c.queries * 2);
       for (size_t i = 0; i < first_key.size(); i += 2) {
-        const int64_t query = static_cast<int64_t>(i) / 2 % c.queries, end = query * 3 / 2 + 5;
-        first_key[i] = query % 31 == 30 ? -2 : std::max<int64_t>(0, end - 90 - static_cast<int64_t>(rng() % 8));
-        first_key[i + 1] = query % 17 == 16 ? first_key[i] : query % 53 == 52 ? c.keys + 9 : end;
+        const int64_t row = static_cast<int64_t>(i) / 2, query = row % c.queries, end = query * 3 / 2 + 5;
+        constexpr std::numeric_limits<int64_t> kNumbers;  // the least and the largest: no bound
+        first_key[i] = row % 31 == 0 ? kNumbers.min()
+                                     : std::max<int64_t>(-2, end - 90 - static_cast<int64_t>(rng() % 8));
+        first_key[i + 1] = row % 17 == 16 ? first_key[i] : row % 53 == 0 ? kNumbers.max() : end;
       }
       mask = {.first_key = first_key.data(), .end_key = first_key.data() + 1, .strides = {c.queries * 2, 0, 2, 0}};
     } else if (c.mask ==
