@@ -23,6 +23,7 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/modules/decode_step.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/runtime/anomaly.h"
 #include "rondo/runtime/autograd.h"
@@ -386,7 +387,8 @@ class RegionHook final : public nn::CallHook {
 
   // What of the module was used.
   void note_use(const std::string& what) {
-    if (HooksAside::active() || why_bypassed() != nullptr) return;
+    // Generation calls the parts of a model on purpose: blocks run compiled in its steps, the whole does not.
+    if (HooksAside::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
     if (active_recorder() != nullptr) called_ = true;  // it is part of another recording
     if (!called_) region_->note_use_without_call(what);
   }

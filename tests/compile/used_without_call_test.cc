@@ -129,7 +129,7 @@ TEST_F(UsedWithoutCall, WhatIsCalledIsNot) {
   EXPECT_TRUE(warnings_.empty());
 }
 
-// Blocks inside of a compiled model are part of its recording, and what generates runs eagerly on purpose.
+// Blocks inside of a compiled model are part of its recording, and generation calls parts on purpose.
 TEST_F(UsedWithoutCall, NorAreBlocksOfARecordingAndGeneration) {
   nn::GPT2 model({.vocab_size = 31, .block_size = 8, .n_layer = 2, .n_head = 2, .n_embd = 16}, 1);
   compile::compile_regions(model);
