@@ -162,7 +162,7 @@ TEST_F(Recompile, MoreRecordingsThanMaxEntriesKeepTheMostUsed) {
   for (int i = 0; i < 9; ++i) pass(1, 12);
   EXPECT_LE(regions.report()[0].entries, once + 9 * 6);  // seven stay; without that all twelve are made in every pass
   EXPECT_EQ(regions.report()[0].forgotten, regions.report()[0].entries - 8);
-  EXPECT_NE(regions.summary().find("were dropped (more than CompileOptions::max_entries)"), std::string::npos);
+  EXPECT_NE(regions.summary().find("dropped earlier (more than CompileOptions::max_entries)"), std::string::npos);
   EXPECT_NE(to_text(compile::explain(regions)).find("recordings were dropped"), std::string::npos);
   for (int i = 0; i < 20; ++i) pass(21, 24);
   const int settled = regions.report()[0].entries;
