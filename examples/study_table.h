@@ -38,7 +38,7 @@ struct StudyTable {
   std::vector<Check> checks;  // what the study asks of ours, as far as it was measured
 };
 
-// Of the runs in which it was measured; NaN: of none.
+// The median over the runs that have measured the figure; NaN if none has.
 double median_of(const StudyRuns& runs, double RunFacts::*figure);
 
 // `published`: heads the column of what the study has published.

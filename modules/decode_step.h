@@ -3,8 +3,8 @@
 
 namespace rondo::nn {
 
-// True while a pass of one token lives on this thread (Note [Decode steps] in kv_cache.h). A block then takes a cache:
-// its arguments are not those of its other calls, of which CompileOptions::dynamic speaks.
+// True while a pass of one token lives on this thread (Note [Decode steps] in kv_cache.h). A block then takes a cache,
+// so its arguments are not those that CompileOptions::dynamic describes.
 bool in_decode_step();
 
 }  // namespace rondo::nn

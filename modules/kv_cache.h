@@ -109,8 +109,8 @@ struct CachedAttentionOptions {
 // Note [Decode steps]. A pass of one token (T = 1) runs compiled blocks compiled, once for all lengths. Where it writes
 //   (slots_) and the keys that are there (keys_of_step()) are values of tensors, and the cache never grows. So the
 //   recording of a block has the same shapes at every token: it changes with the number of rows and with max_length.
-//   Attention reads the keys that are there, whatever max_length is. Longer passes run eagerly, compiled modules too:
-//   there is one for each text, and a region would record each length of a prompt anew. So does a pass inside a
+//   Attention reads the keys that are there, whatever max_length is. Longer passes run eagerly, also in compiled
+//   modules: each text has one, and a region would record each length of a prompt anew. So does a pass inside a
 //   recording of the program's own, and the first one with `encoded`, which keeps what it computes of it.
 class KVCache::Pass {
  public:

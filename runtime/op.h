@@ -353,7 +353,7 @@ struct Traits {
   // dimensions but the last).
   bool scatters = false;
   bool zeros = false;  // output 0 is zeros
-  // Output 0 has one number everywhere, whatever its sizes, which are the ints from here on.
+  // Output 0 is the same number in every element. Its sizes are the ints from this one on.
   int32_t filled_sizes = -1;
   // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
   // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().

@@ -106,7 +106,7 @@ template <class T> class Decode {
   bool allowed(int64_t batch, int64_t head, int64_t key) const {
     return mask_.allowed[batch * mask_.strides[0] + head * mask_.strides[1] + key * mask_.strides[3]];
   }
-  // Both from 0 to the number of keys, whatever the mask has: what is subtracted from them cannot overflow.
+  // Clamped to the keys that there are. A mask may hold any number, and a difference with it could overflow.
   int64_t first_key(int64_t batch, int64_t head) const {
     return std::clamp<int64_t>(mask_.first_key[offset_of(batch, head)], 0, keys_);
   }

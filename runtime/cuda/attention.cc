@@ -168,7 +168,7 @@ struct KeysRead {
     return false;
   }
 };
-// The least of all queries' numbers, times `sign`, in column `column` of the mask: the same for all threads of the block.
+// The least of all queries' numbers in column `column` of the mask, times `sign`. All threads of the block get it.
 RONDO_DEVICE long long least_of(const Mask& mask, const KeysRead& of, int column, int sign, long long (&parts)[8]) {
   long long least = 0x7FFFFFFFFFFFFFFFll;
   for (long long i = threadIdx.x; i < (of.end_head - of.first_head) * mask.queries; i += blockDim.x) {

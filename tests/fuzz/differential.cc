@@ -154,8 +154,8 @@ double coarsest_unit(const Program& program) {
   return coarsest;
 }
 
-// The largest term, beside values of order 1, of which a result is the difference: a norm of one value divides it by
-// sqrt(eps), and eagerly its gradient is 0, as the value is its own mean.
+// How large the terms are whose difference is a result. They are of order 1, but for a norm of a single value: that is
+// its own mean, so eager execution gets 0, and a fused formula the rounding of terms that were divided by sqrt(eps).
 double largest_term(const Program& program) {
   const int64_t batch = std::ranges::min(program.batches);
   double largest = 1;
