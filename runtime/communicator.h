@@ -1,6 +1,6 @@
-// Communicator: how a layer adds up numbers over all processes of a job. dist/ provides one (dist/sync_batch_norm.h);
-// the runtime knows this interface only, so that a collective is an op that autograd differentiates and a compiled
-// region records (ops::all_reduce_sum).
+// Communicator: how a layer adds up numbers over all processes of a job. dist/ provides one
+// (dist/group_communicator.h); the runtime knows this interface only, so that a collective is an op that autograd
+// differentiates and a compiled region records (ops::all_reduce_sum).
 //
 // Thread safety: any thread may look one up. One thread at a time issues collectives, as with a dist::ProcessGroup.
 #pragma once

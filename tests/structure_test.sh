@@ -151,6 +151,11 @@ for folder in $order examples tests; do
   if [ ! -f $folder/README.md ]; then report "no README" "$folder/README.md"
   elif [ "$(wc -l < $folder/README.md)" -gt 30 ]; then report "a README of more than 30 lines" "$folder/README.md"; fi
 done
+# "train.cc" is a user's program, the others are headers of other projects.
+named() { sources $order examples | xargs -r grep -hoE '//.*' | grep -v '#include' | grep -oP '(?<![\w./-])([a-z_0-9]+/)*[a-z_0-9]+\.(h|cc)\b(?![./\w])' | sort -u; }
+report "a comment names a file that is not there" \
+  "$(comm -23 <(named | grep -vxE 'train\.cc|(cuda|nccl|jpeglib)\.h|tensorflow/.*') \
+       <(sources . | sed 's|^\./||' | awk -F/ '{ path = $NF; print path; for (i = NF - 1; i > 0; --i) { path = $i "/" path; print path } }' | sort -u))"
 report "a script that names its interpreter is executable" \
   "$(find . \( -name build -o -name .git \) -prune -o -type f \( -name '*.py' -o -name '*.sh' \) ! -perm -u+x -exec grep -lm1 '^#!' {} +)"
 report "no static constructors that register ops" "$(sources runtime | xargs -r grep -nE 'REGISTER_|static .*[Rr]egistrar')"
