@@ -9,29 +9,15 @@
 // compared in full, decides which executable runs. So C++ control flow, hyper-parameters and shapes may change from
 // call to call.
 //
-// Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
-//
 // Only a call of the module itself runs compiled: model(x), and a loss() that makes one. model.forward(x) runs eagerly,
 // and so does a function that calls the module's parts; then a warning comes, once, and Regions::summary() says so.
 //
-// Graph breaks. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
-// recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
-// the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
-// what is recorded so far, makes the call, and records on. An EagerScope is a break of your own choice.
-// RegionReport::graph_breaks counts breaks.
+// Two habits of eager code need care in a region. A write through a pointer that is older than the latest op is not
+// seen: Note [Host writes]. If an input is overwritten before backward, backward may throw: Note [Writes before
+// backward].
 //
-// Writes in place are recorded: running statistics, counters, caches, writes through views. The memory is written when
-// the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break. A write is a
-// graph break, too, where its memory is not dense, where two tensors share memory in an unknown way, and where eager
-// execution changes or keeps a history that no value can show (capture/writes.cc).
-//
-// Host writes. A recorded op reads its operands when the recording runs, which is later than the line that calls it.
-// Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data() again.
-// Rondo cannot see such a write, and the op may read the new value.
-//
-// Writes before backward. A region may keep an input where eager execution keeps a result that is cheap to compute
-// again from it. If a tensor that a region has read is overwritten in place before backward, backward may throw
-// StaleTensorError although eager execution does not need the tensor. Clone it before the write.
+// Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
+// More at the end of this file: Note [Graph breaks], [Writes in place], and the two above.
 #pragma once
 
 #include <memory>
@@ -114,3 +100,22 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 
 }  // namespace rondo::compile
 #pragma GCC visibility pop
+
+// Note [Graph breaks]. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
+// recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
+// the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
+// what is recorded so far, makes the call, and records on. An EagerScope is a break of your own choice.
+// RegionReport::graph_breaks counts breaks.
+//
+// Note [Writes in place]. They are recorded: running statistics, counters, caches, writes through views. The memory is
+// written when the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break.
+// A write is a graph break, too, where its memory is not dense, where two tensors share memory in an unknown way, and
+// where eager execution changes or keeps a history that no value can show (capture/writes.cc).
+//
+// Note [Host writes]. A recorded op reads its operands when the recording runs, which is later than the line that calls
+// it. Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data()
+// again. Rondo cannot see such a write, and the op may read the new value.
+//
+// Note [Writes before backward]. A region may keep an input where eager execution keeps a result that is cheap to
+// compute again from it. If a tensor that a region has read is overwritten in place before backward, backward may throw
+// StaleTensorError although eager execution does not need the tensor. Clone it before the write.

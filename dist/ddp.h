@@ -11,60 +11,16 @@
 //     optimizer.zero_grad();
 //   }
 //
-// Each rank reads its own batches: data::BatchShare (runtime/data/batch_share.h) over a DataLoader gives a rank its
-// share, in an order that holds for any number of ranks. Saving and going on: rank 0 saves, all ranks load
-// (examples/job.h).
+// A model on a GPU needs a group that is connected with {.device = device}. Each rank reads its own batches:
+// data::BatchShare (runtime/data/batch_share.h) over a DataLoader gives a rank its share, in an order that holds for
+// any number of ranks. Rank 0 saves, and all ranks load (examples/job.h). When a step has several backward passes, all
+// but the last run under `const auto local = ddp.no_sync();`.
 //
-// Accumulation: all but the last backward of a step run under `const auto local = ddp.no_sync();`.
-//
-// Buffers, such as BatchNorm's running statistics, are written by each rank's forward from its own batches. finish()
-// sends rank 0's to every rank, so each forward that trains begins with them, and evaluations and checkpoints have the
-// same values on every rank. BucketOptions::buffers averages them, or leaves each rank its own. Statistics of the
-// batches of all ranks: convert_sync_batchnorm() (group_communicator.h).
-//
-// A gradient leaves when all uses of its parameter have contributed, also those that autograd::checkpoint() runs again.
-// A tied embedding's gradient leaves in two parts, so that backward hides its all-reduce, too: Note [Two parts] in
-// row_parcel.h. The average differs from that of one process by the rounding of sums in another order.
-//
-// The optimizer in backward (optim/update_at_seams.h): a bucket is updated when its average has arrived, during the
-// backward of a later block or in finish(), while later buckets are still under way. Every rank updates the same
-// buckets: none from the first bucket on for which some rank lacks a gradient.
-//   optim::UpdateAtSeams updates(ddp, optimizer);
-//   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
-//
-// The first step learns the order in which gradients become final (Note [Bucket order] in bucket.h). Its buckets leave
-// in finish(); those of later steps leave during backward.
-//
-// On a device (a CUDA GPU, whose group is connected with {.device = device}) all of this is enqueued: one all-reduce
-// for each bucket on the communication stream while backward goes on, and the optimizer's work comes after it, by
-// events. The host waits only in finish(), and only for the other hosts: one small exchange, in which the ranks compare
-// what they have issued, made while the devices compute. A step whose sequences differ gives no gradients. finish()
-// also calls the listeners: an update in the middle of backward would make backward wait for an average.
-//
-// Invariants. The plan is equal on every rank. A gradient is sent once per step. These are errors on every rank, which
-// name the rank and the parameter: a gradient that changes after it was sent, a gradient that does not come (unless
-// BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen. Once its gradient was
-// taken for sending, a parameter has no grad() until finish(), and Optimizer::step() throws. After finish(), grad() is
-// the average. It is a view of the bucket if the dtypes agree and the bucket holds the whole parameter, and holds until
-// the next backward, which makes its gradients there (Note [Born in the bucket] in parcel.h).
-//
-// Optimizers. Every rank must make the same updates: finish() compares those that optimizers have made since the
-// finish() before, by a hash in the exchange that it makes anyway. Another learning rate or other option, another group
-// of parameters, other loaded states (compared at their first step) or a step that one rank left out is a MismatchError
-// on every rank, which names the rank and the option. So it comes one step late, and no finish() compares the last
-// step.
-//
-// A group that is connected without options takes tensors of host memory; a model on a GPU needs {.device = device}.
-// Groups of parameters without options have the defaults of the optimizer's options, on every rank (optimizer.h).
-//
-// After an error of the group on a device, parameters may hold numbers that mean nothing: steps that were enqueued
-// behind the aborted all-reduce may have run. Load the last checkpoint. backward, finish() and check_parameters() throw
-// every time from then on (Note [Where an error surfaces] in process_group.h).
-//
-// Optimizer states may be spread over the processes (sharded_optimizer.h):
-//   dist::ShardedOptimizer shards(ddp, optimizer);
-//
+// Every rank makes the same updates. After an error of the group, load the last checkpoint.
 // The model must outlive this. Thread safety: the thread that runs backward.
+//
+// More at the end of this file: Note [Buffers], [When a gradient leaves], [What is an error], [Equal updates],
+// [Updates in backward], [Averages on a device].
 #pragma once
 
 #include <cstdint>
@@ -226,3 +182,43 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop
+
+// Note [Buffers]. Each rank's forward writes buffers, such as BatchNorm's running statistics, from its own batches.
+// finish() sends rank 0's to every rank, so each forward that trains begins with them, and evaluations and checkpoints
+// have the same values on every rank. BucketOptions::buffers averages them, or leaves each rank its own. Statistics of
+// the batches of all ranks: convert_sync_batchnorm() (group_communicator.h).
+//
+// Note [When a gradient leaves]. A gradient leaves when all uses of its parameter have contributed, also those that
+// autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient leaves in two parts, so that
+// backward hides its all-reduce, too: Note [Two parts] in row_parcel.h. The first step learns the order in which
+// gradients become final (Note [Bucket order] in bucket.h): its buckets leave in finish(), those of later steps during
+// backward. The average differs from that of one process by the rounding of sums in another order.
+// From the moment its gradient is taken for sending, a parameter has no grad() until finish(), and Optimizer::step()
+// throws. After finish(), grad() is the average. It is a view of the bucket if the dtypes agree and the bucket holds
+// the whole parameter. It holds until the next backward, which makes its gradients there (Note [Born in the bucket] in
+// parcel.h).
+//
+// Note [What is an error]. The plan is equal on every rank. These are errors on every rank, which name the rank and the
+// parameter: a gradient that changes after it was sent, a gradient that does not come (unless
+// BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen.
+//
+// Note [Equal updates]. finish() compares the updates that optimizers have made since the finish() before, by a hash in
+// the exchange that it makes anyway. Another learning rate or other option, another group of parameters, other loaded
+// states (compared at their first step) or a step that one rank left out is a MismatchError on every rank, which names
+// the rank and the option. So it comes one step late, and no finish() compares the last step. Groups of parameters
+// without options have the defaults of the optimizer's options, on every rank (optimizer.h).
+//
+// Note [Updates in backward]. With an optimizer in backward (optim/update_at_seams.h), a bucket is updated when its
+// average has arrived: during the backward of a later block, or in finish(), while later buckets are still under way.
+// Every rank updates the same buckets: none from the first bucket on for which some rank lacks a gradient.
+//   optim::UpdateAtSeams updates(ddp, optimizer);
+//   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
+// Optimizer states may be spread over the processes: dist::ShardedOptimizer (sharded_optimizer.h).
+//
+// Note [Averages on a device]. On a CUDA GPU everything is enqueued: one all-reduce for each bucket on the
+// communication stream while backward goes on, and the optimizer's work comes after it, by events. The host waits only
+// in finish(), and only for the other hosts: in one small exchange, made while the devices compute, the ranks compare
+// what they have issued. A step whose sequences differ gives no gradients. finish() also calls the listeners: an update
+// in the middle of backward would make backward wait for an average. After an error of the group, parameters may hold
+// numbers that mean nothing: steps that were enqueued behind the aborted all-reduce may have run. backward, finish()
+// and check_parameters() throw every time from then on (Note [Where an error surfaces] in process_group.h).

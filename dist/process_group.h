@@ -7,48 +7,16 @@
 //   group->check_sequence("", "end of step 3");
 //
 // Every rank calls the same collectives in the same order; those of host tensors run in that order, and those of a
-// device's tensors in theirs, on its communication stream.
+// device's tensors in theirs, on its communication stream. A group without GroupOptions::device takes host tensors
+// only.
 //
-// Note [Two kinds of collectives]
-// - Host tensors: a communication thread sends them over TCP. Before a byte of a tensor moves, the ranks compare what
-//   they are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first
-//   rank that differs and what that rank calls.
-// - Tensors of GroupOptions::device: they are only enqueued (NCCL), and no message goes between the hosts. Each rank
-//   keeps a record of what it has called. check_sequence() compares the records in one small exchange on the host, at
-//   best while the device computes: call it once per step, before anything uses the step's results. It throws
-//   MismatchError on every rank, and names the rank and the first collective that differs. Until then a collective that
-//   differs may hang, or leave wrong numbers: that is how NCCL is. GroupOptions::compare_each compares each one before
-//   it is enqueued.
+// A tensor in flight belongs to its collective, which keeps it alive: neither read nor write it before wait().
+// After an error the group cannot be used any more; make a new one, and load the last checkpoint.
 //
-// Note [Where an error surfaces]
-// TimeoutError names a rank that does not come in time, ConnectionError a rank that has ended. After an error the group
-// cannot be used any more: every later collective, of host and device, fails at once and repeats the first error's
-// message. A collective of host tensors throws its error in wait(). One of device tensors goes on after wait() has
-// returned, so its error surfaces at the first of these that comes after it: wait() or synchronize() of any Work of the
-// device, check_sequence(), and every call that waits for the device (item(), to_vector(), rondo::synchronize()). The
-// communicator is aborted, so that no kernel of NCCL waits for ever; what its collectives wrote is of no use. A
-// collective of a device is late when `timeout` has passed since the device came to it. A rank that has died is noticed
-// within a second.
+// Thread safety: one thread issues the collectives of all groups; Work may be waited for anywhere.
 //
-// Do not use the parameters that a device holds after such an error: load the last checkpoint. The host is ahead of the
-// device. Steps that it enqueued behind the aborted collective may have run on what that collective left there. So
-// every read of the device's tensors throws the error, also when it is the second one. A program that starts over in
-// the same process destroys the group, calls rondo::synchronize(), which throws the error for the last time, and loads
-// a checkpoint: Note [Failed devices] in runtime/device_failure.h. A group that is destroyed while its collectives are
-// under way makes its device fail, too. From the failure on, failure() says what happened. DistributedDataParallel (its
-// part of backward, finish(), check_parameters()) and ShardedOptimizer (wait(), state_dict(), the optimizer's step())
-// throw every time.
-//
-// Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
-// collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
-// unwinds it waits for none of them, but up to 1 s for the abort. In the rank that keeps the store (no launcher) it
-// waits up to 5 s more, so that the others can ask the store what went wrong. In a fork of the process the group cannot
-// be used: collectives throw Error. There its destruction waits for nothing, and the other ranks see nothing of it.
-//
-// Thread safety: one thread issues collectives; Work may be waited for anywhere. A tensor in flight belongs to its
-// collective, which keeps it alive: neither read nor write it before wait(). Two groups of the same ranks, such as
-// a group and a subgroup of it, can deadlock on a device if two threads issue their collectives. NCCL's rule: all ranks
-// enqueue the collectives of all communicators in the same order. So one thread issues the collectives of all groups.
+// More at the end of this file: Note [Two kinds of collectives], [Where an error surfaces], [A device after an error],
+// [Several groups], [The end of a group].
 #pragma once
 
 #include <memory>
@@ -200,3 +168,46 @@ void check_members(const std::vector<int>& ranks, int world_size, std::string_vi
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop
+
+// Note [Two kinds of collectives]
+// - Host tensors: a communication thread sends them over TCP. Before a byte of a tensor moves, the ranks compare what
+//   they are about to do. If they do not agree, that collective throws MismatchError on every rank: it names the first
+//   rank that differs and what that rank calls.
+// - Tensors of GroupOptions::device: they are only enqueued (NCCL), and no message goes between the hosts. Each rank
+//   keeps a record of what it has called. check_sequence() compares the records in one small exchange on the host, at
+//   best while the device computes: call it once per step, before anything uses the step's results. It throws
+//   MismatchError on every rank, and names the rank and the first collective that differs. Until then a collective that
+//   differs may hang, or leave wrong numbers: that is how NCCL is. GroupOptions::compare_each compares each one before
+//   it is enqueued.
+//
+// Note [Where an error surfaces]
+// TimeoutError names a rank that does not come in time, ConnectionError a rank that has ended. A rank that has died is
+// noticed within a second. A collective of a device is late when `timeout` has passed since the device came to it.
+// After an error every later collective, of host and device, fails at once and repeats the first error's message; from
+// then on failure() says what happened.
+// - A collective of host tensors throws its error in wait().
+// - One of device tensors goes on after wait() has returned, so its error surfaces at the first of these that comes
+//   after it: wait() or synchronize() of any Work of the device, check_sequence(), and every call that waits for the
+//   device (item(), to_vector(), rondo::synchronize()).
+// DistributedDataParallel (its part of backward, finish(), check_parameters()) and ShardedOptimizer (wait(),
+// state_dict(), the optimizer's step()) throw every time.
+//
+// Note [A device after an error]
+// The communicator is aborted, so that no kernel of NCCL waits for ever; what its collectives wrote is of no use. The
+// host is ahead of the device: steps that it enqueued behind the aborted collective may have run on what that
+// collective left there. So do not use the parameters that the device holds. Every read of the device's tensors throws
+// the error, also when it is the second one. A program that starts over in the same process destroys the group, calls
+// rondo::synchronize(), which throws the error for the last time, and loads a checkpoint: Note [Failed devices] in
+// runtime/device_failure.h. A group that is destroyed while its collectives are under way makes its device fail, too.
+//
+// Note [Several groups]
+// Two groups of the same ranks, such as a group and a subgroup of it, can deadlock on a device if two threads issue
+// their collectives. NCCL's rule: all ranks enqueue the collectives of all communicators in the same order. So one
+// thread issues them all.
+//
+// Note [The end of a group]
+// Destruction is bounded. Collectives of host tensors that have not begun fail. The destructor waits up to 2 s for a
+// collective that moves data already, and up to 3 s for those of a device, which are then aborted. While an exception
+// unwinds it waits for none of them, but up to 1 s for the abort. In the rank that keeps the store (no launcher) it
+// waits up to 5 s more, so that the others can ask the store what went wrong. In a fork of the process the group cannot
+// be used: collectives throw Error. There its destruction waits for nothing, and the other ranks see nothing of it.

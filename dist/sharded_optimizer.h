@@ -13,32 +13,11 @@
 //   }
 //   io::save_checkpoint(..., {.model = model.state_dict(), .optimizer = shards.state_dict()});   // on every rank
 //
-// What is shared, and how. An optimizer that changes each element by itself (Adam, AdamW, SGD, Lion, RMSprop, Adagrad,
-// with states in full or in bf16) is cut anywhere: a rank keeps 1/world_size of its states. One that needs whole
-// parameters (Muon, Adafactor, LAMB, and states of 8 bits) is divided by parameters, so large parameters decide how
-// evenly. The optimizer itself says which it is (UpdatePlan).
-//
-// Numbers. Those of the optimizer without shards, if the gradients are: two ranks give the same bits. With more ranks,
-// reduce_scatter adds in another order than all_reduce does. A norm is added up in another order, too: its last bits
-// may differ. All ranks have the same norm, and skip the same steps. A rank keeps the f32 weights of its share of
-// 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the gradients' averages as they are, in f32.
-//
-// The differences to a plain optimizer:
-// - After finish(), parameters have no .grad: clip by step({.max_norm = ...}), not by clip_grad_norm_.
-// - step() is a collective. A parameter that is under way arrives when somebody reads it through its handle, so a
-//   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
-//   another thread reads the model, or if you read through views that are older than the step.
-// - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
-//   Error. The first three of them are here.
-// - optim::Trainer is told of the shards: TrainerReplicasOptions::shards.
-// - UpdateAtSeams(ddp, optimizer) is made after this. A rank updates its pieces of a bucket when their averages are
-//   there; the parameters leave in UpdateAtSeams::finish().
-// - Options and loaded states must be equal on all ranks. The next finish() compares them, as without shards (ddp.h).
-// - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
-//   whole on every rank until then.
-//
 // `ddp` and `optimizer` must outlive this. Several optimizers of one model have a ShardedOptimizer each. After it is
 // gone, neither can be used for another step. Thread safety: the thread that trains.
+//
+// More at the end of this file: Note [Beside a plain optimizer] (the differences), [How states are cut], [Numbers of a
+// sharded step].
 #pragma once
 
 #include <cstdint>
@@ -90,3 +69,28 @@ class ShardedOptimizer {
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop
+
+// Note [Beside a plain optimizer]. The differences:
+// - After finish(), parameters have no .grad: clip by step({.max_norm = ...}), not by clip_grad_norm_.
+// - step() is a collective. A parameter that is under way arrives when somebody reads it through its handle, so a
+//   forward waits for each block when it comes to it (parameter_gather.h, Note [Values under way]). Call wait() before
+//   another thread reads the model, or if you read through views that are older than the step.
+// - The optimizer's state_dict(), load_state_dict(), averages(), copies(), keep_copies() and add_param_group() throw
+//   Error. The first three of them are here.
+// - optim::Trainer is told of the shards: TrainerReplicasOptions::shards.
+// - UpdateAtSeams(ddp, optimizer) is made after this. A rank updates its pieces of a bucket when their averages are
+//   there; the parameters leave in UpdateAtSeams::finish().
+// - Options and loaded states must be equal on all ranks. The next finish() compares them, as without shards (ddp.h).
+// - The shares are decided when the first finish() knows the order of the gradients. States that were loaded before are
+//   whole on every rank until then.
+//
+// Note [How states are cut]. An optimizer that changes each element by itself (Adam, AdamW, SGD, Lion, RMSprop,
+// Adagrad, with states in full or in bf16) is cut anywhere: a rank keeps 1/world_size of its states. One that needs
+// whole parameters (Muon, Adafactor, LAMB, and states of 8 bits) is divided by parameters, so large parameters decide
+// how evenly. The optimizer itself says which it is (UpdatePlan).
+//
+// Note [Numbers of a sharded step]. They are those of the optimizer without shards if the gradients are: two ranks give
+// the same bits. With more ranks, reduce_scatter adds in another order than all_reduce does. A norm is added up in
+// another order, too: its last bits may differ. All ranks have the same norm, and skip the same steps. A rank keeps the
+// f32 weights of its share of 16-bit parameters (optim/optimizer.h, Note [Master weights]), and uses the gradients'
+// averages as they are, in f32.

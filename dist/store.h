@@ -9,8 +9,8 @@
 //
 // A job's token keeps other jobs and users out: a client and a server that cannot prove to each other that they know it
 // part at once, and neither sends it. It is no protection against someone who reads the network, so listen on loopback
-// or a trusted network. A connection that does not speak
-// the protocol, or asks for too much (StoreLimits, store_protocol.h), is closed and disturbs no other connection.
+// or a trusted network. A connection that does not speak the protocol, or asks for too much (StoreLimits,
+// store_protocol.h), is closed and disturbs no other connection.
 #pragma once
 
 #include <memory>

@@ -14,36 +14,15 @@
 //       return x + mlp(ln_2(x));
 //     }
 //   };
-//   Block block(768, 12);                            // a root: the same constructor
+//   Block block(768, 12);                             // a root: the same constructor
 //   nn::ModuleList<Block> h = child("h", 12, C, 12);  // in a model: h.0 .. h.11
 //
-// Calling a module (`attn(x)`, not `attn.forward(x)`) runs forward() inside a frame, so that errors name its path and
-// the caller's line, and through `call_hook`, where a compiler plugs in. The first argument of forward is a tensor. A
-// loss() that needs more than one forward returns calls another overload of forward (DDRNet): so it is compiled, too.
+// Call a module (`attn(x)`), not its forward(): Note [Calls]. The first argument of forward is a tensor.
 //
-// A finished model can be changed without changing its code (Note [Calls of a changed tree]):
+// Modules own their parameters. A parent refers to its children, which are its members, and owns those that were
+// attached. Thread safety: a tree is built, changed and called by one thread at a time.
 //
-//   model.replace("classifier", std::make_unique<nn::Linear>(768, 5));   // model.classifier(x) calls the new layer
-//   model.attach("probe", std::make_unique<Probe>());                    // a further child, with parameters
-//   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
-//
-// Invariants: a module never moves, because its parent and its members refer to it. A module that is a member of
-// another one is made by child(): otherwise its constructor throws, since its parameters would never be trained.
-// Children and parameters are listed in the order of declaration. A parameter keeps its identity for life: to() and
-// load_state_dict() change what the handle points to, never the handle, so optimizers, tied parameters and user copies
-// see the change.
-//
-// Ownership: modules own their parameters. A parent refers to its children, which are its members, and owns those that
-// were attached.
-//
-// Thread safety: a tree is built, changed and called by one thread at a time.
-//
-// Note [Calls of a changed tree]. A model's code calls its members: `c_attn(x)` names one object for good. So that
-// object passes the call on. Around its forward stand, from the outside in: call_hook, which is a compiler's, then the
-// attached children that are CallHooks, which are adapters, the last attached first. A member that was replaced passes
-// the call to the module in its place. A region is therefore outside of every adapter: it records the adapters' ops
-// with the block's own, takes their parameters as inputs, and one region serves all layers. compile::disable() leaves
-// adapters alone.
+// More at the end of this file: Note [Calls], [What never changes], [Calls of a changed tree].
 #pragma once
 
 #include <concepts>
@@ -417,3 +396,25 @@ template <class Self> class Module : public ModuleBase {
 
 }  // namespace rondo::nn
 #pragma GCC visibility pop
+
+// Note [Calls]. `attn(x)` runs forward() inside a frame, so that errors name the module's path and the caller's line,
+// and through `call_hook`, where a compiler plugs in. `attn.forward(x)` does neither. A loss() that needs more than
+// what forward() returns calls another overload of forward (DDRNet): so it is compiled, too.
+//
+// Note [What never changes]. A module never moves, because its parent and its members refer to it. A module that is a
+// member of another one is made by child(): otherwise its constructor throws, since its parameters would never be
+// trained. Children and parameters are listed in the order of declaration. A parameter keeps its identity for life:
+// to() and load_state_dict() change what the handle points to, never the handle, so optimizers, tied parameters and
+// user copies see the change.
+//
+// Note [Calls of a changed tree]. A finished model can be changed without changing its code:
+//
+//   model.replace("classifier", std::make_unique<nn::Linear>(768, 5));   // model.classifier(x) calls the new layer
+//   model.attach("probe", std::make_unique<Probe>());                    // a further child, with parameters
+//   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
+//
+// A model's code calls its members: `c_attn(x)` names one object for good. So that object passes the call on. Around
+// its forward stand, from the outside in: call_hook, which is a compiler's, then the attached children that are
+// CallHooks, which are adapters, the last attached first. A member that was replaced passes the call to the module in
+// its place. A region is therefore outside of every adapter: it records the adapters' ops with the block's own, takes
+// their parameters as inputs, and one region serves all layers. compile::disable() leaves adapters alone.

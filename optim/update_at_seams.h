@@ -11,22 +11,9 @@
 //   }
 //
 // Parameters, states, averages and copies get the same bits as with one step() after backward, eager and compiled, from
-// the same kernels. The differences:
+// the same kernels. Note [Beside step()] at the end of this file has the differences.
 //
-// - Options that need all gradients before the first update are refused: max_norm, grad_scale, check_finite, a
-//   GradScaler and clip_grad_norm_. So a gradient that is not finite reaches its parameter.
-// - Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`. A second
-//   backward that adds to an updated parameter's gradient is an Error.
-// - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
-//   StaleTensorError. A parameter that several checkpoints use is updated when all of them have run again; a checkpoint
-//   that reads a parameter through detach() only is not noticed.
-// - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
-//   a step.
-// - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
-//   a bucket is updated once it is averaged (dist/ddp.h). So it is if a ShardedOptimizer has the states, which is made
-//   first and outlives this: each process then updates its pieces of the bucket's parameters, and finish() sends them.
-//
-// During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error.
+// Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`.
 // Model (or source) and optimizer must outlive this. Thread safety: the thread that runs backward.
 #pragma once
 
@@ -109,3 +96,17 @@ class UpdateAtSeams {
 
 }  // namespace rondo::optim
 #pragma GCC visibility pop
+
+// Note [Beside step()]. The differences:
+// - Options that need all gradients before the first update are refused: max_norm, grad_scale, check_finite, a
+//   GradScaler and clip_grad_norm_. So a gradient that is not finite reaches its parameter.
+// - During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error. So is a second
+//   backward that adds to an updated parameter's gradient.
+// - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
+//   StaleTensorError. A parameter that several checkpoints use is updated when all of them have run again; a checkpoint
+//   that reads a parameter through detach() only is not noticed.
+// - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
+//   a step.
+// - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
+//   a bucket is updated once it is averaged (dist/ddp.h). A ShardedOptimizer that has the states is made first and
+//   outlives this: each process then updates its pieces of the bucket's parameters, and finish() sends them.

@@ -4,42 +4,14 @@
 //     for (int64_t i = begin; i < end; ++i) y[i] = f(x[i]);
 //   });
 //
-// Note [Threads]: all that a host program needs to know about threads.
-//
-// Threads that Rondo starts: those of this pool, at most num_threads() - 1 of them, with the first op that needs them;
-// a DataLoader's workers, until it is destroyed; a ProcessGroup's (dist/process_group.h). No other, also for compiling.
-// They block no signals and install no handlers, so a host that wants its signals on one thread blocks them before it
-// starts others.
-//
-// Calls may run at the same time if they share no tensor, module, optimizer, loader or generator. Two models in
-// two threads, each with its optimizer, give the same bits as one after the other. Beyond that:
-//
-// | object                                                   | several threads at once                              |
-// |----------------------------------------------------------|------------------------------------------------------|
-// | Tensor: handles, reading values, ops that only read      | yes                                                  |
-// | Tensor: writing values, backward() into the same leaves  | no                                                   |
-// | modules, optimizers, Trainer, KVCache, BatchSource       | no; Trainer::cancel() and progress() yes             |
-// | tokenizers, Dataset::get(), TokenData                    | yes                                                  |
-// | Generator                                                | no; default_generator() is one of each thread        |
-// | loading and saving files, compile_regions of two models  | yes                                                  |
-// | a handle of the C API (rondo_c.h)                        | yes: calls wait for each other                       |
-//
-// So a thread that shows text while another one trains the same model lets the training thread generate (in a callback
-// of the Trainer), or waits until it pauses.
-//
-// Settings of one thread: gradient mode, autocast, default_generator(), OneThread, error frames, EagerScope. A new
-// thread begins with the defaults.
-// Settings of the process: set_num_threads(), allocator::set_cache_limit(), memory::set_limit(), memory::Recording (one
-// at a time), compile::set_stance(), compile::log, the caches of kernels. They hold for all models; none belongs to
-// one.
-//
-// Behaviour beside other work: a thread without work spins for some microseconds, then sleeps. The caller never waits
-// for a thread that has not begun: it runs the pieces that no other thread took. Threads start with the first
-// parallel_for that needs them, and end with the process (or with the shared library that holds them). A child process
-// after fork() starts threads of its own. It may use the library if no other thread was inside of it at the fork.
+// A thread without work spins for some microseconds, then sleeps. The caller never waits for a thread that has not
+// begun: it runs the pieces that no other thread took. Threads start with the first parallel_for that needs them, and
+// end with the process (or with the shared library that holds them).
 //
 // Thread safety: everything here may be called from any thread. Callers do not wait for each other: while one of them
 // uses the pool, the others run their pieces themselves.
+//
+// What a host program needs to know about threads: Note [Threads], at the end of this file.
 #pragma once
 
 #include <cstdint>
@@ -87,3 +59,32 @@ bool in_parallel();
 
 }  // namespace rondo
 #pragma GCC visibility pop
+
+// Note [Threads]
+// Rondo starts these threads: those of this pool, at most num_threads() - 1 of them, with the first op that needs them;
+// a DataLoader's workers, until it is destroyed; a ProcessGroup's (dist/process_group.h). No other, also for compiling.
+// They block no signals and install no handlers, so a host that wants its signals on one thread blocks them before it
+// starts others. A child process after fork() starts threads of its own. It may use the library if no other thread was
+// inside of it at the fork.
+//
+// Calls may run at the same time if they share no tensor, module, optimizer, loader or generator. Two models in
+// two threads, each with its optimizer, give the same bits as one after the other. Beyond that:
+//
+// | object                                                   | several threads at once                              |
+// |----------------------------------------------------------|------------------------------------------------------|
+// | Tensor: handles, reading values, ops that only read      | yes                                                  |
+// | Tensor: writing values, backward() into the same leaves  | no                                                   |
+// | modules, optimizers, Trainer, KVCache, BatchSource       | no; Trainer::cancel() and progress() yes             |
+// | tokenizers, Dataset::get(), TokenData                    | yes                                                  |
+// | Generator                                                | no; default_generator() is one of each thread        |
+// | loading and saving files, compile_regions of two models  | yes                                                  |
+// | a handle of the C API (rondo_c.h)                        | yes: calls wait for each other                       |
+//
+// So a thread that shows text while another one trains the same model lets the training thread generate (in a callback
+// of the Trainer), or waits until it pauses.
+//
+// Settings of one thread: gradient mode, autocast, default_generator(), OneThread, error frames, EagerScope. A new
+// thread begins with the defaults.
+// Settings of the process: set_num_threads(), allocator::set_cache_limit(), memory::set_limit(), memory::Recording (one
+// at a time), compile::set_stance(), compile::log, the caches of kernels. They hold for all models; none belongs to
+// one.

@@ -11,43 +11,12 @@
 // Packed batches (ExampleBatchesOptions::pack) have a third tensor, positions: model.loss(b[0], b[1], b[2]). Without it
 // the sequences of a row see each other, and the loss is another one.
 //
-// The mean over targets: micro-batches of one step may hold different numbers of targets (padding, masked prompts).
-// Each counts as much as it has targets (TrainerOptions::count_targets), so the gradient is that of the mean over all
-// targets of the step, however it is cut into batches. Evaluation weighs in the same way.
-//
-// Resuming: a run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for bit,
-// with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same options,
-// loss, data and number of threads as before; another seed, max_grad_norm or autocast is said once. The optimizer's
-// options come from the checkpoint, its learning rate too.
-// Random numbers of a step are a function of (seed, step): train() sets default_generator() for each step, and puts it
-// back when it returns.
-//
-// Data: on a device that is not the CPU, the next step's batches are read and copied while this step is computed
-// (runtime/data/device_batches.h). The source's own position is then ahead during train(), and exact when it returns.
-//
-// Checkpoints are io::Checkpoints (checkpoint.h) in output_dir: parameters, persistent buffers, optimizer, loss scale,
-// position in the data, early-stop state. If a LoRA adapter is active they hold only what is trained, and a checksum of
-// the frozen rest (`save_only_trainable`).
-//
-// Several processes (TrainerOptions::replicas; dist/trainer_replicas.h makes one of a DistributedDataParallel): each
-// makes the same Trainer on the same data, and takes its share of the batches (data/batch_share.h, Note [Global batch
-// order]): n processes with `a` batches each make the steps of one with n * a batches. Evaluations are shared, too,
-// with rank 0's buffers (running statistics) on every process. All processes read checkpoints, rank 0 writes them.
-// train(), evaluate() and resuming are called by all of them. A cancel() in one process ends all, after at most one
-// whole step or evaluation. What throws in one process ends the others' train() with an error that names it; none of
-// them can go on in this job. A checkpoint resumes on any number of processes. The position in the data is exact: the
-// job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has the same
-// batches, and losses differ by the order of sums only, and by what a process does of its own: masks of dropout, and
-// the statistics of BatchNorm, which are those of a process's batch, or of all processes' where it is synchronised.
-// Otherwise steps have other sizes from there on: Note [Other steps]. The same holds for another batch size where the
-// data can be cut anew (BatchSource::cut_from; data::ExampleBatches can): a step of 4 rows goes on as 2 batches of 2,
-// or as one batch of 2 in each of two processes, with the same rows. The optimizer's states may be in shards
-// (TrainerReplicasOptions::shards): a checkpoint has those of whole parameters, and resumes with shards or without.
-// save_checkpoint() is then called by all processes, too.
-//
 // Ownership: keeps references to model, optimizer, data and callbacks: they must outlive it. Make the optimizer, add
 // adapters and compile regions before.
 // Thread safety: one thread at a time, except cancel() and progress(), which any thread may call at any time.
+//
+// More at the end of this file: Note [Mean over targets], [Resuming], [Checkpoints of a run], [Batches ahead],
+// [Several processes], [Another number of processes].
 #pragma once
 
 #include <cstdint>
@@ -186,3 +155,39 @@ class Trainer {
 
 }  // namespace rondo::optim
 #pragma GCC visibility pop
+
+// Note [Mean over targets]. Micro-batches of one step may hold different numbers of targets (padding, masked prompts).
+// Each counts as much as it has targets (TrainerOptions::count_targets), so the gradient is that of the mean over all
+// targets of the step, however it is cut into batches. Evaluation weighs in the same way.
+//
+// Note [Resuming]. A run that was killed or cancelled and resumed makes the same steps as an undisturbed one, bit for
+// bit, with dropout, accumulation, autocast and compiled regions, in the middle of an epoch too. REQUIRES the same
+// options, loss, data and number of threads as before; another seed, max_grad_norm or autocast is said once. The
+// optimizer's options come from the checkpoint, its learning rate too. Random numbers of a step are a function of
+// (seed, step): train() sets default_generator() for each step, and puts it back when it returns.
+//
+// Note [Checkpoints of a run]. They are io::Checkpoints (checkpoint.h) in output_dir: parameters, persistent buffers,
+// optimizer, loss scale, position in the data, early-stop state. If a LoRA adapter is active they hold only what is
+// trained, and a checksum of the frozen rest (`save_only_trainable`).
+//
+// Note [Batches ahead]. On a device that is not the CPU, the next step's batches are read and copied while this step is
+// computed (runtime/data/device_batches.h). The source's own position is then ahead during train(), and exact when it
+// returns.
+//
+// Note [Several processes]. With TrainerOptions::replicas (dist/trainer_replicas.h makes one of a
+// DistributedDataParallel) each process makes the same Trainer on the same data, and takes its share of the batches
+// (data/batch_share.h, Note [Global batch order]): n processes with `a` batches each make the steps of one with n * a
+// batches. Evaluations are shared, too, with rank 0's buffers (running statistics) on every process. All processes read
+// checkpoints, rank 0 writes them. All of them call train(), evaluate() and resuming. A cancel() in one process ends
+// all, after at most one whole step or evaluation. What throws in one process ends the others' train() with an error
+// that names it; none of them can go on in this job. The optimizer's states may be in shards
+// (TrainerReplicasOptions::shards): a checkpoint has those of whole parameters, and resumes with shards or without. All
+// processes then call save_checkpoint(), too.
+//
+// Note [Another number of processes]. A checkpoint resumes on any number of processes. The position in the data is
+// exact: the job's order of batches goes on. If ranks times gradient_accumulation_steps is as before, every step has
+// the same batches. Losses then differ by the order of sums only, and by what a process does of its own: masks of
+// dropout, and the statistics of BatchNorm, which are those of a process's batch, or of all processes' where it is
+// synchronised. Otherwise steps have other sizes from there on: Note [Other steps]. The same holds for another batch
+// size where the data can be cut anew (BatchSource::cut_from; data::ExampleBatches can): a step of 4 rows goes on as 2
+// batches of 2, or as one batch of 2 in each of two processes, with the same rows.

@@ -28,8 +28,7 @@ std::string emit(const LoopKernel& kernel, const Schedule& schedule);
 std::vector<int64_t> integer_arguments(const LoopKernel& kernel, const Schedule& schedule);
 
 // Combines the partial sums of column sums of any kernels in one launch (combine_grid). Its parameter: RondoSums
-// (table_layout.h), whose text
-// kSumsLayout it needs in front.
+// (table_layout.h), whose text kSumsLayout it needs in front.
 std::string emit_combine(const std::string& name);
 
 // The kernel on every item of a table (table_layout.h). Parameters: the rows of the table; their number; `when`,
