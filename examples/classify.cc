@@ -368,7 +368,7 @@ class Classifier : optim::Callback {
       options.pad_token_id = tokenizer_.pad_token_id();
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
     const nn::TextFacts facts = model_->facts();
-    problem_ = nn::problem_of(facts.problem_type, facts.n_class, kI64);
+    problem_ = nn::problem_of(facts.problem_type, facts.num_classes, kI64);
     if (tokenizer_.vocab_size() > facts.vocab_size)
       throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it has ",
                                tokenizer_.vocab_size(), " tokens, and the model ", facts.vocab_size));

@@ -1,6 +1,6 @@
 // BERT (Devlin et al., "BERT: pre-training of deep bidirectional transformers", 2019) with a classifier on its pooler.
 //
-//   nn::Bert model({.vocab_size = 30522, .n_layer = 2, .n_class = 3}, /*seed=*/1337);
+//   nn::Bert model({.vocab_size = 30522, .n_layer = 2, .num_classes = 3}, /*seed=*/1337);
 //   model.loss(idx, mask, segments, targets).backward();
 //
 // Parameter names are those of published checkpoints without their "bert."; their `embeddings.position_ids` is ignored.
@@ -23,7 +23,7 @@ struct BertConfig {
   int64_t n_head = 12;
   int64_t n_embd = 768;
   int64_t n_hidden = 3072;
-  int64_t n_class = 2;
+  int64_t num_classes = 2;
   std::optional<ProblemType> problem_type = std::nullopt;  // of a classifier of sequences: which loss it has
   double dropout = 0;                                      // of the embeddings and of what each half of a layer adds
   double norm_eps = 1e-12;
@@ -115,10 +115,10 @@ struct Bert : Module<Bert> {
   BertEmbeddings embeddings = child("embeddings", config);
   BertEncoder encoder = child("encoder", config);
   BertDense pooler = child("pooler", config.n_embd, config.n_embd);
-  Linear classifier = child("classifier", config.n_embd, config.n_class);
+  Linear classifier = child("classifier", config.n_embd, config.num_classes);
 
   // idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0
-  // -> logits (B, n_class).
+  // -> logits (B, num_classes).
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Every position's features: (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});

@@ -62,7 +62,7 @@ Tensor BertForSequenceClassification::loss(const Tensor& idx, const Tensor& mask
 RobertaClassificationHead::RobertaClassificationHead(const BertConfig& config, double dropout)
     : dense(child("dense", config.n_embd, config.n_embd)),
       dropout(child("dropout", dropout)),
-      out_proj(child("out_proj", config.n_embd, config.n_class)) {}
+      out_proj(child("out_proj", config.n_embd, config.num_classes)) {}
 Tensor RobertaClassificationHead::forward(const Tensor& features) {
   return out_proj(dropout(ops::tanh(dense(dropout(features.select(1, 0))))));
 }
@@ -96,7 +96,7 @@ Tensor BertForTokenClassification::loss(const Tensor& idx, const Tensor& mask, c
         absl::StrCat("targets must have idx's shape ", to_string(idx.sizes()), ", got ", to_string(targets.sizes())),
         where);
   const int64_t n = idx.numel();
-  return ops::cross_entropy({logits.view({n, config.n_class}), where}, {targets.reshape({n}), where});
+  return ops::cross_entropy({logits.view({n, config.num_classes}), where}, {targets.reshape({n}), where});
 }
 
 BertMaskedHead::BertMaskedHead(const BertConfig& config)

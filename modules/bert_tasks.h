@@ -2,7 +2,7 @@
 // are published: a body called "bert", "roberta" or "distilbert" below a head for one task. Parameter names are those
 // of published checkpoints, but for DistilBERT's layers and the heads of masked language models: bert_names.h.
 //
-//   nn::BertForSequenceClassification model({.vocab_size = 30522, .n_layer = 2, .n_class = 3});
+//   nn::BertForSequenceClassification model({.vocab_size = 30522, .n_layer = 2, .num_classes = 3});
 //   model.loss(idx, mask, segments, targets).backward();
 //
 // Shapes: idx i64 (B, T); mask bool (B, T), true = a real token, undefined = all; segments i64 (B, T), undefined = 0.
@@ -41,7 +41,7 @@ struct BertTaskOptions {
   uint64_t seed = 0;
 };
 
-// Logits (B, n_class) of the pooled first position. DistilBERT's pooler is what is published as "pre_classifier".
+// Logits (B, num_classes) of the pooled first position. DistilBERT's pooler is what is published as "pre_classifier".
 struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   explicit BertForSequenceClassification(BertConfig config, BertTaskOptions options = {},
                                          const SkipInit& skip = SkipInit());
@@ -49,7 +49,7 @@ struct BertForSequenceClassification : Module<BertForSequenceClassification> {
   BertTaskOptions options;
   BertModel bert = child(config.distilbert ? "distilbert" : "bert", config);
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
-  Linear classifier = child("classifier", config.n_embd, config.n_class);
+  Linear classifier = child("classifier", config.n_embd, config.num_classes);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // The mean loss of the targets: classification_loss.h, by config.problem_type.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
@@ -62,7 +62,7 @@ struct RobertaClassificationHead : Module<RobertaClassificationHead> {
   Linear dense;
   Dropout dropout;
   Linear out_proj;
-  Tensor forward(const Tensor& features);  // (B, T, C) -> (B, n_class)
+  Tensor forward(const Tensor& features);  // (B, T, C) -> (B, num_classes)
 };
 
 // The same for RoBERTa, which has no pooler.
@@ -79,7 +79,7 @@ struct RobertaForSequenceClassification : Module<RobertaForSequenceClassificatio
               std::source_location where = std::source_location::current());
 };
 
-// Logits (B, T, n_class) of every position. The body is called bert_body_name(config).
+// Logits (B, T, num_classes) of every position. The body is called bert_body_name(config).
 struct BertForTokenClassification : Module<BertForTokenClassification> {
   explicit BertForTokenClassification(BertConfig config, BertTaskOptions options = {},
                                       const SkipInit& skip = SkipInit());
@@ -87,7 +87,7 @@ struct BertForTokenClassification : Module<BertForTokenClassification> {
   BertTaskOptions options;
   BertModel bert = child(bert_body_name(config), config, /*has_pooler=*/false);
   Dropout dropout = child("dropout", options.classifier_dropout.value_or(config.dropout));
-  Linear classifier = child("classifier", config.n_embd, config.n_class);
+  Linear classifier = child("classifier", config.n_embd, config.num_classes);
   Tensor forward(const Tensor& idx, const Tensor& mask = {}, const Tensor& segments = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,

@@ -14,9 +14,9 @@ std::string_view name_of(ProblemType problem) {
   }
 }
 
-ProblemType problem_of(std::optional<ProblemType> problem, int64_t n_class, DType targets) {
+ProblemType problem_of(std::optional<ProblemType> problem, int64_t num_classes, DType targets) {
   if (problem) return *problem;
-  if (n_class == 1) return ProblemType::kRegression;
+  if (num_classes == 1) return ProblemType::kRegression;
   return targets == kI64 || targets == kI32 ? ProblemType::kSingleLabel : ProblemType::kMultiLabel;
 }
 
@@ -29,7 +29,7 @@ Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optiona
                    logits.where);
   };
   if (!targets.defined()) throw_op_error("classification_loss", "targets are undefined", logits.where);
-  if (x.rank() != 2) fail("logits must be (B, n_class)");
+  if (x.rank() != 2) fail("logits must be (B, num_classes)");
   const int64_t B = x.size(0), n = x.size(1);
   const ProblemType kind = problem_of(problem, n, targets.dtype());
   if (kind == ProblemType::kSingleLabel) {
@@ -42,11 +42,12 @@ Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optiona
   const bool flat = n == 1 && targets.sizes() == Dims{B};
   if (kind == ProblemType::kRegression) {
     if (!flat && !(targets.sizes() == x.sizes()))
-      fail(n == 1 ? "targets of a regression must be (B) or (B, 1)" : "targets of a regression must be (B, n_class)");
+      fail(n == 1 ? "targets of a regression must be (B) or (B, 1)"
+                  : "targets of a regression must be (B, num_classes)");
     return ops::mse_loss({x, logits.where}, {targets.to(x.dtype()).reshape(x.sizes()), logits.where});
   }
   if (!(targets.sizes() == x.sizes()) || (!is_floating(targets.dtype()) && targets.dtype() != kBool))
-    fail("targets of multi_label_classification must be floats (B, n_class) in [0, 1]");
+    fail("targets of multi_label_classification must be floats (B, num_classes) in [0, 1]");
   return ops::bce_with_logits({x, logits.where}, {targets.to(x.dtype()), logits.where});
 }
 

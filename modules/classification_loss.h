@@ -1,7 +1,7 @@
-// The loss of a model that gives each example n_class numbers: what transformers calls its problem_type.
+// The loss of a model that gives each example num_classes numbers: what transformers calls its problem_type.
 //
 //   config.problem_type = nn::ProblemType::kRegression;      // or "problem_type" in config.json
-//   model.loss(idx, mask, segments, scores).backward();      // scores f32 (B, n_class)
+//   model.loss(idx, mask, segments, scores).backward();      // scores f32 (B, num_classes)
 #pragma once
 
 #include <cstdint>
@@ -23,12 +23,12 @@ std::string_view name_of(ProblemType problem);
 
 // Without a problem, the number of classes and the targets decide, as in transformers: one class is a regression;
 // targets i64 or i32 are kSingleLabel, all others kMultiLabel.
-ProblemType problem_of(std::optional<ProblemType> problem, int64_t n_class, DType targets);
+ProblemType problem_of(std::optional<ProblemType> problem, int64_t num_classes, DType targets);
 
-// The mean loss of logits (B, n_class): a scalar.
-//   kRegression   targets (B, n_class), and for one class (B) as well; any number type
+// The mean loss of logits (B, num_classes): a scalar.
+//   kRegression   targets (B, num_classes), and for one class (B) as well; any number type
 //   kSingleLabel  targets i64 (B); -100 is ignored
-//   kMultiLabel   targets (B, n_class), floats in [0, 1] or bool
+//   kMultiLabel   targets (B, num_classes), floats in [0, 1] or bool
 // Throws Error for targets of another dtype or shape, and for kSingleLabel with one class, whose loss would always be
 // 0. The values of kMultiLabel are not looked at.
 Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optional<ProblemType> problem);

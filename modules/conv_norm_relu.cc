@@ -24,9 +24,9 @@ Tensor resize_like(const Tensor& x, const Tensor& like) {
 
 Tensor global_mean(const Tensor& x) { return ops::mean(x, {2, 3}, /*keepdim=*/true); }
 
-SegmentationHead::SegmentationHead(int64_t in, int64_t inner, int64_t n_class)
+SegmentationHead::SegmentationHead(int64_t in, int64_t inner, int64_t num_classes)
     : conv(child("conv", in, inner, 3)),
-      classifier(child("classifier", inner, n_class, 1, Conv2dOptions{.bias = false})) {}
+      classifier(child("classifier", inner, num_classes, 1, Conv2dOptions{.bias = false})) {}
 
 void require_images(const char* model, const Tensor& images, int64_t multiple) {
   const Dims& s = images.sizes();

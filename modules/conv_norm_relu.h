@@ -29,9 +29,9 @@ Tensor resize_like(const Tensor& x, const Tensor& like);
 // The mean of each channel: (B, C, H, W) -> (B, C, 1, 1).
 Tensor global_mean(const Tensor& x);
 
-// conv3x3, then a 1x1 convolution without bias to n_class channels: (B, in, H, W) -> (B, n_class, H, W).
+// conv3x3, then a 1x1 convolution without bias to num_classes channels: (B, in, H, W) -> (B, num_classes, H, W).
 struct SegmentationHead : Module<SegmentationHead> {
-  SegmentationHead(int64_t in_channels, int64_t inner_channels, int64_t n_class);
+  SegmentationHead(int64_t in_channels, int64_t inner_channels, int64_t num_classes);
   ConvNormReLU conv;
   Conv2d classifier;
   Tensor forward(const Tensor& x) { return classifier(conv(x)); }

@@ -7,9 +7,9 @@ namespace rondo::nn {
 namespace {
 
 DDRNetConfig checked_ddrnet(const DDRNetConfig& config) {
-  if (config.width < 1 || config.pyramid < 1 || config.head < 1 || config.n_class < 1)
-    throw Error(absl::StrCat("DDRNet: width, pyramid, head and n_class must be positive, got ", config.width, ", ",
-                             config.pyramid, ", ", config.head, " and ", config.n_class));
+  if (config.width < 1 || config.pyramid < 1 || config.head < 1 || config.num_classes < 1)
+    throw Error(absl::StrCat("DDRNet: width, pyramid, head and num_classes must be positive, got ", config.width, ", ",
+                             config.pyramid, ", ", config.head, " and ", config.num_classes));
   return config;
 }
 
@@ -27,8 +27,8 @@ template <class List> Tensor through(List& modules, Tensor x) {
 
 }  // namespace
 
-DDRNetConfig ddrnet23_slim(int64_t n_class) { return {.n_class = n_class}; }
-DDRNetConfig ddrnet23(int64_t n_class) { return {.width = 64, .head = 128, .n_class = n_class}; }
+DDRNetConfig ddrnet23_slim(int64_t num_classes) { return {.num_classes = num_classes}; }
+DDRNetConfig ddrnet23(int64_t num_classes) { return {.width = 64, .head = 128, .num_classes = num_classes}; }
 
 DDRBlock::DDRBlock(int64_t in, int64_t channels, DDRBlockOptions options) : relu(options.relu), convs(child("convs")) {
   const int64_t out = options.bottleneck ? 2 * channels : channels;
@@ -68,8 +68,8 @@ Tensor DeepPyramidPooling::forward(const Tensor& x) {
   return compression(ops::cat(parts, 1)) + shortcut(x);
 }
 
-DDRHead::DDRHead(int64_t in, int64_t inner, int64_t n_class)
-    : conv(child("conv", in, inner, 3)), classifier(child("classifier", inner, n_class, 1, /*bias=*/true)) {}
+DDRHead::DDRHead(int64_t in, int64_t inner, int64_t num_classes)
+    : conv(child("conv", in, inner, 3)), classifier(child("classifier", inner, num_classes, 1, /*bias=*/true)) {}
 
 DDRNet::DDRNet(DDRNetConfig given, uint64_t seed)
     : config(checked_ddrnet(given)),
@@ -88,7 +88,7 @@ DDRNet::DDRNet(DDRNetConfig given, uint64_t seed)
       down4a(child("down4a", 2 * config.width, 4 * config.width, 3, ConvNormOptions{.stride = 2})),
       down4b(child("down4b", 4 * config.width, 8 * config.width, 3, ConvNormOptions{.stride = 2, .relu = false})),
       pooling(child("pooling", 16 * config.width, config.pyramid, 4 * config.width)),
-      head(child("head", 4 * config.width, config.head, config.n_class)) {
+      head(child("head", 4 * config.width, config.head, config.num_classes)) {
   const int64_t w = config.width;
   stem.emplace_back(3, w, 3, ConvNormOptions{.stride = 2});
   stem.emplace_back(w, w, 3, ConvNormOptions{.stride = 2});
@@ -100,7 +100,7 @@ DDRNet::DDRNet(DDRNetConfig given, uint64_t seed)
   add_ddr_blocks(high3, 2 * w, 2 * w, 2, 1);
   add_ddr_blocks(high4, 2 * w, 2 * w, 2, 1);
   high5.emplace_back(2 * w, 2 * w, DDRBlockOptions{.bottleneck = true, .relu = false});
-  if (config.extra_head) extra_head = child("extra_head", 2 * w, config.head, config.n_class).make<DDRHead>();
+  if (config.extra_head) extra_head = child("extra_head", 2 * w, config.head, config.num_classes).make<DDRHead>();
   init_convolutions(*this, seed);
 }
 std::pair<Tensor, Tensor> DDRNet::features(const Tensor& images) {

@@ -1,7 +1,7 @@
 // DDRNet (Hong et al., "Deep dual-resolution networks for real-time and accurate semantic segmentation of road scenes",
 // 2021): a branch that keeps 1/8 of the size and one that goes down to 1/64, which exchange features twice.
 //
-//   nn::DDRNet model(nn::ddrnet23_slim(/*n_class=*/19));
+//   nn::DDRNet model(nn::ddrnet23_slim(/*num_classes=*/19));
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
 // Sizes, with 19 classes and without the head for training: DDRNet-23-slim has 5,695,923 parameters (paper: 5.7
@@ -26,11 +26,11 @@ struct DDRNetConfig {
   int64_t head = 64;          // channels inside a head
   bool extra_head = true;     // on the features of the middle of the high branch, for training only
   double extra_weight = 0.4;  // of its loss
-  int64_t n_class = 19;
+  int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;
 };
-DDRNetConfig ddrnet23_slim(int64_t n_class);
-DDRNetConfig ddrnet23(int64_t n_class);
+DDRNetConfig ddrnet23_slim(int64_t num_classes);
+DDRNetConfig ddrnet23(int64_t num_classes);
 
 struct DDRBlockOptions {
   int64_t stride = 1;
@@ -63,7 +63,7 @@ struct DeepPyramidPooling : Module<DeepPyramidPooling> {
 };
 
 struct DDRHead : Module<DDRHead> {
-  DDRHead(int64_t in_channels, int64_t inner_channels, int64_t n_class);
+  DDRHead(int64_t in_channels, int64_t inner_channels, int64_t num_classes);
   NormReLUConv conv, classifier;
   Tensor forward(const Tensor& x) { return classifier(conv(x)); }
 };
@@ -79,7 +79,7 @@ struct DDRNet : Module<DDRNet> {
   DDRHead head;
   std::unique_ptr<DDRHead> extra_head;
 
-  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, n_class, H / 8, W / 8).
+  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
   // The loss of the head, plus extra_weight times that of the extra head, of targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);

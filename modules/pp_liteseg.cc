@@ -17,9 +17,9 @@ PPLiteSegConfig checked_pp_liteseg(const PPLiteSegConfig& config) {
 
 }  // namespace
 
-PPLiteSegConfig pp_liteseg_t(int64_t n_class) { return {.n_class = n_class}; }
-PPLiteSegConfig pp_liteseg_b(int64_t n_class) {
-  return {.encoder = stdc2(), .decoder = {64, 96, 128}, .n_class = n_class};
+PPLiteSegConfig pp_liteseg_t(int64_t num_classes) { return {.num_classes = num_classes}; }
+PPLiteSegConfig pp_liteseg_b(int64_t num_classes) {
+  return {.encoder = stdc2(), .decoder = {64, 96, 128}, .num_classes = num_classes};
 }
 
 SimplePyramidPooling::SimplePyramidPooling(int64_t in, int64_t out, std::vector<int64_t> given)
@@ -57,7 +57,7 @@ PPLiteSeg::PPLiteSeg(PPLiteSegConfig given, uint64_t seed)
   for (size_t i = 0; i < 3; ++i) {
     const int64_t high = i == 2 ? config.pyramid : config.decoder[i + 1];
     fusions.emplace_back((4 * config.encoder.width) << i, high, config.decoder[i]);
-    heads.emplace_back(config.decoder[i], config.head, config.n_class);
+    heads.emplace_back(config.decoder[i], config.head, config.num_classes);
   }
   init_convolutions(*this, seed);
 }

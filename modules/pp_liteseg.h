@@ -1,7 +1,7 @@
 // PP-LiteSeg (Peng et al., "PP-LiteSeg: a superior real-time semantic segmentation model", 2022): an STDC encoder, a
 // pyramid of pooled features, and a decoder that weighs high and low features by an attention map of the pixels.
 //
-//   nn::PPLiteSeg model(nn::pp_liteseg_t(/*n_class=*/19));
+//   nn::PPLiteSeg model(nn::pp_liteseg_t(/*num_classes=*/19));
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
 // Sizes, with 19 classes and without the two heads for training: PP-LiteSeg-T (STDC1) has 8,037,696 parameters,
@@ -23,11 +23,11 @@ struct PPLiteSegConfig {
   int64_t pyramid = 128;                         // channels of the pooled features
   std::vector<int64_t> bins = {1, 2, 4};         // sizes of the pooled features
   int64_t head = 64;                             // channels inside a head
-  int64_t n_class = 19;
+  int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;
 };
-PPLiteSegConfig pp_liteseg_t(int64_t n_class);
-PPLiteSegConfig pp_liteseg_b(int64_t n_class);
+PPLiteSegConfig pp_liteseg_t(int64_t num_classes);
+PPLiteSegConfig pp_liteseg_b(int64_t num_classes);
 
 // SPPM: means over bins x bins windows, projected and summed.
 struct SimplePyramidPooling : Module<SimplePyramidPooling> {
@@ -53,7 +53,7 @@ struct PPLiteSeg : Module<PPLiteSeg> {
   ModuleList<UnifiedAttentionFusion> fusions;  // with 1/8, 1/16 and 1/32 of the size
   ModuleList<SegmentationHead> heads;          // the same; the last two are for training only
 
-  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, n_class, H / 8, W / 8).
+  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
   // The losses of the three heads, summed, of targets i64 or i32 (B, H, W).
   Tensor forward(const Tensor& images, const Tensor& targets);

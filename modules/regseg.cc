@@ -10,9 +10,9 @@ constexpr int64_t kChannels4 = 48, kChannels8 = 128, kInner16 = 256, kChannels16
 
 RegSegConfig checked_regseg(const RegSegConfig& config) {
   if (config.dilations.empty()) throw Error("RegSeg: dilations are empty");
-  if (config.group_width < 1 || config.n_class < 1)
-    throw Error(absl::StrCat("RegSeg: group_width and n_class must be positive, got ", config.group_width, " and ",
-                             config.n_class));
+  if (config.group_width < 1 || config.num_classes < 1)
+    throw Error(absl::StrCat("RegSeg: group_width and num_classes must be positive, got ", config.group_width, " and ",
+                             config.num_classes));
   return config;
 }
 
@@ -66,7 +66,7 @@ RegSeg::RegSeg(RegSegConfig given, uint64_t seed)
       head4(child("head4", kChannels4, 8, 1)),
       conv8(child("conv8", 128, 64, 3)),
       conv4(child("conv4", 64 + 8, 64, 3)),
-      classifier(child("classifier", 64, config.n_class, 1)) {
+      classifier(child("classifier", 64, config.num_classes, 1)) {
   using Dilations = std::vector<int64_t>;
   const int64_t g = config.group_width;
   stage4.emplace_back(32, kChannels4, Dilations{1}, g, 2);

@@ -1,7 +1,7 @@
 // RegSeg (Gao, "Rethinking dilated convolution for real-time semantic segmentation", 2021): RegNet's blocks whose
 // groups have different dilations, so that 1/16 of the size is enough for a large field of view.
 //
-//   nn::RegSeg model({.n_class = 19});
+//   nn::RegSeg model({.num_classes = 19});
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
 // Sizes, with 19 classes: 3,334,951 parameters (paper: 3.34 million).
@@ -25,7 +25,7 @@ struct RegSegConfig {
   std::vector<std::vector<int64_t>> dilations = {{1},     {1, 2},  {1, 4},  {1, 4},  {1, 4},  {1, 4}, {1, 14},
                                                  {1, 14}, {1, 14}, {1, 14}, {1, 14}, {1, 14}, {1, 14}};
   int64_t group_width = 16;  // channels of a group of a 3x3 convolution
-  int64_t n_class = 19;
+  int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;
 };
 
@@ -58,7 +58,7 @@ struct RegSeg : Module<RegSeg> {
   ConvNormReLU head16, head8, head4, conv8, conv4;
   Conv2d classifier;
 
-  // images (B, 3, H, W), H and W multiples of 16 -> logits (B, n_class, H / 4, W / 4).
+  // images (B, 3, H, W), H and W multiples of 16 -> logits (B, num_classes, H / 4, W / 4).
   Tensor forward(const Tensor& images);
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());

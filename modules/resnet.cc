@@ -28,9 +28,9 @@ ResNetConfig checked_resnet(const ResNetConfig& config) {
     throw Error(absl::StrCat("ResNet: layers must have the blocks of 4 stages, got ", config.layers.size()));
   for (int64_t n : config.layers)
     if (n < 1) throw Error(absl::StrCat("ResNet: a stage must have at least 1 block, got ", n));
-  if (config.width < 1 || config.n_class < 1 || config.n_channel < 1)
-    throw Error(absl::StrCat("ResNet: width, n_class and n_channel must be positive, got ", config.width, ", ",
-                             config.n_class, " and ", config.n_channel));
+  if (config.width < 1 || config.num_classes < 1 || config.in_channels < 1)
+    throw Error(absl::StrCat("ResNet: width, num_classes and in_channels must be positive, got ", config.width, ", ",
+                             config.num_classes, " and ", config.in_channels));
   if (!config.bottleneck && (config.groups != 1 || config.width_per_group != 64))
     throw Error(absl::StrCat("ResNet: groups and width_per_group are for bottlenecks, got ", config.groups, " and ",
                              config.width_per_group));
@@ -87,14 +87,15 @@ Tensor Bottleneck::forward(const Tensor& x) {
 
 ResNet::ResNet(ResNetConfig given, uint64_t seed)
     : config(checked_resnet(given)),
-      conv1(child("conv1", config.n_channel, config.width, 7, Conv2dOptions{.stride = 2, .padding = 3, .bias = false})),
+      conv1(
+          child("conv1", config.in_channels, config.width, 7, Conv2dOptions{.stride = 2, .padding = 3, .bias = false})),
       bn1(child("bn1", config.width)),
       layer1(child("layer1")),
       layer2(child("layer2")),
       layer3(child("layer3")),
       layer4(child("layer4")),
       fc(child("fc", config.width * 8 * (config.bottleneck ? Bottleneck::kExpansion : BasicBlock::kExpansion),
-               config.n_class)) {
+               config.num_classes)) {
   int number = 0;
   for (ResNetStage* stage : {&layer1, &layer2, &layer3, &layer4}) {
     if (config.bottleneck) add_blocks<Bottleneck>(*stage, config, number++);

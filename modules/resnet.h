@@ -26,8 +26,8 @@ struct PretrainedOptions;
 struct ResNetConfig {
   std::vector<int64_t> layers = {2, 2, 2, 2};  // blocks of each stage
   bool bottleneck = false;                     // blocks of three convolutions; otherwise of two
-  int64_t n_class = 1000;
-  int64_t n_channel = 3;
+  int64_t num_classes = 1000;
+  int64_t in_channels = 3;
   int64_t width = 64;  // channels of the stem and planes of the first stage; doubled from stage to stage
   // For the 3x3 convolution of a bottleneck: ResNeXt (Xie et al., 2017) has groups, wide networks (Zagoruyko and
   // Komodakis, 2016) more channels: planes * width_per_group / 64 in each group.
@@ -93,7 +93,7 @@ struct ResNet : Module<ResNet> {
   ResNetStage layer1, layer2, layer3, layer4;
   Linear fc;
 
-  Tensor forward(const Tensor& images);  // (B, channels, H, W) -> logits (B, n_class)
+  Tensor forward(const Tensor& images);  // (B, channels, H, W) -> logits (B, num_classes)
   // The mean loss of the targets: classification_loss.h, by config.problem_type.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());

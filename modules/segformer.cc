@@ -29,16 +29,16 @@ SegformerConfig checked_segformer(const SegformerConfig& config) {
     if (config.hidden_sizes[i] % config.n_head[i] != 0)
       throw Error(absl::StrCat("Segformer: n_head must divide hidden_sizes, got ", config.n_head[i], " and ",
                                config.hidden_sizes[i], " in stage ", i));
-  if (config.n_class < 1 || config.decoder_hidden_size < 1 || config.n_channel < 1)
-    throw Error(absl::StrCat("Segformer: n_class, decoder_hidden_size and n_channel must be positive, got ",
-                             config.n_class, ", ", config.decoder_hidden_size, " and ", config.n_channel));
+  if (config.num_classes < 1 || config.decoder_hidden_size < 1 || config.in_channels < 1)
+    throw Error(absl::StrCat("Segformer: num_classes, decoder_hidden_size and in_channels must be positive, got ",
+                             config.num_classes, ", ", config.decoder_hidden_size, " and ", config.in_channels));
   return config;
 }
 
 }  // namespace
 
 SegformerPatchEmbed::SegformerPatchEmbed(const SegformerConfig& config, size_t stage)
-    : proj(child("proj", stage == 0 ? config.n_channel : config.hidden_sizes[stage - 1], config.hidden_sizes[stage],
+    : proj(child("proj", stage == 0 ? config.in_channels : config.hidden_sizes[stage - 1], config.hidden_sizes[stage],
                  config.patch_sizes[stage],
                  Conv2dOptions{.stride = config.strides[stage], .padding = config.patch_sizes[stage] / 2})),
       layer_norm(child("layer_norm", config.hidden_sizes[stage])) {}
@@ -130,7 +130,7 @@ SegformerDecodeHead::SegformerDecodeHead(const SegformerConfig& config)
                         config.decoder_hidden_size, 1, Conv2dOptions{.bias = false})),
       batch_norm(child("batch_norm", config.decoder_hidden_size)),
       dropout(child("dropout", config.classifier_dropout)),
-      classifier(child("classifier", config.decoder_hidden_size, config.n_class, 1)) {
+      classifier(child("classifier", config.decoder_hidden_size, config.num_classes, 1)) {
   for (size_t stage = 0; stage < config.depths.size(); ++stage) linear_c.emplace_back(config, stage);
 }
 Tensor SegformerDecodeHead::forward(const Tensor& first, const std::vector<Tensor>& features) {
@@ -152,8 +152,8 @@ SegformerForSemanticSegmentation::SegformerForSemanticSegmentation(SegformerConf
 }
 Tensor SegformerForSemanticSegmentation::forward(const Tensor& images) {
   const Dims& s = images.sizes();
-  if (s.rank() != 4 || s[1] != config.n_channel)
-    throw_op_error("Segformer", absl::StrCat("images must be (B, ", config.n_channel, ", H, W), got ", to_string(s)),
+  if (s.rank() != 4 || s[1] != config.in_channels)
+    throw_op_error("Segformer", absl::StrCat("images must be (B, ", config.in_channels, ", H, W), got ", to_string(s)),
                    std::source_location::current());
   const std::vector<Tensor> features = segformer(images);
   return decode_head(features.front(), features);

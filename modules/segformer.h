@@ -1,6 +1,6 @@
 // SegFormer (Xie et al., "SegFormer: simple and efficient design for semantic segmentation with transformers", 2021).
 //
-//   nn::SegformerForSemanticSegmentation model({.n_class = 19});
+//   nn::SegformerForSemanticSegmentation model({.num_classes = 19});
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
 // Parameter names are those of published checkpoints (Hugging Face); from_pretrained: AutoModelForSemanticSegmentation
@@ -23,7 +23,7 @@ namespace rondo::nn {
 
 // The defaults are SegFormer-B0 with the classes of ADE20K. Lists have an entry for each stage of the encoder.
 struct SegformerConfig {
-  int64_t n_channel = 3;
+  int64_t in_channels = 3;
   std::vector<int64_t> depths = {2, 2, 2, 2};
   std::vector<int64_t> hidden_sizes = {32, 64, 160, 256};
   std::vector<int64_t> n_head = {1, 2, 5, 8};
@@ -32,7 +32,7 @@ struct SegformerConfig {
   std::vector<int64_t> sr_ratios = {8, 4, 2, 1};  // keys and values have 1 / ratio of the height and width
   std::vector<int64_t> mlp_ratios = {4, 4, 4, 4};
   int64_t decoder_hidden_size = 256;
-  int64_t n_class = 150;
+  int64_t num_classes = 150;
   int64_t ignore_index = kIgnoredClass;
   double dropout = 0;            // of what each half of a block adds, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
@@ -129,7 +129,7 @@ struct SegformerDecodeHead : Module<SegformerDecodeHead> {
   BatchNorm2d batch_norm;
   Dropout dropout;
   Conv2d classifier;
-  // The encoder's features; the first stage's once more, whose size the logits (B, n_class, h, w) have.
+  // The encoder's features; the first stage's once more, whose size the logits (B, num_classes, h, w) have.
   Tensor forward(const Tensor& first, const std::vector<Tensor>& features);
 };
 
@@ -139,7 +139,7 @@ struct SegformerForSemanticSegmentation : Module<SegformerForSemanticSegmentatio
   SegformerConfig config;
   SegformerModel segformer;
   SegformerDecodeHead decode_head;
-  // images (B, channels, H, W) -> logits (B, n_class, H / 4, W / 4), rounded up.
+  // images (B, channels, H, W) -> logits (B, num_classes, H / 4, W / 4), rounded up.
   Tensor forward(const Tensor& images);
   // segmentation_loss() of the logits, interpolated to the size of the targets i64 or i32 (B, H, W).
   Tensor loss(const Tensor& images, const Tensor& targets,

@@ -17,7 +17,7 @@ Tensor segmentation_loss(TensorArg logits, const Tensor& targets, int64_t ignore
                                 " for logits ", to_string(x)),
                    where);
   };
-  if (x.rank() != 4) fail("logits must be (B, n_class, h, w)");
+  if (x.rank() != 4) fail("logits must be (B, num_classes, h, w)");
   if (t.rank() != 3 || t[0] != x[0]) fail("targets must be (B, H, W)");
   if (targets.dtype() != kI64 && targets.dtype() != kI32) fail("targets must be i64 or i32");
   const int64_t n = x[1], H = t[1], W = t[2];

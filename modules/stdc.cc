@@ -70,13 +70,13 @@ std::array<Tensor, 3> STDCBackbone::forward(const Tensor& images) {
   return features;
 }
 
-STDCForClassification::STDCForClassification(STDCConfig config, int64_t n_class, uint64_t seed)
+STDCForClassification::STDCForClassification(STDCConfig config, int64_t num_classes, uint64_t seed)
     : backbone(child("backbone", config)),
       conv_last(child("conv_last", 16 * config.width, 1024, 1)),
       fc(child("fc", 1024, 1024, LinearOptions{.bias = false})),
       bn(child("bn", 1024)),
       dropout(child("dropout", 0.2)),
-      linear(child("linear", 1024, n_class, LinearOptions{.bias = false})) {
+      linear(child("linear", 1024, num_classes, LinearOptions{.bias = false})) {
   init_convolutions(*this, seed);
 }
 Tensor STDCForClassification::forward(const Tensor& images) {
@@ -109,9 +109,9 @@ STDCSeg::STDCSeg(STDCSegConfig given, uint64_t seed)
       conv_head32(child("conv_head32", 128, 128, 3)),
       conv_head16(child("conv_head16", 128, 128, 3)),
       ffm(child("ffm", 4 * config.encoder.width + 128, 256)),
-      conv_out(child("conv_out", 256, 256, config.n_class)),
-      conv_out16(child("conv_out16", 128, 64, config.n_class)),
-      conv_out32(child("conv_out32", 128, 64, config.n_class)),
+      conv_out(child("conv_out", 256, 256, config.num_classes)),
+      conv_out16(child("conv_out16", 128, 64, config.num_classes)),
+      conv_out32(child("conv_out32", 128, 64, config.num_classes)),
       detail(child("detail", 4 * config.encoder.width, 64, 1)) {
   init_convolutions(*this, seed);
 }

@@ -1,7 +1,7 @@
 // STDC (Fan et al., "Rethinking BiSeNet for real-time semantic segmentation", 2021): a backbone whose blocks join the
 // results of all their convolutions, an image classifier, and the network for segmentation with detail guidance.
 //
-//   nn::STDCSeg model({.encoder = nn::stdc1(), .n_class = 19});
+//   nn::STDCSeg model({.encoder = nn::stdc1(), .num_classes = 19});
 //   model.loss(images, masks).backward();                       // masks i32 or i64 (B, H, W), 255 = ignored
 //
 // Sizes, with 1000 classes: STDC1 has 8,443,552 parameters, STDC2 12,474,016 (paper: 8.44 and 12.47 million).
@@ -45,14 +45,14 @@ struct STDCBackbone : Module<STDCBackbone> {
 };
 
 struct STDCForClassification : Module<STDCForClassification> {
-  explicit STDCForClassification(STDCConfig config, int64_t n_class = 1000, uint64_t seed = 0);
+  explicit STDCForClassification(STDCConfig config, int64_t num_classes = 1000, uint64_t seed = 0);
   STDCBackbone backbone;
   ConvNormReLU conv_last;
   Linear fc;
   BatchNorm1d bn;
   Dropout dropout;
   Linear linear;
-  Tensor forward(const Tensor& images);  // (B, 3, H, W) -> (B, n_class)
+  Tensor forward(const Tensor& images);  // (B, 3, H, W) -> (B, num_classes)
 };
 
 // Attention refinement: conv(x) scaled by a gate for each channel.
@@ -72,7 +72,7 @@ struct STDCFusion : Module<STDCFusion> {
 
 struct STDCSegConfig {
   STDCConfig encoder = {};
-  int64_t n_class = 19;
+  int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;
 };
 
@@ -86,7 +86,7 @@ struct STDCSeg : Module<STDCSeg> {
   SegmentationHead conv_out, conv_out16, conv_out32;
   SegmentationHead detail;  // of the features with 1/8 of the size: is there a boundary?
 
-  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, n_class, H / 8, W / 8).
+  // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);
   // The losses of the three heads and of the detail head, summed, of targets i64 or i32 (B, H, W). The last two heads
   // and `detail` are for training only.

@@ -10,7 +10,7 @@ namespace rondo::nn {
 namespace {
 
 VisionEncoderDecoderConfig checked(VisionEncoderDecoderConfig config) {
-  config.encoder.n_class = 0;
+  config.encoder.num_classes = 0;
   config.decoder.cross_attention = true;
   const auto check = [&](const char* name, int64_t token) {
     if (token < 0 || token >= config.decoder.vocab_size)

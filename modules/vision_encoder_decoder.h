@@ -21,7 +21,7 @@
 namespace rondo::nn {
 
 struct VisionEncoderDecoderConfig {
-  ViTConfig encoder = {};                   // its classifier is left out: n_class becomes 0
+  ViTConfig encoder = {};                   // its classifier is left out: num_classes becomes 0
   GPT2Config decoder = {};                  // cross_attention becomes true
   int64_t decoder_start_token_id = 0;       // begins each text
   int64_t pad_token_id = 0;                 // what the decoder reads behind a text

@@ -18,7 +18,7 @@ Tensor PatchConv2d::forward(const Tensor& images) {
 }
 
 PatchEmbed::PatchEmbed(const ViTConfig& config)
-    : proj(child("proj", config.n_channel, config.n_embd, config.patch_size)) {}
+    : proj(child("proj", config.in_channels, config.n_embd, config.patch_size)) {}
 Tensor PatchEmbed::forward(const Tensor& images) { return proj(images).flatten(2).transpose(1, 2); }
 
 ViTAttention::ViTAttention(const ViTConfig& config)
@@ -74,16 +74,16 @@ ViT::ViT(ViTConfig config, uint64_t seed, const SkipInit&)
       pos_drop(child("pos_drop", config.dropout)),
       blocks(child("blocks", config.n_layer, config)),
       norm(child("norm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
-      head(config.n_class > 0 ? child("head", config.n_embd, config.n_class).make<Linear>()
-                              : std::unique_ptr<Linear>()) {
+      head(config.num_classes > 0 ? child("head", config.n_embd, config.num_classes).make<Linear>()
+                                  : std::unique_ptr<Linear>()) {
   init_normal(*this, seed);
 }
 
 Tensor ViT::features(const Tensor& images) {
   const Dims& s = images.sizes();
-  if (s.rank() != 4 || s[1] != config.n_channel || s[2] != config.image_size || s[3] != config.image_size)
+  if (s.rank() != 4 || s[1] != config.in_channels || s[2] != config.image_size || s[3] != config.image_size)
     throw_op_error("ViT",
-                   absl::StrCat("images must be (B, ", config.n_channel, ", ", config.image_size, ", ",
+                   absl::StrCat("images must be (B, ", config.in_channels, ", ", config.image_size, ", ",
                                 config.image_size, "), got ", to_string(s)),
                    std::source_location::current());
   const Tensor parts[] = {cls_token.expand({s[0], 1, config.n_embd}), patch_embed(images)};
@@ -98,7 +98,7 @@ Tensor ViT::forward(const Tensor& images) {
 }
 
 Tensor ViT::loss(const Tensor& images, const Tensor& targets, std::source_location where) {
-  if (head == nullptr) throw_op_error("ViT", "has no loss without a classifier: n_class is 0", where);
+  if (head == nullptr) throw_op_error("ViT", "has no loss without a classifier: num_classes is 0", where);
   return classification_loss({(*this)({images, where}), where}, targets, config.problem_type);
 }
 

@@ -1,6 +1,6 @@
 // Vision transformer (Dosovitskiy et al., "An image is worth 16x16 words", 2020): an image classifier, or an encoder.
 //
-//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .n_class = 10});
+//   nn::ViT model({.image_size = 32, .patch_size = 4, .n_layer = 6, .n_head = 6, .n_embd = 192, .num_classes = 10});
 //   model.loss(images, targets).backward();
 //
 // Parameter names are those of timm's checkpoints. vit_from_hugging_face() translates those of Hugging Face.
@@ -16,11 +16,11 @@ namespace rondo::nn {
 struct ViTConfig {
   int64_t image_size = 224;
   int64_t patch_size = 16;
-  int64_t n_channel = 3;
+  int64_t in_channels = 3;
   int64_t n_layer = 12;
   int64_t n_head = 12;
   int64_t n_embd = 768;
-  int64_t n_class = 1000;                                  // 0: no classifier, for an encoder
+  int64_t num_classes = 1000;                              // 0: no classifier, for an encoder
   std::optional<ProblemType> problem_type = std::nullopt;  // which loss it has
   double dropout = 0;                                      // of the embeddings and of what each half of a block adds
   double norm_eps = 1e-6;
@@ -84,9 +84,9 @@ struct ViT : Module<ViT> {
   Dropout pos_drop;
   ModuleList<ViTBlock> blocks;
   LayerNorm norm;
-  std::unique_ptr<Linear> head;  // null with n_class = 0
+  std::unique_ptr<Linear> head;  // null with num_classes = 0
 
-  // images (B, channels, image_size, image_size) -> logits (B, n_class); with n_class = 0, features().
+  // images (B, channels, image_size, image_size) -> logits (B, num_classes); with num_classes = 0, features().
   Tensor forward(const Tensor& images);
   // Every token's features, the class token first: (B, patches + 1, C).
   Tensor features(const Tensor& images);

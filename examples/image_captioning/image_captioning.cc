@@ -247,7 +247,7 @@ class Captioner : optim::Callback {
   }
   PixelsOf pixels_of(const std::shared_ptr<const CaptionedPictures>& pictures) const {
     const nn::ViTConfig& config = model()->config.encoder;
-    if (pictures == nullptr) return random_pixels(config.n_channel, config.image_size, seed());
+    if (pictures == nullptr) return random_pixels(config.in_channels, config.image_size, seed());
     return processed(pictures, model_->processor());
   }
 

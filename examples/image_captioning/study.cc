@@ -63,7 +63,7 @@ void write_start(const CaptioningOptions& o, const std::string& folder) {
       random_captions(count, o.max_length, o.vocab_size, model->config.decoder_start_token_id, model.end(), seed),
       random_pixels(1, 1, seed),
       {.order = {.batch_size = count, .shuffle = false, .group_by_length = false, .sizes = {o.max_length}}});
-  const RandomPixels pixels(model->config.encoder.n_channel * o.image_size * o.image_size, seed);
+  const RandomPixels pixels(model->config.encoder.in_channels * o.image_size * o.image_size, seed);
   std::vector<int64_t> starts;
   for (int64_t i = 0; i < count; ++i) starts.push_back(pixels.start(i));
   io::save_safetensors(folder + "/data.safetensors", {{"labels", captions.next()->front().contiguous()},

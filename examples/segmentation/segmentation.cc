@@ -74,16 +74,16 @@ template <class M> Network network(std::unique_ptr<M> made) {
 Network make_network(const std::string& name, int64_t classes, uint64_t seed) {
   if (name == "pp_liteseg_t") return network(std::make_unique<nn::PPLiteSeg>(nn::pp_liteseg_t(classes), seed));
   if (name == "pp_liteseg_b") return network(std::make_unique<nn::PPLiteSeg>(nn::pp_liteseg_b(classes), seed));
-  if (name == "stdc1") return network(std::make_unique<nn::STDCSeg>(nn::STDCSegConfig{.n_class = classes}, seed));
+  if (name == "stdc1") return network(std::make_unique<nn::STDCSeg>(nn::STDCSegConfig{.num_classes = classes}, seed));
   if (name == "segformer_b0") {
-    const nn::SegformerConfig config{.n_class = classes};
+    const nn::SegformerConfig config{.num_classes = classes};
     return network(std::make_unique<nn::SegformerForSemanticSegmentation>(config, seed));
   }
   const nn::PPLiteSegConfig small{.encoder = {.layers = {1, 1, 1}, .width = 16},
                                   .decoder = {32, 32, 64},
                                   .pyramid = 64,
                                   .head = 32,
-                                  .n_class = classes};
+                                  .num_classes = classes};
   return network(std::make_unique<nn::PPLiteSeg>(small, seed));
 }
 

@@ -192,7 +192,7 @@ struct TextFacts {
   int64_t max_length = 0;  // tokens of the longest sequence
   std::optional<int64_t> padding_idx = std::nullopt;
   bool takes_segments = false;
-  int64_t n_class = 0;
+  int64_t num_classes = 0;
   std::optional<ProblemType> problem_type = std::nullopt;
 };
 
@@ -203,7 +203,7 @@ class AutoModelForSequenceClassification : public PretrainedModel {
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
                                                             const PretrainedOptions& options = {});
   TextFacts facts() const;
-  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, n_class)
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, num_classes)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -216,7 +216,7 @@ class AutoModelForTokenClassification : public PretrainedModel {
  public:
   static AutoModelForTokenClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
-  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, n_class)
+  Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, num_classes)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -243,7 +243,7 @@ class AutoModelForImageClassification : public PretrainedModel {
  public:
   static AutoModelForImageClassification from_pretrained(const std::string& folder,
                                                          const PretrainedOptions& options = {});
-  Tensor operator()(TensorArg images);  // (B, channels, image_size, image_size) -> (B, n_class)
+  Tensor operator()(TensorArg images);  // (B, channels, image_size, image_size) -> (B, num_classes)
   // Targets as in classification_loss.h.
   Tensor loss(const Tensor& images, const Tensor& targets,
               std::source_location where = std::source_location::current());
@@ -257,7 +257,7 @@ class AutoModelForSemanticSegmentation : public PretrainedModel {
  public:
   static AutoModelForSemanticSegmentation from_pretrained(const std::string& folder,
                                                           const PretrainedOptions& options = {});
-  Tensor operator()(TensorArg images);  // (B, channels, H, W) -> (B, n_class, H / 4, W / 4), rounded up
+  Tensor operator()(TensorArg images);  // (B, channels, H, W) -> (B, num_classes, H / 4, W / 4), rounded up
   // Targets i64 or i32 (B, H, W), where config.json's semantic_loss_ignore_index (255) does not count:
   // segmentation_loss.h.
   Tensor loss(const Tensor& images, const Tensor& targets,

@@ -78,8 +78,8 @@ static std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, co
   if (c.n_embd % c.n_head != 0) config.invalid(names.n_head, absl::StrCat("a divisor of ", names.n_embd));
   if (task == Task::kMaskedLM) config.must_be("tie_word_embeddings", "true");
   for (const char* width : {"emb_size", "embedding_size"}) config.must_be(width, absl::StrCat(c.n_embd));
-  c.n_class = read_labels(config, options);
-  c.problem_type = read_problem_type(config, c.n_class, options);
+  c.num_classes = read_labels(config, options);
+  c.problem_type = read_problem_type(config, c.num_classes, options);
   config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   switch (task) {
@@ -154,7 +154,7 @@ static bool describe_bert(ModuleBase& module, Published& out) {
   if (c.distilbert && sequence)
     out.config.push_back({"seq_classif_dropout", json_text(classifier_dropout.value_or(c.dropout))});
   if (!c.distilbert && classifier_dropout) out.config.push_back({"classifier_dropout", json_text(*classifier_dropout)});
-  for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  for (ConfigField& field : label_fields(c.num_classes)) out.config.push_back(std::move(field));
   if (c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }
@@ -189,7 +189,7 @@ extern constexpr Family kBertFamily = {
     .facts =
         [](const ModuleBase& model) {
           const BertConfig& c = *bert_config(model);
-          return TextFacts{c.vocab_size, c.max_length(), c.padding_idx, !c.distilbert, c.n_class, c.problem_type};
+          return TextFacts{c.vocab_size, c.max_length(), c.padding_idx, !c.distilbert, c.num_classes, c.problem_type};
         },
 };
 

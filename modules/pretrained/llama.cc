@@ -229,8 +229,8 @@ static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, c
   if (read_dropout(config, "attention_dropout", 0.0, options) > 0) config.unsupported("attention_dropout");
   LlamaTaskOptions task_options = {.seed = options.seed};
   if (task == Task::kSequenceClassification) {
-    task_options.n_class = read_labels(config, options);
-    task_options.problem_type = read_problem_type(config, task_options.n_class, options);
+    task_options.num_classes = read_labels(config, options);
+    task_options.problem_type = read_problem_type(config, task_options.num_classes, options);
     // For an embedding it counts from the end. No token equals it: the classifier would find no padding.
     if (config.negative("pad_token_id"))
       config.invalid("pad_token_id", "a token, which ends no row (PretrainedOptions::pad_token_id)");
@@ -275,7 +275,7 @@ static bool describe_llama(ModuleBase& module, Published& out) {
   out.computed = {".rotary_emb.inv_freq"};
   out.config = config_of(c, out.model_type);
   if (sequence != nullptr) {
-    for (ConfigField& field : label_fields(sequence->options.n_class)) out.config.push_back(std::move(field));
+    for (ConfigField& field : label_fields(sequence->options.num_classes)) out.config.push_back(std::move(field));
     if (const auto& problem = sequence->options.problem_type)
       out.config.push_back({"problem_type", json_text(name_of(*problem))});
   }
@@ -295,7 +295,7 @@ extern constexpr Family kLlamaFamily = {
         [](const ModuleBase& model) {
           const auto& m = dynamic_cast<const LlamaForSequenceClassification&>(model);
           return TextFacts{m.config.vocab_size,      m.config.max_length(), m.config.padding_idx,
-                           /*takes_segments=*/false, m.options.n_class,     m.options.problem_type};
+                           /*takes_segments=*/false, m.options.num_classes, m.options.problem_type};
         },
 };
 

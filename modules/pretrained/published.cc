@@ -46,14 +46,15 @@ int64_t read_labels(ConfigFields& config, const PretrainedOptions& options) {
   return wanted_labels(options).value_or(named && *named > 0 ? *named : said);
 }
 
-std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options) {
+std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t num_classes,
+                                             const PretrainedOptions& options) {
   if (options.problem_type) config.set("problem_type", json_text(name_of(*options.problem_type)));
   std::optional<ProblemType> problem;
   const std::string word = config.word("problem_type", "");
   for (const ProblemType type : {ProblemType::kRegression, ProblemType::kSingleLabel, ProblemType::kMultiLabel})
     if (!problem && word == name_of(type)) problem = type;
   if (!problem && config.has("problem_type")) config.unsupported("problem_type");
-  if (problem == ProblemType::kSingleLabel && n_class == 1)
+  if (problem == ProblemType::kSingleLabel && num_classes == 1)
     config.invalid("problem_type", "\"regression\", or at least two labels");
   return problem;
 }

@@ -118,7 +118,8 @@ std::optional<int64_t> wanted_labels(const PretrainedOptions& options);
 // The number of classes: the caller's, or that of the file's id2label, or of its num_labels, or 2.
 int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
 // The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).
-std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t n_class, const PretrainedOptions& options);
+std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t num_classes,
+                                             const PretrainedOptions& options);
 // id2label and label2id. By number: as transformers writes them where nobody has named the classes.
 std::vector<ConfigField> label_fields(const std::vector<std::string>& names);
 std::vector<ConfigField> label_fields(int64_t n);

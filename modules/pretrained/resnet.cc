@@ -25,8 +25,9 @@ class TorchvisionShapes {
   }
 
   ResNetConfig config(const PretrainedOptions& options) const {
-    ResNetConfig config{
-        .n_class = classes(options), .n_channel = size("conv1.weight", 4, 1), .width = size("conv1.weight", 4, 0)};
+    ResNetConfig config{.num_classes = classes(options),
+                        .in_channels = size("conv1.weight", 4, 1),
+                        .width = size("conv1.weight", 4, 0)};
     config.bottleneck = has("layer1.0.conv3.weight");
     config.layers.clear();
     for (int stage = 1; stage <= 4; ++stage) {

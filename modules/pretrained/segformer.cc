@@ -12,7 +12,7 @@ static std::unique_ptr<ModuleBase> make_segformer(ConfigFields& config, Task tas
   SegformerConfig c;
   constexpr int64_t kMostStages = 16;
   const auto n = static_cast<size_t>(config.size("num_encoder_blocks", 4, kMostStages));
-  c.n_channel = config.size("num_channels", 3);
+  c.in_channels = config.size("num_channels", 3);
   c.depths = config.sizes("depths", c.depths, n, kMostLayers / kMostStages);
   c.hidden_sizes = config.sizes("hidden_sizes", c.hidden_sizes, n);
   c.n_head = config.sizes("num_attention_heads", c.n_head, n);
@@ -26,7 +26,7 @@ static std::unique_ptr<ModuleBase> make_segformer(ConfigFields& config, Task tas
   c.classifier_dropout = read_dropout(config, "classifier_dropout_prob", 0.1, options);
   c.drop_path = read_dropout(config, "drop_path_rate", 0.1, options);
   c.gelu = read_gelu(config, "hidden_act", "gelu");
-  c.n_class = read_labels(config, options);
+  c.num_classes = read_labels(config, options);
   const std::optional<int64_t> ignored = config.count("semantic_loss_ignore_index");
   c.ignore_index = ignored.value_or(kIgnoredClass);
   for (size_t i = 0; i < n; ++i)
@@ -59,13 +59,13 @@ static bool describe_segformer(ModuleBase& module, Published& out) {
                 {"hidden_sizes", list(c.hidden_sizes)},
                 {"mlp_ratios", list(c.mlp_ratios)},
                 {"num_attention_heads", list(c.n_head)},
-                {"num_channels", json_text(c.n_channel)},
+                {"num_channels", json_text(c.in_channels)},
                 {"num_encoder_blocks", json_text(static_cast<int64_t>(c.depths.size()))},
                 {"patch_sizes", list(c.patch_sizes)},
                 {"semantic_loss_ignore_index", json_text(c.ignore_index)},
                 {"sr_ratios", list(c.sr_ratios)},
                 {"strides", list(c.strides)}};
-  for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  for (ConfigField& field : label_fields(c.num_classes)) out.config.push_back(std::move(field));
   return true;
 }
 

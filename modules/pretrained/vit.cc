@@ -12,7 +12,7 @@ ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options) {
   ViTConfig c;
   c.image_size = config.side("image_size", 224);
   c.patch_size = config.side("patch_size", 16);
-  c.n_channel = config.size("num_channels", 3);
+  c.in_channels = config.size("num_channels", 3);
   c.n_layer = config.size("num_hidden_layers", {}, kMostLayers);
   c.n_head = config.size("num_attention_heads");
   c.n_embd = config.size("hidden_size");
@@ -22,7 +22,7 @@ ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options) {
   c.norm_eps = config.positive("layer_norm_eps", 1e-12);
   c.qkv_bias = config.flag("qkv_bias", true);
   c.gelu = read_gelu(config, "hidden_act", "gelu");
-  c.n_class = 0;
+  c.num_classes = 0;
   if (c.n_embd % c.n_head != 0) config.invalid("num_attention_heads", "a divisor of hidden_size");
   if (c.image_size % c.patch_size != 0) config.invalid("patch_size", "a divisor of image_size");
   return c;
@@ -31,8 +31,8 @@ ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options) {
 static std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, const PretrainedOptions& options) {
   if (task != Task::kImageClassification) return nullptr;
   ViTConfig c = read_vit(config, options);
-  c.n_class = read_labels(config, options);
-  c.problem_type = read_problem_type(config, c.n_class, options);
+  c.num_classes = read_labels(config, options);
+  c.problem_type = read_problem_type(config, c.num_classes, options);
   config.check(options.allow_unknown_fields);
   const SkipInit skip(SkipInit::Memory::kNone);
   return std::make_unique<ViT>(c);
@@ -65,9 +65,10 @@ static bool describe_vit(ModuleBase& module, Published& out) {
   out.model_type = "vit";
   out.architecture = "ViTForImageClassification";
   out.prefix = "vit.";
-  if (c.n_class == 0) out.why_unpublished = "no classifier (n_class = 0), which vit has only as an encoder of others";
+  if (c.num_classes == 0)
+    out.why_unpublished = "no classifier (num_classes = 0), which vit has only as an encoder of others";
   for (const auto& [ours, theirs] : kModelParts)
-    if (c.n_class > 0 || !std::string_view(ours).starts_with("head.")) out.tensors.push_back({theirs, ours});
+    if (c.num_classes > 0 || !std::string_view(ours).starts_with("head.")) out.tensors.push_back({theirs, ours});
   for (int64_t i = 0; i < c.n_layer; ++i) {
     const std::string ours = absl::StrCat("blocks.", i, "."), theirs = absl::StrCat("vit.encoder.layer.", i, ".");
     for (const char* leaf : {".weight", ".bias"}) {
@@ -93,12 +94,12 @@ static bool describe_vit(ModuleBase& module, Published& out) {
                 {"intermediate_size", json_text(hidden)},
                 {"layer_norm_eps", json_text(c.norm_eps)},
                 {"num_attention_heads", json_text(c.n_head)},
-                {"num_channels", json_text(c.n_channel)},
+                {"num_channels", json_text(c.in_channels)},
                 {"num_hidden_layers", json_text(c.n_layer)},
                 {"patch_size", json_text(c.patch_size)},
                 {"qkv_bias", json_text(c.qkv_bias)}};
-  if (c.n_class > 0)
-    for (ConfigField& field : label_fields(c.n_class)) out.config.push_back(std::move(field));
+  if (c.num_classes > 0)
+    for (ConfigField& field : label_fields(c.num_classes)) out.config.push_back(std::move(field));
   if (c.problem_type) out.config.push_back({"problem_type", json_text(name_of(*c.problem_type))});
   return true;
 }

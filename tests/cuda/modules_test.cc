@@ -112,7 +112,7 @@ const BertConfig kBert = {.vocab_size = 31,
                           .n_head = 2,
                           .n_embd = 24,
                           .n_hidden = 48,
-                          .n_class = 3,
+                          .num_classes = 3,
                           .dropout = 0.1};
 BertConfig roberta() {
   BertConfig config = kBert;
@@ -120,7 +120,7 @@ BertConfig roberta() {
   config.roberta = true;
   return config;
 }
-const ViTConfig kVit = {.image_size = 8, .patch_size = 4, .n_layer = 2, .n_head = 2, .n_embd = 24, .n_class = 5};
+const ViTConfig kVit = {.image_size = 8, .patch_size = 4, .n_layer = 2, .n_head = 2, .n_embd = 24, .num_classes = 5};
 
 TEST(CudaModules, ForwardAndBackwardAreTheCpus) {
   compare_block("Linear", [] { return std::make_unique<Linear>(24, 10); });

@@ -204,7 +204,7 @@ TEST_F(Classify, OneLabelIsARegression) {
                                            .n_head = 2,
                                            .n_embd = 32,
                                            .n_hidden = 64,
-                                           .n_class = 1,
+                                           .num_classes = 1,
                                            .dropout = 0});
   nn::init_normal(model, 1);
   nn::save_pretrained(model, folder_ / "model");

@@ -251,7 +251,7 @@ TEST(MemoryOfSteps, RunsShortInAModelThatLasts) {
 
 TEST(MemoryOfSteps, RunsShortInImages) {
   expect_typed_errors([]() -> Work {
-    auto net = std::make_shared<nn::ResNet>(nn::ResNetConfig{.layers = {1, 1, 1, 1}, .n_class = 3, .width = 4}, 4);
+    auto net = std::make_shared<nn::ResNet>(nn::ResNetConfig{.layers = {1, 1, 1, 1}, .num_classes = 3, .width = 4}, 4);
     net->eval();
     const Tensor classes = Tensor::from<int64_t>({0, 2}, {2});
     return [=] {

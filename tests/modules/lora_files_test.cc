@@ -67,7 +67,7 @@ constexpr Case kCases[] = {
                                                                           .n_layer = 2,
                                                                           .n_head = 4,
                                                                           .n_embd = 16,
-                                                                          .n_class = 3,
+                                                                          .num_classes = 3,
                                                                           .norm_eps = 1e-12,
                                                                           .n_hidden = 24}));
      },
@@ -76,8 +76,13 @@ constexpr Case kCases[] = {
      }},
     {"bert",
      [] {
-       return std::unique_ptr<ModuleBase>(std::make_unique<Bert>(BertConfig{
-           .vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3}));
+       return std::unique_ptr<ModuleBase>(std::make_unique<Bert>(BertConfig{.vocab_size = 50,
+                                                                            .block_size = 16,
+                                                                            .n_layer = 1,
+                                                                            .n_head = 4,
+                                                                            .n_embd = 32,
+                                                                            .n_hidden = 64,
+                                                                            .num_classes = 3}));
      },
      &bert_logits},
 };

@@ -38,7 +38,7 @@ Tensor some_ids() { return Tensor::from<int64_t>({1, 5, 3, 2, 60}, {1, 5}); }
 // ---- ViT: query, key and value are rows of one weight here
 
 constexpr ViTConfig kTinyViT = {
-    .image_size = 16, .patch_size = 8, .n_layer = 2, .n_head = 4, .n_embd = 16, .n_class = 3, .n_hidden = 24};
+    .image_size = 16, .patch_size = 8, .n_layer = 2, .n_head = 4, .n_embd = 16, .num_classes = 3, .n_hidden = 24};
 
 Tensor images() {
   Generator generator(4);
@@ -267,10 +267,10 @@ TEST(ClassificationLoss, ChoosesAsTransformersAndRefusesTheRest) {
     const char* why;
   } cases[] = {{one, classes, kSingleLabel, "one class has no cross-entropy"},
                {x, many, kSingleLabel, "must be i64 (B)"},
-               {x, classes, kMultiLabel, "must be floats (B, n_class)"},
-               {x, many.to(kI64), kMultiLabel, "must be floats (B, n_class)"},
-               {x, classes.to(kF32), std::nullopt, "must be floats (B, n_class)"},
-               {x, classes.to(kF32), kRegression, "targets of a regression must be (B, n_class)"},
+               {x, classes, kMultiLabel, "must be floats (B, num_classes)"},
+               {x, many.to(kI64), kMultiLabel, "must be floats (B, num_classes)"},
+               {x, classes.to(kF32), std::nullopt, "must be floats (B, num_classes)"},
+               {x, classes.to(kF32), kRegression, "targets of a regression must be (B, num_classes)"},
                {one, many, kRegression, "targets of a regression must be (B) or (B, 1)"},
                {x, Tensor(), std::nullopt, "targets are undefined"}};
   for (const auto& c : cases)

@@ -226,7 +226,8 @@ TEST(Lora, AtTheEdges) {
 
 TEST(Lora, ModulesToSaveAreCopies) {
   Bert model(
-      {.vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .n_class = 3}, 1);
+      {.vocab_size = 50, .block_size = 16, .n_layer = 1, .n_head = 4, .n_embd = 32, .n_hidden = 64, .num_classes = 3},
+      1);
   const Tensor idx = tokens(2, 50), targets = Tensor::from<int64_t>({0, 2}, {2});
   const StateDict base = copy_of(model);
   const Tensor before = model(idx);

@@ -339,7 +339,8 @@ TEST(Layers, EmbeddingWithPadding) {
 
 // Published checkpoints as they are: names that Hugging Face's classes write.
 TEST(Published, BertLlamaAndViTLoadStrictly) {
-  Bert bert({.vocab_size = 9, .block_size = 6, .n_layer = 1, .n_head = 2, .n_embd = 8, .n_hidden = 12, .n_class = 2});
+  Bert bert(
+      {.vocab_size = 9, .block_size = 6, .n_layer = 1, .n_head = 2, .n_embd = 8, .n_hidden = 12, .num_classes = 2});
   EXPECT_EQ(bert.embeddings.word_embeddings.weight.select(0, 0).to_vector<float>(), std::vector<float>(8, 0.0f));
   StateDict state = bert.state_dict();
   EXPECT_FALSE(state.contains("embeddings.position_ids"));
@@ -363,7 +364,7 @@ TEST(Published, BertLlamaAndViTLoadStrictly) {
   EXPECT_TRUE(llama.load_state_dict(state).empty());
   EXPECT_EQ(llama.lm_head.weight.to_vector<float>(), other.lm_head.weight.to_vector<float>());
 
-  ViT vit({.image_size = 4, .patch_size = 2, .n_layer = 2, .n_head = 2, .n_embd = 4, .n_class = 3}, 1);
+  ViT vit({.image_size = 4, .patch_size = 2, .n_layer = 2, .n_head = 2, .n_embd = 4, .num_classes = 3}, 1);
   const std::map<std::string, Dims> of_layer = {{"attention.attention.query", {4, 4}},
                                                 {"attention.attention.key", {4, 4}},
                                                 {"attention.attention.value", {4, 4}},

@@ -50,14 +50,15 @@ Subject make_bert(Inputs in) {
                              .n_head = 4,
                              .n_embd = 32,
                              .n_hidden = 64,
-                             .n_class = 3,
+                             .num_classes = 3,
                              .padding_idx = std::nullopt};  // the recorded gradients are of all rows
   return subject(
       std::make_unique<Bert>(config), [in](Bert& m) { return m(in("ids"), in("mask"), in("segments")); },
       [in](Bert& m) { return m.loss(in("ids"), in("mask"), in("segments"), in("targets")); });
 }
 Subject make_vit(Inputs in) {
-  const ViTConfig config = {.image_size = 16, .patch_size = 4, .n_layer = 2, .n_head = 4, .n_embd = 32, .n_class = 10};
+  const ViTConfig config = {
+      .image_size = 16, .patch_size = 4, .n_layer = 2, .n_head = 4, .n_embd = 32, .num_classes = 10};
   return subject(
       std::make_unique<ViT>(config), [in](ViT& m) { return m(in("images")); },
       [in](ViT& m) { return m.loss(in("images"), in("targets")); });

@@ -39,9 +39,9 @@ template <class M> Subject subject(std::unique_ptr<M> model) {
           [&m](const Tensor& x) { return m.loss(x, halves()); }};
 }
 Subject make(const std::string& name) {
-  if (name == "stdc") return subject(std::make_unique<STDCSeg>(STDCSegConfig{.n_class = 5}, 1));
+  if (name == "stdc") return subject(std::make_unique<STDCSeg>(STDCSegConfig{.num_classes = 5}, 1));
   if (name == "ddrnet") return subject(std::make_unique<DDRNet>(ddrnet23_slim(5), 1));
-  if (name == "regseg") return subject(std::make_unique<RegSeg>(RegSegConfig{.n_class = 5}, 1));
+  if (name == "regseg") return subject(std::make_unique<RegSeg>(RegSegConfig{.num_classes = 5}, 1));
   return subject(std::make_unique<PPLiteSeg>(pp_liteseg_t(5), 1));
 }
 
@@ -95,11 +95,11 @@ TEST_P(SegmentationModel, LossRunsCompiledAsOneModule) {
     const STDCConfig encoder{.layers = {1, 1, 1}, .width = 16};
     if (GetParam() == "stdc") return subject(std::make_unique<STDCSeg>(STDCSegConfig{encoder, 5}, 1));
     if (GetParam() == "ddrnet")
-      return subject(std::make_unique<DDRNet>(DDRNetConfig{.width = 8, .pyramid = 8, .head = 8, .n_class = 5}, 1));
+      return subject(std::make_unique<DDRNet>(DDRNetConfig{.width = 8, .pyramid = 8, .head = 8, .num_classes = 5}, 1));
     if (GetParam() == "regseg")
-      return subject(std::make_unique<RegSeg>(RegSegConfig{.dilations = {{1}, {1, 2}}, .n_class = 5}, 1));
+      return subject(std::make_unique<RegSeg>(RegSegConfig{.dilations = {{1}, {1, 2}}, .num_classes = 5}, 1));
     return subject(std::make_unique<PPLiteSeg>(
-        PPLiteSegConfig{.encoder = encoder, .decoder = {8, 8, 8}, .pyramid = 8, .head = 8, .n_class = 5}, 1));
+        PPLiteSegConfig{.encoder = encoder, .decoder = {8, 8, 8}, .pyramid = 8, .head = 8, .num_classes = 5}, 1));
   };
   const Tensor x = formula_images(2, 64).to(kF32);
   Subject eager = make_small(), compiled = make_small();
@@ -146,7 +146,7 @@ TEST(Detail, TargetsAreBoundaries) {
 }
 
 TEST(SegmentationErrors, NameTheNumbers) {
-  PPLiteSeg model({.encoder = {.layers = {1, 1, 1}, .width = 8}, .n_class = 3});
+  PPLiteSeg model({.encoder = {.layers = {1, 1, 1}, .width = 8}, .num_classes = 3});
   EXPECT_NE(error_of([&] {
               model(Tensor::zeros({2, 3, 40, 64}));
             }).find("multiples of 32, got [2, 3, 40, 64]"),

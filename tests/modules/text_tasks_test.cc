@@ -91,7 +91,7 @@ TEST(MaskedLM, OtherModelsFromItsFile) {
   // Segments are BERT's.
   EXPECT_NE(error_of([&] { sorter(ids, mask, ids); }).find("DistilBERT takes no segments"), std::string::npos);
   EXPECT_FALSE(sorter.facts().takes_segments);
-  EXPECT_EQ(sorter.facts().n_class, 2);
+  EXPECT_EQ(sorter.facts().num_classes, 2);
 }
 
 // Logits that are computed in chunks of rows: the same loss and gradients, the bias's among them.
@@ -227,7 +227,7 @@ TEST(LlamaSequence, TheLastTokenThatIsNoPadding) {
       .vocab_size = 20, .block_size = 16, .n_layer = 2, .n_head = 2, .n_kv_head = 1, .n_embd = 8, .n_hidden = 12};
   LlamaConfig padded = config;
   padded.padding_idx = 1;
-  LlamaForSequenceClassification model(padded, {.n_class = 3, .seed = 4});
+  LlamaForSequenceClassification model(padded, {.num_classes = 3, .seed = 4});
   const auto logits = [&](const Tensor& idx, const Tensor& mask = {}) {
     return no_grad([&] { return model(idx, mask); });
   };

@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, Captions, testing::Values("captioner", "captione
 
 TEST(VisionEncoderDecoder, NamesAndSizes) {
   VisionEncoderDecoder model(small(24));
-  EXPECT_EQ(model.config.encoder.n_class, 0);
+  EXPECT_EQ(model.config.encoder.num_classes, 0);
   EXPECT_TRUE(model.config.decoder.cross_attention);
   const StateDict state = model.state_dict();
   for (const char* name : {"encoder.blocks.1.attn.qkv.weight", "decoder.h.1.crossattention.c_attn.weight",

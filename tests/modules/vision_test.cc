@@ -67,7 +67,7 @@ Subject make(const std::string& name) {
   const Tensor classes = Tensor::from(std::vector<int64_t>{3, 7}, {2});
   if (name == "resnet18") return subject(std::make_unique<ResNet>(resnet18()), classes, 11689512, 1e-4);
   if (name == "resnet50") return subject(std::make_unique<ResNet>(resnet50()), classes, 25557032, 1e-5);
-  const SegformerConfig config = {.n_class = 19, .classifier_dropout = 0, .drop_path = 0};
+  const SegformerConfig config = {.num_classes = 19, .classifier_dropout = 0, .drop_path = 0};
   return subject(std::make_unique<SegformerForSemanticSegmentation>(config), recorded_masks(19), 3719027, 1e-3);
 }
 
@@ -239,7 +239,7 @@ TEST(ResNetFile, FoldersHeadsAndOldFiles) {
   EXPECT_TRUE(same_bits(fresh->layer4[0].parameters()[0].detach(), whole->layer4[0].parameters()[0].detach()));
   EXPECT_GT(fresh->fc.weight.detach().abs().max().item(), 0);
   const auto named = ResNet::from_pretrained(folder.path(), {.label_names = {"cat", "dog"}, .fresh = {"fc."}});
-  EXPECT_EQ(named->config.n_class, 2);
+  EXPECT_EQ(named->config.num_classes, 2);
   EXPECT_NE(error_of([&] {
               ResNet::from_pretrained(folder.path(), {.num_labels = 3, .label_names = {"cat"}, .fresh = {"fc."}});
             }).find("num_labels is 3, but there are 1 label_names"),

@@ -65,7 +65,8 @@ const std::vector<Case>& cases() {
         3.045313, 3.013085, 2.981132, 2.949559, 2.91831,  2.887149, 2.856092, 2.825301, 2.79443,  2.763071}},
       {"ResNet",
        []() -> Case::Training {
-         auto model = std::make_unique<nn::ResNet>(nn::ResNetConfig{.layers = {1, 2, 1, 1}, .n_class = 5, .width = 8});
+         auto model = std::make_unique<nn::ResNet>(
+             nn::ResNetConfig{.layers = {1, 2, 1, 1}, .num_classes = 5, .width = 8});
          const Tensor images = Tensor::randn({6, 3, 40, 40}), labels = (Tensor::rand({6}) * 5.0).to(kI64);
          nn::ResNet& m = *model;
          return {std::move(model), [images, labels, &m] { return m.loss(images, labels); }};

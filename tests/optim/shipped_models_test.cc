@@ -104,7 +104,7 @@ const std::vector<Shipped>& shipped_models() {
       {"ViT",
        [] {
          return std::make_unique<nn::ViT>(
-             nn::ViTConfig{.image_size = 8, .patch_size = 4, .n_layer = 2, .n_head = 2, .n_embd = 8, .n_class = 3});
+             nn::ViTConfig{.image_size = 8, .patch_size = 4, .n_layer = 2, .n_head = 2, .n_embd = 8, .num_classes = 3});
        },
        {"ViTBlock x 2"},
        {"", "blocks.1", "blocks.0", ""}},
@@ -117,13 +117,13 @@ const std::vector<Shipped>& shipped_models() {
        {"ViTBlock x 2", "TransformerBlock x 2"},
        {"", "decoder.h.1", "decoder.h.0", "encoder.blocks.1", "encoder.blocks.0", ""}},
       {"ResNet",
-       [] { return std::make_unique<nn::ResNet>(nn::ResNetConfig{.n_class = 3, .width = 8}); },
+       [] { return std::make_unique<nn::ResNet>(nn::ResNetConfig{.num_classes = 3, .width = 8}); },
        {"BasicBlock x 2", "BasicBlock x 2", "BasicBlock x 2", "BasicBlock x 2"},
        {"", "layer4.1", "layer4.0", "layer3.1", "layer3.0", "layer2.1", "layer2.0", "layer1.1", "layer1.0", ""}},
       {"ResNetOfBottlenecks",
        [] {
          return std::make_unique<nn::ResNet>(
-             nn::ResNetConfig{.layers = {1, 2, 1, 1}, .bottleneck = true, .n_class = 3, .width = 8});
+             nn::ResNetConfig{.layers = {1, 2, 1, 1}, .bottleneck = true, .num_classes = 3, .width = 8});
        },
        {"Bottleneck x 1", "Bottleneck x 2", "Bottleneck x 1", "Bottleneck x 1"},
        {"", "layer4.0", "layer3.0", "layer2.1", "layer2.0", "layer1.0", ""}},
@@ -137,7 +137,7 @@ const std::vector<Shipped>& shipped_models() {
                                                                                            .sr_ratios = {2, 1},
                                                                                            .mlp_ratios = {2, 2},
                                                                                            .decoder_hidden_size = 16,
-                                                                                           .n_class = 3});
+                                                                                           .num_classes = 3});
        },
        {"SegformerPatchEmbed x 2", "SegformerLayer x 2", "SegformerLayer x 1", "LayerNorm x 2",
         "SegformerProjection x 2"},
@@ -149,18 +149,20 @@ const std::vector<Shipped>& shipped_models() {
        {"STDCBlock x 2", "STDCBlock x 1", "STDCBlock x 1"},
        {"", "backbone.stage32.0", "backbone.stage16.0", "backbone.stage8.1", "backbone.stage8.0", ""}},
       {"STDCSeg",
-       [] { return std::make_unique<nn::STDCSeg>(nn::STDCSegConfig{.encoder = kEncoder, .n_class = 3}); },
+       [] { return std::make_unique<nn::STDCSeg>(nn::STDCSegConfig{.encoder = kEncoder, .num_classes = 3}); },
        {"STDCBlock x 2", "STDCBlock x 1", "STDCBlock x 1"},
        {"", "backbone.stage32.0", "backbone.stage16.0", "backbone.stage8.1", "backbone.stage8.0", ""}},
       {"PPLiteSeg",
-       [] { return std::make_unique<nn::PPLiteSeg>(nn::PPLiteSegConfig{.encoder = kEncoder, .n_class = 3}); },
+       [] { return std::make_unique<nn::PPLiteSeg>(nn::PPLiteSegConfig{.encoder = kEncoder, .num_classes = 3}); },
        {"STDCBlock x 2", "STDCBlock x 1", "STDCBlock x 1", "ConvNormReLU x 3", "UnifiedAttentionFusion x 3",
         "SegmentationHead x 3"},
        {"", "heads.2", "heads.1", "heads.0", "fusions.2", "fusions.1", "fusions.0", "pooling.stages.2",
         "pooling.stages.1", "pooling.stages.0", "encoder.stage32.0", "encoder.stage16.0", "encoder.stage8.1",
         "encoder.stage8.0", ""}},
       {"DDRNet",
-       [] { return std::make_unique<nn::DDRNet>(nn::DDRNetConfig{.width = 8, .pyramid = 8, .head = 8, .n_class = 3}); },
+       [] {
+         return std::make_unique<nn::DDRNet>(nn::DDRNetConfig{.width = 8, .pyramid = 8, .head = 8, .num_classes = 3});
+       },
        {"ConvNormReLU x 2", "DDRBlock x 2", "DDRBlock x 2", "DDRBlock x 2", "DDRBlock x 2", "DDRBlock x 1",
         "DDRBlock x 2", "DDRBlock x 2", "DDRBlock x 1", "NormReLUConv x 5", "NormReLUConv x 4"},
        {"",
@@ -191,7 +193,7 @@ const std::vector<Shipped>& shipped_models() {
         "stem.0"}},
       {"RegSeg",
        [] {
-         return std::make_unique<nn::RegSeg>(nn::RegSegConfig{.dilations = {{1}, {1, 2}}, .n_class = 3});
+         return std::make_unique<nn::RegSeg>(nn::RegSegConfig{.dilations = {{1}, {1, 2}}, .num_classes = 3});
        },
        {"RegSegBlock x 1", "RegSegBlock x 3", "RegSegBlock x 3"},
        {"", "stage16.2", "stage16.1", "stage16.0", "stage8.2", "stage8.1", "stage8.0", "stage4.0", ""}},
@@ -255,7 +257,7 @@ TEST(ShippedModels, LittleIsInTheLastSeam) {
 // A step calls every block of every region, and all gradients are final at a seam.
 TEST(ShippedModels, AStepOfDDRNetCallsEveryRegion) {
   if (!compile::jit_available()) GTEST_SKIP() << "built without LLVM";
-  nn::DDRNet model({.width = 8, .pyramid = 8, .head = 8, .n_class = 3});
+  nn::DDRNet model({.width = 8, .pyramid = 8, .head = 8, .num_classes = 3});
   const compile::Regions regions = compile::compile_regions(model);
   optim::Seams seams(model, [](const optim::Seam& seam) { EXPECT_TRUE(seam.complete) << seam.path; });
   const Tensor images = Tensor::randn({2, 3, 64, 64}), targets = Tensor::zeros({2, 64, 64}, kI64);
