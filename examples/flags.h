@@ -13,8 +13,7 @@
 //
 // Why no library: a resumed run asks which flags were given and takes the others from its checkpoint, bit for bit.
 // Abseil's Flags keep that to themselves, belong to the process, and end it at a bad value. CLI11 2.1 (Debian 12's)
-// reads
-// --n_layer=9223372036854775808 as the largest int64 and =010 as 8, leaves 0 in the variable at =four, takes
+// reads 9223372036854775808 as the largest int64 and 010 as 8, leaves 0 in the variable at --n_layer=four, takes
 // --bias=true for the value of the flag before it, and names no nearest flag. tests/examples/flags_test.cc has each of
 // these.
 #pragma once

@@ -52,15 +52,6 @@
 namespace rondo::examples {
 namespace {
 
-// As nanoGPT: matrices and embeddings decay, biases and norms do not.
-optim::AdamW make_optimizer(const nn::GPT2& model, const TrainOptions& o) {
-  optim::ParamGroup<optim::AdamWOptions> decayed, plain;
-  for (const Tensor& p : model.parameters()) (p.rank() >= 2 ? decayed : plain).params.push_back(p);
-  decayed.options = {.lr = o.learning_rate, .betas = {o.beta1, o.beta2}, .weight_decay = o.weight_decay};
-  plain.options = {.lr = o.learning_rate, .betas = {o.beta1, o.beta2}, .weight_decay = 0};
-  return optim::AdamW({decayed, plain});
-}
-
 // Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. A batch has the
 // rows of all ranks' batches, and each rank takes its part: the number is that of one process with the whole batch.
 template <class LossFn>
@@ -211,7 +202,9 @@ Training::Training(const OptionParser& parser, std::shared_ptr<dist::ProcessGrou
               .dropout = o_.dropout,
               .bias = o_.bias},
              seed_),
-      optimizer_(make_optimizer(model_, o_)),
+      optimizer_(optim::decay_groups(
+          model_.parameters(),
+          optim::AdamWOptions{.lr = o_.learning_rate, .betas = {o_.beta1, o_.beta2}, .weight_decay = o_.weight_decay})),
       windows_(data::FunctionBatches::kEndless, [this](data::BatchSource::Position at) { return windows(at.batch); }),
       batches_(windows_, o_.device) {
   if (measured_ && group_->world_size() > 1) throw Error("--report is about one process");
@@ -288,9 +281,7 @@ Tensor Training::loss_of(const data::Batch& batch) {
 }
 
 double Training::train_step(int64_t step) {
-  const auto rank = static_cast<uint64_t>(group_->rank());
-  // Each rank and step has dropout masks of its own.
-  default_generator().set_state(seed_ + rank * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(step) << 32);
+  seed_step(seed_, group_->rank(), step);
   optimizer_.set_lr(schedule_(step));
   const int64_t accumulate = o_.gradient_accumulation_steps;
   std::vector<Tensor> parts;

@@ -1,41 +1,23 @@
 // Optimizer: START HERE. Updates parameters from their gradients, in place.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
+//   optim::compile(optimizer);                    // generated code from now on (compile.h)
 //   loss.backward();
-//   optim::clip_grad_norm_(model.parameters(), 1.0);
-//   optimizer.step();
+//   optimizer.step({.max_norm = 1.0});            // clips in the same pass over memory (StepOptions)
 //   optimizer.zero_grad();
 //
-// Parameter groups: optim::AdamW({{.params = matrices, .options = {.weight_decay = 0.1}},
-//                                 {.params = vectors, .options = {.weight_decay = 0.0}}}).
-// One more, later: optimizer.add_param_group({.params = head.parameters(), .options = {.lr = 1e-3}}).
-// Averages, clipping and zeroing join the same pass over memory:
+// Parameter groups: optim::AdamW({{.params = body.parameters(), .options = {.lr = 1e-4}},
+//                                 {.params = head.parameters(), .options = {.lr = 1e-3}}}).
+// Decay for matrices only: optim::AdamW(optim::decay_groups(model.parameters(), optim::AdamWOptions{...})).
+// An average of the parameters: optimizer.track_average({.decay = 0.999}).
 //
-//   optim::compile(optimizer);                    // generated code from now on (compile.h)
-//   optimizer.track_average({.decay = 0.999});    // EMA of the parameters
-//   StepReport r = optimizer.step({.grad_scale = scale, .max_norm = 1.0, .zero_grad = true});
-//
-// Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass (foreach.h).
-//
-// Note [Steps]. A step enqueues launches on the parameters' device and reads nothing back. It enqueues those that
-//   change anything when they are all ready: a step that throws has changed no parameter, state or count
-//   (launch_queue.h). Step counts, the norm, the decision whether to skip, and the scalars of the formula are values in
-//   the device's memory; launches compute them and read them there. Options of the host (lr) are taken by value when
-//   step() is called. Integers are kept as f64.
-//
-// Note [Master weights]. A bf16 number has 8 bits of precision: 1 + 6e-4 is 1. An update of less than half a unit in
-//   the last place of a 16-bit parameter would be lost, at every step. So the optimizer keeps an f32 weight of each
-//   bf16 and f16 parameter, updates that, and writes the rounded weight into the parameter, in the same pass. Weights
-//   are made from the parameters at the first step, are part of the state dict, and cost 4 bytes an element. Somebody
-//   else may write the parameter (a model is loaded): elements that are still the rounded weight keep it, the others
-//   become the new weight. Options have `masters`; false: the parameter itself is updated, and a step says so once.
-//
-// Invariants: all parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters
-// have none. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is kept in that
-// dtype unless StateFormat says otherwise. A parameter without a gradient is skipped and its step count does not
-// change. step() checks every gradient before it changes anything.
+// All parameters are on one device. A parameter's state is made at its first gradient, so frozen parameters have none.
+// A parameter without a gradient is skipped and its step count does not change. step() checks every gradient before it
+// changes anything.
 //
 // Ownership: shares the parameters' tensors. Thread safety: one thread at a time.
+//
+// More at the end of this file: Note [Steps], [Dtypes of an update], [Master weights].
 #pragma once
 
 #include <cstdint>
@@ -69,6 +51,18 @@ template <class Options> struct ParamGroup {
   std::vector<Tensor> params;
   Options options = {};
 };
+
+// Two groups, as GPT-2 and nanoGPT train: tensors of rank 2 and more decay as `options` say, biases and the weights of
+// norms do not. Both groups are there even if one has no parameter, so a schedule for each group is always two.
+//
+//   optim::AdamW optimizer(optim::decay_groups(model.parameters(), optim::AdamWOptions{.weight_decay = 0.1}));
+template <class Options>
+std::vector<ParamGroup<Options>> decay_groups(const std::vector<Tensor>& params, const Options& options) {
+  std::vector<ParamGroup<Options>> groups{{{}, options}, {{}, options}};
+  groups[1].options.weight_decay = 0;
+  for (const Tensor& p : params) groups[p.rank() >= 2 ? 0 : 1].params.push_back(p);
+  return groups;
+}
 
 struct StepOptions {
   // The gradients are those of grad_scale times the loss: they are divided by it. A loss scaler sets this.
@@ -229,3 +223,20 @@ class Optimizer {
 
 }  // namespace rondo::optim
 #pragma GCC visibility pop
+
+// Note [Steps]. Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass
+// (foreach.h). A step enqueues launches on the parameters' device and reads nothing back. It enqueues those that change
+// anything when they are all ready: a step that throws has changed no parameter, state or count (launch_queue.h). Step
+// counts, the norm, the decision whether to skip, and the scalars of the formula are values in the device's memory;
+// launches compute them and read them there. Options of the host (lr) are taken by value when step() is called.
+// Integers are kept as f64.
+//
+// Note [Dtypes of an update]. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is
+// kept in that dtype unless StateFormat says otherwise.
+//
+// Note [Master weights]. A bf16 number has 8 bits of precision: 1 + 6e-4 is 1. An update of less than half a unit in
+// the last place of a 16-bit parameter would be lost, at every step. So the optimizer keeps an f32 weight of each bf16
+// and f16 parameter, updates that, and writes the rounded weight into the parameter, in the same pass. Weights are made
+// from the parameters at the first step, are part of the state dict, and cost 4 bytes an element. Somebody else may
+// write the parameter (a model is loaded): elements that are still the rounded weight keep it, the others become the
+// new weight. Options have `masters`; false: the parameter itself is updated, and a step says so once.

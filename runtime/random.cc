@@ -91,6 +91,11 @@ Generator& default_generator() try {
   throw_out_of_memory("default_generator");
 }
 
+void seed_step(uint64_t seed, int rank, int64_t step) {
+  constexpr uint64_t kSeedOfRank = 0x9E3779B97F4A7C15u;  // odd: the multiples of all ranks differ
+  default_generator().set_state(seed + static_cast<uint64_t>(rank) * kSeedOfRank, static_cast<uint64_t>(step) << 32);
+}
+
 void manual_seed(uint64_t seed) try {
   thread_seed().own = true;
   default_generator().set_state(seed, 0);

@@ -227,9 +227,7 @@ bool Trainer::Run::train_step() {
     const Clock::time_point began = Clock::now();
     Micro step;
     if (!fetch(step)) return undo();
-    // With replicas each has dropout masks of its own.
-    const uint64_t rank = replicas_ == nullptr ? 0 : static_cast<uint64_t>(replicas_->rank());
-    default_generator().set_state(options_.seed + rank * 0x9E3779B97F4A7C15u, static_cast<uint64_t>(state_.step) << 32);
+    seed_step(options_.seed, replicas_ == nullptr ? 0 : replicas_->rank(), state_.step);
     if (!options_.lr_schedules.empty()) {
       std::vector<Optimizer::Schedule> schedules = options_.lr_schedules;
       schedules.resize(static_cast<size_t>(optimizer_.n_groups()), schedules.front());

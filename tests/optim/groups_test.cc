@@ -80,6 +80,28 @@ TEST(ParamGroups, LaterOnesAreAsThoseFromTheStart) {
   }
 }
 
+// Tensors of rank 2 and more decay. Two groups even if one is empty: a schedule for each fits every model.
+TEST(ParamGroups, OnlyMatricesDecay) {
+  std::vector<Tensor> params = matrices();
+  params.push_back(Tensor::ones({6}).requires_grad_());
+  const auto groups = decay_groups(params, AdamWOptions{.lr = 0.5, .weight_decay = 0.25});
+  ASSERT_EQ(groups.size(), 2u);
+  EXPECT_EQ(groups[0].params.size(), 3u);
+  EXPECT_EQ(groups[0].options.weight_decay, 0.25);
+  EXPECT_EQ(groups[1].options.weight_decay, 0);
+  EXPECT_EQ(groups[1].options.lr, 0.5);
+  AdamW optimizer(groups);
+  for (Tensor& p : params) p.set_grad(Tensor::zeros(p.sizes()));
+  const Tensor matrix = params[0].detach().clone();
+  optimizer.step();
+  EXPECT_TRUE(same_bits(params[3].detach(), Tensor::ones({6})));
+  EXPECT_FALSE(same_bits(params[0].detach(), matrix));
+
+  AdamW of_vectors(decay_groups({params[3]}, AdamWOptions{}));
+  EXPECT_EQ(of_vectors.n_groups(), 2);
+  of_vectors.step();
+}
+
 // Between two steps; the earlier group goes on as it would without the other.
 TEST(ParamGroups, BetweenSteps) {
   std::vector<Tensor> a = matrices(), b = matrices();

@@ -69,11 +69,9 @@ const std::map<std::string, Make>& cases() {
       {"adafactor", make<Adafactor>(AdafactorOptions{.lr = 1e-2})},
       {"two_groups",
        [](const nn::GPT2& model) {
-         ParamGroup<AdamWOptions> matrices{{}, {.lr = 1e-2, .weight_decay = 0.1}},
-             vectors{{}, {.lr = 1e-2, .weight_decay = 0}};
-         for (const Tensor& p : model.parameters()) (p.rank() > 1 ? matrices : vectors).params.push_back(p);
          std::vector<std::unique_ptr<Optimizer>> list;
-         list.push_back(std::make_unique<AdamW>(std::vector{matrices, vectors}));
+         list.push_back(
+             std::make_unique<AdamW>(decay_groups(model.parameters(), AdamWOptions{.lr = 1e-2, .weight_decay = 0.1})));
          return list;
        }},
       {"muon_and_adamw",
