@@ -40,6 +40,7 @@
 #include "rondo/examples/run_control.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
+#include "rondo/optim/schedule.h"
 #include "rondo/optim/trainer/metrics_file.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/amp.h"
@@ -58,18 +59,16 @@
 namespace rondo::examples {
 namespace {
 
-struct ClassifyOptions {
-  std::string model_name_or_path, train_file, validation_file, test_file, output_dir = "classifier";
-  std::string problem_type, resume_from_checkpoint;
-  bool do_predict = false, bf16 = false, load_best_model_at_end = false, overwrite_output_dir = false;
-  bool check_ranks = false, pin_threads = true, allow_unknown_fields = false;
+struct ClassifyOptions : RunOptions {
+  ClassifyOptions() {
+    output_dir = "classifier";
+    logging_steps = 50;
+  }
+  std::string model_name_or_path, train_file, validation_file, test_file, problem_type;
+  bool do_predict = false, bf16 = false, load_best_model_at_end = false, allow_unknown_fields = false;
   int64_t max_seq_length = 128, per_device_train_batch_size = 16, per_device_eval_batch_size = 32;
-  int64_t gradient_accumulation_steps = 1;
-  int64_t logging_steps = 50, save_steps = 0, save_total_limit = 2, seed = 42;
-  Device device;
   CompilerOptions compiler;
-  double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0, max_grad_norm = 1.0,
-         ddp_timeout = 300;
+  double num_train_epochs = 3, learning_rate = 5e-5, weight_decay = 0.0, warmup_ratio = 0.0;
 };
 
 Flags flags_of(ClassifyOptions& o) {
@@ -83,41 +82,19 @@ Flags flags_of(ClassifyOptions& o) {
             "regression, single_label_classification, multi_label_classification; default: what the model says");
   flags.add("do_predict", &o.do_predict, "print label, probability and text for each line of --test_file");
   flags.add("test_file", &o.test_file, "a text on each line");
-  flags.add("output_dir", &o.output_dir, "checkpoints, metrics.jsonl, and at the end the model");
-  flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
-  flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
-            "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("max_seq_length", &o.max_seq_length, "tokens; longer texts are cut");
   flags.add("num_train_epochs", &o.num_train_epochs, "passes over the training file");
   flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "texts of a batch");
-  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "texts of a batch without training");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; then a straight line to 0");
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
   flags.add("weight_decay", &o.weight_decay, "of AdamW, not for biases and norms");
-  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "keep the epoch with the lowest validation loss");
-  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
-  flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
-  flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
-  flags.add("seed", &o.seed, "of the new head, the order of texts, and dropout");
-  flags.add("device", &o.device,
-            "cpu, cuda or cuda:1: where it trains and predicts; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
+  add_options(flags, o, "checkpoints, metrics.jsonl, and at the end the model",
+              "of the new head, the order of texts, and dropout");
   add_options(flags, o.compiler);
-  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
-  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
-  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
   return flags;
-}
-
-// With linear warm-up, then a straight line to 0: Hugging Face's default.
-optim::Optimizer::Schedule linear_schedule(double lr, int64_t warmup, int64_t steps) {
-  return [=](int64_t step) {
-    if (step < warmup) return lr * static_cast<double>(step) / static_cast<double>(warmup);
-    return lr * static_cast<double>(std::max<int64_t>(steps - step, 0)) /
-           static_cast<double>(std::max<int64_t>(steps - warmup, 1));
-  };
 }
 
 // A string of config.json, such as its model_type; empty if it has none: that is from_pretrained()'s business.
@@ -200,7 +177,8 @@ class Classifier : optim::Callback {
           validation,
           in_buckets(o_.compiler, {.batch_size = o_.per_device_eval_batch_size, .shuffle = false, .pad_id = pad_id_}));
     }
-    optim::AdamW optimizer(parameter_groups());
+    optim::AdamW optimizer(optim::decay_groups(
+        (*model_)->parameters(), optim::AdamWOptions{.lr = o_.learning_rate, .weight_decay = o_.weight_decay}));
     compiler_->compile(optimizer);
     const auto loss = [this](const data::Batch& b) {
       compiler_->mark(b);
@@ -218,21 +196,15 @@ class Classifier : optim::Callback {
       replicas_.emplace(*ddp, dist::TrainerReplicasOptions{.check_parameters = o_.check_ranks});
       job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
     }
-    optim::TrainerOptions options{.num_train_epochs = o_.num_train_epochs,
-                                  .gradient_accumulation_steps = o_.gradient_accumulation_steps,
-                                  .max_grad_norm = o_.max_grad_norm,
-                                  .autocast = lower(),
-                                  .logging_steps = o_.logging_steps,
-                                  .load_best_model_at_end = o_.load_best_model_at_end,
-                                  .output_dir = o_.output_dir,
-                                  .save_steps = o_.save_steps,
-                                  .save_total_limit = static_cast<int>(o_.save_total_limit),
-                                  .overwrite_output_dir = o_.overwrite_output_dir,
-                                  .seed = seed(),
-                                  .replicas = replicas_ ? &*replicas_ : nullptr};
+    optim::TrainerOptions options = trainer_options_of(o_);
+    options.num_train_epochs = o_.num_train_epochs;
+    options.autocast = lower();
+    options.load_best_model_at_end = o_.load_best_model_at_end;
+    options.replicas = replicas_ ? &*replicas_ : nullptr;
     const int64_t steps = optim::planned_steps(options, batches.size());
     const auto warmup = static_cast<int64_t>(std::ceil(o_.warmup_ratio * static_cast<double>(steps)));
-    options.lr_schedules = {linear_schedule(o_.learning_rate, warmup, steps)};
+    options.lr_schedules = {
+        optim::LinearWithWarmup{.lr = o_.learning_rate, .warmup_steps = warmup, .total_steps = steps}};
     std::optional<optim::Trainer> trainer;
     if (validation_) trainer.emplace(**model_, optimizer, loss, batches, *validation_, options);
     else trainer.emplace(**model_, optimizer, loss, batches, options);
@@ -245,16 +217,8 @@ class Classifier : optim::Callback {
       trainer->add_callback(owner);
       trainer->add_callback(metrics);
     }
-    resume(*trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
-    optim::TrainResult result;
-    {
-      const CancelOnSignals signals(*trainer);
-      result = trainer->train();
-    }
-    if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
-      return false;
-    }
+    resume(*trainer, o_, job_);
+    if (!examples::train(*trainer, job_)) return false;
     if (o_.load_best_model_at_end && validation_)
       job_.say(formatted("%s of the best epoch %.4f", measure(), measured()));
     replicas_.reset();
@@ -383,17 +347,6 @@ class Classifier : optim::Callback {
     if (!o_.train_file.empty()) job_.say(compiler_->loaded());
   }
 
-  // Weights decay; biases and norms do not.
-  std::vector<optim::ParamGroup<optim::AdamWOptions>> parameter_groups() const {
-    std::vector<optim::ParamGroup<optim::AdamWOptions>> groups(2);
-    for (const nn::NamedTensor& parameter : (*model_)->named_parameters()) {
-      groups[parameter.tensor.rank() > 1 ? 0 : 1].params.push_back(parameter.tensor);
-    }
-    for (auto& group : groups) group.options = {.lr = o_.learning_rate, .weight_decay = 0};
-    groups[0].options.weight_decay = o_.weight_decay;
-    return groups;
-  }
-
   Tensor segments(const Tensor& given) const { return takes_segments_ ? given : Tensor(); }
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
@@ -481,11 +434,10 @@ int main(int argc, char** argv) {
           "--model_name_or_path, and --train_file or --do_predict are needed; --help says what they are");
     if (options.do_predict && options.test_file.empty()) throw rondo::Error("--do_predict needs --test_file");
     if (options.per_device_eval_batch_size < 1) throw rondo::Error("--per_device_eval_batch_size must be positive");
-    if (!(options.ddp_timeout > 0 && options.ddp_timeout <= 1e6))
-      throw rondo::Error("--ddp_timeout must be above 0 and at most 1e6");
+    check(options);
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
-      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      const Job job(job_options(options));
       if (!options.train_file.empty()) job.say(note);
       Classifier classifier(options, job);
       if (!options.train_file.empty() && !classifier.train()) return 130;

@@ -145,19 +145,12 @@ class Finetuning {
       trainer.add_callback(metrics);
       trainer.add_callback(board);
     }
-    resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
+    resume(trainer, o_, job_);
     show("before");
-    optim::TrainResult result;
-    {
-      const CancelOnSignals signals(trainer);
-      result = trainer.train();
-    }
-    if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
-      return false;
-    }
-    if (result.reason == optim::StopReason::kEarlyStopped)
-      job_.say(formatted("stopped early: the validation loss was lowest after step %d", result.last.best_step));
+    const std::optional<optim::TrainResult> result = examples::train(trainer, job_);
+    if (!result) return false;
+    if (result->reason == optim::StopReason::kEarlyStopped)
+      job_.say(formatted("stopped early: the validation loss was lowest after step %d", result->last.best_step));
     if (job_.lead()) write_results();
     return true;
   }
@@ -242,7 +235,7 @@ int main(int argc, char** argv) {
     check(options);
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
-      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      const Job job(job_options(options));
       job.say(note);
       return Finetuning(options, job).run() ? 0 : 130;
     });

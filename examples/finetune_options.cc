@@ -32,10 +32,6 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("train_file", &o.train_file, ".txt, or .jsonl whose lines have text, prompt and completion, or messages");
   flags.add("validation_file", &o.validation_file, "as train_file; empty: a part of it");
   flags.add("validation_split_percentage", &o.validation_split_percentage, "the last part of train_file");
-  flags.add("output_dir", &o.output_dir, "checkpoints, logs, and at the end the adapter or model");
-  flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
-  flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
-            "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("ignore_data_skip", &o.ignore_data_skip,
             "resume on other data, or with batches that do not fit the checkpoint: from the data's beginning");
 
@@ -50,7 +46,6 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("max_steps", &o.max_steps, "optimizer steps; above 0, num_train_epochs is not used");
   flags.add("per_device_train_batch_size", &o.per_device_train_batch_size, "rows of a batch");
   flags.add("per_device_eval_batch_size", &o.per_device_eval_batch_size, "rows of a batch of validation");
-  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "the highest one");
   flags.add("lr_scheduler_type", &o.lr_scheduler_type, "how it moves",
             {"linear", "cosine", "constant", "constant_with_warmup"});
@@ -59,26 +54,19 @@ Flags flags_of(FinetuneOptions& o) {
   flags.add("weight_decay", &o.weight_decay, "of AdamW");
   flags.add("adam_beta1", &o.adam_beta1, "of AdamW");
   flags.add("adam_beta2", &o.adam_beta2, "of AdamW");
-  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: they are not");
-  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
   flags.add("eval_steps", &o.eval_steps, "steps between two validations; 0: an epoch");
   flags.add("eval_on_start", &o.eval_on_start, "validate before the first step");
-  flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
-  flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
   flags.add("early_stopping_patience", &o.early_stopping_patience,
             "stop after so many validations without gain; 0: off");
   flags.add("early_stopping_threshold", &o.early_stopping_threshold, "what counts as a gain");
   flags.add("load_best_model_at_end", &o.load_best_model_at_end, "end with the parameters of the best validation");
-  flags.add("seed", &o.seed, "of batches, adapters, dropout and samples");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1: where it trains; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products in bfloat16");
   flags.add("fp16", &o.fp16, "products in float16, with a loss scale");
+  add_options(flags, o, "checkpoints, logs, and at the end the adapter or model",
+              "of batches, adapters, dropout and samples");
   add_options(flags, o.compiler);
-  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
   flags.add("shard_optimizer", &o.shard_optimizer,
             "under rondorun: each process keeps its share of the optimizer's states");
-  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
-  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
 
   flags.add("full", &o.full, "train all weights instead of an adapter");
   flags.add("lora_r", &o.lora_r, "rank of the adapter");
@@ -102,28 +90,20 @@ void check(const FinetuneOptions& o) {
   if (o.block_size < 1) throw Error(absl::StrCat("--block_size=", o.block_size, " must be positive"));
   if (!(o.warmup_ratio >= 0 && o.warmup_ratio <= 1) || o.warmup_steps < 0)
     throw Error("--warmup_steps must not be negative, and --warmup_ratio lies in [0, 1]");
-  if (!(o.ddp_timeout > 0 && o.ddp_timeout <= 1e6))
-    throw Error(absl::StrCat("--ddp_timeout=", o.ddp_timeout, " must be above 0 and at most 1e6"));
+  check(static_cast<const RunOptions&>(o));
 }
 
 optim::TrainerOptions trainer_options(const FinetuneOptions& o, int64_t batches_per_epoch) {
-  optim::TrainerOptions options{.max_steps = o.max_steps,
-                                .num_train_epochs = o.num_train_epochs,
-                                .gradient_accumulation_steps = o.gradient_accumulation_steps,
-                                .max_grad_norm = o.max_grad_norm,
-                                .count_targets = optim::unmasked_targets,
-                                .logging_steps = o.logging_steps,
-                                .eval_steps = o.eval_steps,
-                                .eval_on_start = o.eval_on_start,
-                                .early_stopping_patience = o.early_stopping_patience,
-                                .early_stopping_threshold = o.early_stopping_threshold,
-                                .load_best_model_at_end = o.load_best_model_at_end,
-                                .output_dir = o.output_dir,
-                                .save_steps = o.save_steps,
-                                .save_total_limit = static_cast<int>(o.save_total_limit),
-                                .overwrite_output_dir = o.overwrite_output_dir,
-                                .ignore_data_skip = o.ignore_data_skip,
-                                .seed = static_cast<uint64_t>(o.seed)};
+  optim::TrainerOptions options = trainer_options_of(o);
+  options.max_steps = o.max_steps;
+  options.num_train_epochs = o.num_train_epochs;
+  options.count_targets = optim::unmasked_targets;
+  options.eval_steps = o.eval_steps;
+  options.eval_on_start = o.eval_on_start;
+  options.early_stopping_patience = o.early_stopping_patience;
+  options.early_stopping_threshold = o.early_stopping_threshold;
+  options.load_best_model_at_end = o.load_best_model_at_end;
+  options.ignore_data_skip = o.ignore_data_skip;
   if (o.bf16) options.autocast = kBF16;
   if (o.fp16) options.autocast = kF16;
   options.lr_schedules = {schedule_of(o, optim::planned_steps(options, batches_per_epoch))};

@@ -6,12 +6,17 @@
 
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/run_control.h"
 #include "rondo/optim/trainer/trainer.h"
 
 namespace rondo::examples {
 
-struct FinetuneOptions {
-  std::string model_name_or_path, train_file, validation_file, output_dir = "tuned";
+struct FinetuneOptions : RunOptions {
+  FinetuneOptions() {
+    output_dir = "tuned";
+    logging_steps = 10;
+  }
+  std::string model_name_or_path, train_file, validation_file;
   bool allow_unknown_fields = false;
   int64_t validation_split_percentage = 10;
 
@@ -20,25 +25,18 @@ struct FinetuneOptions {
   bool packing = false, completion_only_loss = true;
 
   double num_train_epochs = 3;
-  int64_t max_steps = -1, per_device_train_batch_size = 4, per_device_eval_batch_size = 8,
-          gradient_accumulation_steps = 1;
-  double learning_rate = 1e-3, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999, max_grad_norm = 1;
+  int64_t max_steps = -1, per_device_train_batch_size = 4, per_device_eval_batch_size = 8;
+  double learning_rate = 1e-3, weight_decay = 0, adam_beta1 = 0.9, adam_beta2 = 0.999;
   std::string lr_scheduler_type = "linear";
   int64_t warmup_steps = 0;
   double warmup_ratio = 0;
-  int64_t logging_steps = 10, eval_steps = 0, save_steps = 0, save_total_limit = 2;
+  int64_t eval_steps = 0;
   bool eval_on_start = true;
   int64_t early_stopping_patience = 0;
   double early_stopping_threshold = 0;
-  bool load_best_model_at_end = false, overwrite_output_dir = false;
-  std::string resume_from_checkpoint;
-  bool ignore_data_skip = false;
-  int64_t seed = 42;
-  Device device;
-  bool bf16 = false, fp16 = false;
+  bool load_best_model_at_end = false, ignore_data_skip = false;
+  bool bf16 = false, fp16 = false, shard_optimizer = false;
   CompilerOptions compiler;
-  bool check_ranks = false, pin_threads = true, shard_optimizer = false;
-  double ddp_timeout = 300;
 
   bool full = false, merge = false;
   int64_t lora_r = 8;

@@ -144,7 +144,9 @@ class Captioner : optim::Callback {
                        .argument = 1,  // the decoder's tokens, which are made of the labels
                        .is_in_blocks = false,
                        .is_padded = true});
-    optim::AdamW optimizer(parameter_groups());
+    optim::AdamW optimizer(optim::decay_groups(
+        model()->parameters(),
+        optim::AdamWOptions{.lr = o_.learning_rate, .betas = {0.9, 0.98}, .weight_decay = o_.weight_decay}));
     compiler.compile(optimizer);
     const auto loss = [&](const data::Batch& batch) {
       compiler.mark(batch);
@@ -169,26 +171,13 @@ class Captioner : optim::Callback {
     const optim::Optimizer::Schedule constant = [&](int64_t step) {
       return step < schedule.warmup_steps ? schedule(step) : o_.learning_rate;
     };
-    // One for each group.
-    const std::vector<optim::Optimizer::Schedule> schedules(2,
-                                                            o_.lr_scheduler_type == "constant" ? constant : schedule);
-    optim::Trainer trainer(*model(), optimizer, loss, batches,
-                           {.max_steps = o_.max_steps,
-                            .gradient_accumulation_steps = o_.gradient_accumulation_steps,
-                            .max_grad_norm = o_.max_grad_norm,
-                            .autocast = lower(),
-                            .lr_schedules = schedules,
-                            .count_targets =
-                                [](const data::Batch& b) {
-                                  return optim::unmasked_targets({b[1], b[0]});
-                                },
-                            .logging_steps = o_.logging_steps,
-                            .output_dir = o_.output_dir,
-                            .save_steps = o_.save_steps,
-                            .save_total_limit = static_cast<int>(o_.save_total_limit),
-                            .overwrite_output_dir = o_.overwrite_output_dir,
-                            .seed = seed(),
-                            .replicas = replicas_ ? &*replicas_ : nullptr});
+    optim::TrainerOptions options = trainer_options_of(o_);
+    options.max_steps = o_.max_steps;
+    options.autocast = lower();
+    options.lr_schedules.assign(2, o_.lr_scheduler_type == "constant" ? constant : schedule);  // one for each group
+    options.count_targets = [](const data::Batch& b) { return optim::unmasked_targets({b[1], b[0]}); };
+    options.replicas = replicas_ ? &*replicas_ : nullptr;
+    optim::Trainer trainer(*model(), optimizer, loss, batches, options);
     std::optional<OwnsFolder> owner;
     std::optional<optim::MetricsLog> metrics;
     std::optional<optim::TensorBoardLog> board;
@@ -202,18 +191,11 @@ class Captioner : optim::Callback {
     if (report_) trainer.add_callback(*report_);
     trainer.add_callback(*this);  // on all ranks: they caption together
     if (!o_.resume_from_checkpoint.empty()) require_same_model();
-    resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
-    optim::TrainResult result;
-    {
-      const CancelOnSignals signals(trainer);
-      result = trainer.train();
-    }
+    resume(trainer, o_, job_);
+    const std::optional<optim::TrainResult> result = examples::train(trainer, job_);
     job_.say(compiler.summary());
-    if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
-      return false;
-    }
-    if (held_out_ && o_.num_beams > 1) caption_held_out(result.last.step, o_.num_beams);
+    if (!result) return false;
+    if (held_out_ && o_.num_beams > 1) caption_held_out(result->last.step, o_.num_beams);
     replicas_.reset();
     if (job_.lead() && !o_.output_dir.empty()) save();  // first: what follows may fail
     if (report_) report_->write(compiler.regions());
@@ -270,15 +252,6 @@ class Captioner : optim::Callback {
       throw Error(absl::StrCat("--resume_from_checkpoint: ", path, " has ", before.substr(0, before.find('\n')),
                                ", and this run ", meaning().substr(0, meaning().find('\n')),
                                ": take the same options and captions, or another --output_dir"));
-  }
-
-  // Weights decay; biases and norms do not.
-  std::vector<optim::ParamGroup<optim::AdamWOptions>> parameter_groups() const {
-    std::vector<optim::ParamGroup<optim::AdamWOptions>> groups(2);
-    for (const Tensor& p : model()->parameters()) groups[p.rank() >= 2 ? 0 : 1].params.push_back(p);
-    for (auto& group : groups) group.options = {.lr = o_.learning_rate, .betas = {0.9, 0.98}, .weight_decay = 0};
-    groups[0].options.weight_decay = o_.weight_decay;
-    return groups;
   }
 
   // Tokens, without the end.
@@ -414,7 +387,7 @@ int main(int argc, char** argv) {
     if (options.study.on) return run_captioning_study(options, flags.given("dtype"));
     const std::string note = complete(options.compiler, options.device);
     return rondo::dist::record_errors([&] {
-      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      const Job job(job_options(options));
       if (options.predict.empty()) job.say(note);
       Captioner captioner(options, job);
       if (!options.predict.empty()) {

@@ -39,12 +39,6 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("zoom", &o.zoom, "training pictures are scaled by 1 +- this; -1: 0 for random data, else 0.15");
   flags.add("shift", &o.shift, "they move by up to so many pixels; -1: none for random data, else 1/32");
   flags.add("init_from", &o.init_from, "a folder with a model, its tokenizer and preprocessor_config.json");
-  flags.add("output_dir", &o.output_dir,
-            "checkpoints, metrics.jsonl, held_out.tsv, pictures/, and at the end the model; empty: nothing is written. "
-            "Empty for random data unless it is given");
-  flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
-  flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
-            "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("size", &o.size,
             "small: 3 + 3 layers of 128, 64 x 64 pixels in patches of 8; narrow: 4 + 4 of 192, in patches of 16; full: "
             "12 + 12 of 768, 224 x 224. Default: narrow for random data, else small",
@@ -66,23 +60,21 @@ Flags flags_of(CaptioningOptions& o) {
             "batches of captions of like lengths; else in the random order, as in the study");
   flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 120 for random data, else 6500");
   flags.add("batch_size", &o.batch_size, "pictures; 0: by --size, 32, 16 or 64");
-  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up");
   flags.add("lr_scheduler_type", &o.lr_scheduler_type, "behind the warm-up; cosine: to a hundredth",
             {"cosine", "constant"});
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
   flags.add("weight_decay", &o.weight_decay, "of AdamW, for weights of rank 2 and above");
-  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
   flags.add("eval_steps", &o.eval_steps, "steps between two rounds of held-out captions; 0: a fifth of all");
   flags.add("eval_batch_size", &o.eval_batch_size, "pictures that are captioned at once");
   flags.add("num_beams", &o.num_beams,
             "of the captions at the end and of --predict, beside greedy ones; 1: greedy only");
-  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
-  flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
-  flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
-  flags.add("seed", &o.seed, "of weights, pictures, their order and how they are seen");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1; under rondorun cuda is each rank's own");
   flags.add("dtype", &o.dtype, "bfloat16: autocast", {"float32", "bfloat16"});
+  add_options(
+      flags, o,
+      "checkpoints, metrics.jsonl, held_out.tsv, pictures/, and at the end the model; empty: nothing is written. "
+      "Empty for random data unless it is given",
+      "of weights, pictures, their order and how they are seen");
   add_options(flags, o.compiler);
   flags.add("report", &o.report,
             "a file: speed, the first steps, compilations, memory and loss, as JSON. Behind the first epoch of random "
@@ -92,9 +84,6 @@ Flags flags_of(CaptioningOptions& o) {
   flags.add("full", &o.study.full, "the study's own size, in bfloat16");
   flags.add("study_peer", &o.study.peer,
             "a command that measures another framework, in turns with ours: 'python3 tests/bench/peers/captioning.py'");
-  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
-  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
-  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
   return flags;
 }
 
@@ -188,8 +177,6 @@ void complete(CaptioningOptions& o, const Flags& flags) {
     throw Error(absl::StrCat("--study_steps must be at most 1000000, got ", o.study.steps));
   if (o.study.rounds < 0) throw Error(absl::StrCat("--study_rounds must not be negative, got ", o.study.rounds));
   if (!(o.study.timeout > 0)) throw Error(absl::StrCat("--study_timeout must be above 0, got ", o.study.timeout));
-  if (o.save_total_limit < 1 || o.save_total_limit > 1'000'000)
-    throw Error(absl::StrCat("--save_total_limit must be from 1 to 1000000, got ", o.save_total_limit));
   if (o.vocab_size < 4) throw Error(absl::StrCat("--vocab_size must be at least 4, got ", o.vocab_size));
   if (o.image_size % o.patch_size != 0)
     throw Error(
@@ -203,8 +190,7 @@ void complete(CaptioningOptions& o, const Flags& flags) {
     throw Error(absl::StrCat("--validation_share must be in [0, 1), got ", o.validation_share));
   if (!(o.warmup_ratio >= 0 && o.warmup_ratio <= 1))
     throw Error(absl::StrCat("--warmup_ratio must be in [0, 1], got ", o.warmup_ratio));
-  if (!(o.ddp_timeout > 0 && o.ddp_timeout <= 1e6))
-    throw Error(absl::StrCat("--ddp_timeout must be above 0 and at most 1e6, got ", o.ddp_timeout));
+  check(o);
 }
 
 data::ExampleBatchesOptions padded(const CaptioningOptions& o, data::ExampleBatchesOptions batches) {

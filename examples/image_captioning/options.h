@@ -7,15 +7,16 @@
 
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
+#include "rondo/examples/run_control.h"
 #include "rondo/examples/study.h"
 #include "rondo/runtime/data/example_batches.h"
-#include "rondo/runtime/device.h"
 
 namespace rondo::examples {
 
-struct CaptioningOptions {
-  std::string data, images, captions, validation_captions, init_from, output_dir = "captioning", write_pictures;
-  std::string resume_from_checkpoint, padding = "longest", dtype = "float32", lr_scheduler_type = "cosine", report;
+struct CaptioningOptions : RunOptions {
+  CaptioningOptions() { output_dir = "captioning"; }
+  std::string data, images, captions, validation_captions, init_from, write_pictures;
+  std::string padding = "longest", dtype = "float32", lr_scheduler_type = "cosine", report;
   std::vector<std::string> predict;  // pictures, or folders of them
   double validation_share = 0.1, zoom = -1;
   int64_t train_pictures = 2000, held_out_pictures = 200, max_pixels = int64_t{1} << 26, shift = -1;
@@ -24,12 +25,10 @@ struct CaptioningOptions {
   int64_t image_size = 0, patch_size = 0, n_layer = 0, n_head = 0, n_embd = 0, max_length = 0, vocab_size = 1024;
   double dropout = 0;
 
-  int64_t max_steps = 0, batch_size = 0, gradient_accumulation_steps = 1, eval_steps = 0, eval_batch_size = 50;
-  int64_t logging_steps = 20, save_steps = 0, save_total_limit = 2, seed = 42, padding_multiple = 8, num_beams = 4;
-  int64_t untimed_steps = 20;
-  double learning_rate = 1.5e-3, weight_decay = 0.1, warmup_ratio = 0.05, max_grad_norm = 1.0, ddp_timeout = 300;
-  bool group_by_length = false, overwrite_output_dir = false, check_ranks = false, pin_threads = true;
-  Device device;
+  int64_t max_steps = 0, batch_size = 0, eval_steps = 0, eval_batch_size = 50;
+  int64_t padding_multiple = 8, num_beams = 4, untimed_steps = 20;
+  double learning_rate = 1.5e-3, weight_decay = 0.1, warmup_ratio = 0.05;
+  bool group_by_length = false;
   CompilerOptions compiler;
   StudyOptions study;
 

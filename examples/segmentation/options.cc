@@ -20,10 +20,6 @@ Flags flags_of(SegmentationOptions& o) {
             {"small", "pp_liteseg_t", "pp_liteseg_b", "stdc1", "segformer_b0"});
   flags.add("init_from", &o.init_from, "weights of an earlier run: model.safetensors");
   flags.add("predict", &o.predict, "a folder of images: writes masks and pictures to output_dir/predictions");
-  flags.add("output_dir", &o.output_dir, "checkpoints, logs, pictures, and at the end model.safetensors");
-  flags.add("overwrite_output_dir", &o.overwrite_output_dir, "delete the checkpoints of an earlier run in output_dir");
-  flags.add("resume_from_checkpoint", &o.resume_from_checkpoint,
-            "true: the newest in output_dir, if there is one; else a folder or a file");
   flags.add("crop_height", &o.crop_height, "of training pictures; 0: 128 for made pictures, else 512");
   flags.add("crop_width", &o.crop_width, "0: 128 for made pictures, else 1024");
   flags.add("min_scale", &o.min_scale, "of the size before the crop; 0: 0.75 for made pictures, else 0.5");
@@ -33,25 +29,17 @@ Flags flags_of(SegmentationOptions& o) {
   flags.add("max_steps", &o.max_steps, "steps of the optimizer; 0: 400 for made pictures, else 40000");
   flags.add("batch_size", &o.batch_size, "pictures of a batch; 0: 16 for made pictures, else 8");
   flags.add("eval_batch_size", &o.eval_batch_size, "pictures of one size; 0: 16 for made pictures, else 1");
-  flags.add("gradient_accumulation_steps", &o.gradient_accumulation_steps, "batches of a step, of each process");
   flags.add("learning_rate", &o.learning_rate, "at the end of the warm-up; 0: 3e-3 for made pictures, else 1e-3");
   flags.add("power", &o.power, "of the poly schedule: lr (1 - step / max_steps)^power");
   flags.add("warmup_ratio", &o.warmup_ratio, "the share of steps with linear warm-up");
   flags.add("weight_decay", &o.weight_decay, "of AdamW, for weights of rank 2 and above");
-  flags.add("max_grad_norm", &o.max_grad_norm, "gradients are clipped to this norm; 0: not clipped");
   flags.add("ema_decay", &o.ema_decay, "of the averages that are evaluated and saved; 0: none");
   flags.add("eval_steps", &o.eval_steps, "steps between two measurements of mIoU; 0: a fifth of all");
-  flags.add("logging_steps", &o.logging_steps, "steps between two lines");
-  flags.add("save_steps", &o.save_steps, "steps between two checkpoints; 0: an epoch");
-  flags.add("save_total_limit", &o.save_total_limit, "checkpoints that stay");
   flags.add("num_workers", &o.num_workers, "threads that prepare batches");
-  flags.add("seed", &o.seed, "of weights, pictures, their order and augmentation");
-  flags.add("device", &o.device, "cpu, cuda or cuda:1; under rondorun cuda is each rank's own");
   flags.add("bf16", &o.bf16, "products and convolutions in bfloat16");
+  add_options(flags, o, "checkpoints, logs, pictures, and at the end model.safetensors",
+              "of weights, pictures, their order and augmentation");
   add_options(flags, o.compiler);
-  flags.add("check_ranks", &o.check_ranks, "under rondorun: compare the parameters of all ranks after every step");
-  flags.add("pin_threads", &o.pin_threads, "several ranks on GPUs: threads run on the cores near the rank's GPU");
-  flags.add("ddp_timeout", &o.ddp_timeout, "under rondorun: seconds that a rank may be late");
   return flags;
 }
 
@@ -93,8 +81,7 @@ void complete(SegmentationOptions& o) {
     throw Error(absl::StrCat("--ema_decay must be in [0, 1), got ", o.ema_decay));
   if (!(o.warmup_ratio >= 0 && o.warmup_ratio <= 1))
     throw Error(absl::StrCat("--warmup_ratio must be in [0, 1], got ", o.warmup_ratio));
-  if (!(o.ddp_timeout > 0 && o.ddp_timeout <= 1e6))
-    throw Error(absl::StrCat("--ddp_timeout must be above 0 and at most 1e6, got ", o.ddp_timeout));
+  check(o);
 }
 
 }  // namespace rondo::examples

@@ -1,10 +1,10 @@
 // Trains a network that gives each pixel of an image a class, and uses it.
 //
-//   segmentation                                                     # on pictures that the program makes
-//   segmentation --data=cityscapes --model=pp_liteseg_t --bf16       # or a folder of images and masks
-//   segmentation ... --resume_from_checkpoint=true                   # after Ctrl-C or a kill: the same losses, bit for
+//   segmentation                                                  # on pictures that the program makes
+//   segmentation --data=cityscapes --model=pp_liteseg_t --bf16    # or a folder of images and masks
+//   segmentation ... --resume_from_checkpoint=true                # after Ctrl-C or a kill: the same losses, bit for
 //   bit segmentation ... --init_from=segmentation/model.safetensors --predict=photos rondorun --nproc-per-node 2
-//   segmentation ...                     # two processes share the batches segmentation --help
+//   segmentation ...                  # two processes share the batches
 //
 // --output_dir gets checkpoints, metrics.jsonl, miou.jsonl, tensorboard/, pictures/ of held-out pictures (image, truth,
 // prediction), and at the end model.safetensors: the averages of the weights, if there are any.
@@ -122,7 +122,8 @@ class Segmenter : optim::Callback {
                               .drop_last = pictures->size() >= o_.batch_size,
                               .num_workers = static_cast<int>(o_.num_workers)});
     nn::ModuleBase& module = *network_.module;
-    optim::AdamW optimizer(parameter_groups());
+    optim::AdamW optimizer(optim::decay_groups(
+        module.parameters(), optim::AdamWOptions{.lr = o_.learning_rate, .weight_decay = o_.weight_decay}));
     optimizer_ = &optimizer;
     compiler_->compile(optimizer);
     if (o_.ema_decay > 0) {
@@ -145,20 +146,12 @@ class Segmenter : optim::Callback {
       replicas_.emplace(*ddp, dist::TrainerReplicasOptions{.check_parameters = o_.check_ranks});
       job_.say(absl::StrCat(job_.group->world_size(), " processes share the batches"));
     }
-    optim::TrainerOptions options{.max_steps = o_.max_steps,
-                                  .gradient_accumulation_steps = o_.gradient_accumulation_steps,
-                                  .max_grad_norm = o_.max_grad_norm,
-                                  .autocast = lower(),
-                                  .lr_schedules = {poly_schedule()},
-                                  .count_targets = counted_pixels,
-                                  .logging_steps = o_.logging_steps,
-                                  .output_dir = o_.output_dir,
-                                  .save_steps = o_.save_steps,
-                                  .save_total_limit = static_cast<int>(o_.save_total_limit),
-                                  .overwrite_output_dir = o_.overwrite_output_dir,
-                                  .seed = static_cast<uint64_t>(o_.seed),
-                                  .replicas = replicas_ ? &*replicas_ : nullptr};
-    options.lr_schedules.push_back(poly_schedule());  // one for each group
+    optim::TrainerOptions options = trainer_options_of(o_);
+    options.max_steps = o_.max_steps;
+    options.autocast = lower();
+    options.lr_schedules.assign(2, poly_schedule());  // one for each group
+    options.count_targets = counted_pixels;
+    options.replicas = replicas_ ? &*replicas_ : nullptr;
     optim::Trainer trainer(module, optimizer, loss, batches, options);
     OwnsFolder owner(job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
@@ -171,16 +164,8 @@ class Segmenter : optim::Callback {
     ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
     trainer.add_callback(explains);
     trainer.add_callback(*this);  // on all ranks: they measure together
-    resume(trainer, o_.resume_from_checkpoint, o_.output_dir, job_);
-    optim::TrainResult result;
-    {
-      const CancelOnSignals signals(trainer);
-      result = trainer.train();
-    }
-    if (result.reason == optim::StopReason::kCancelled) {
-      job_.say(formatted("stopped after step %d; --resume_from_checkpoint=true goes on", result.last.step));
-      return false;
-    }
+    resume(trainer, o_, job_);
+    if (!examples::train(trainer, job_)) return false;
     replicas_.reset();
     job_.say(compiler_->finish(*job_.group));
     if (job_.lead()) save(optimizer);
@@ -233,14 +218,6 @@ class Segmenter : optim::Callback {
       job_.say(formatted("%d files were skipped, %d are used", pictures.skipped().size(), pictures.size()));
   }
 
-  // Weights decay; biases and norms do not.
-  std::vector<optim::ParamGroup<optim::AdamWOptions>> parameter_groups() const {
-    std::vector<optim::ParamGroup<optim::AdamWOptions>> groups(2);
-    for (const Tensor& p : network_.module->parameters()) groups[p.rank() >= 2 ? 0 : 1].params.push_back(p);
-    for (auto& group : groups) group.options = {.lr = o_.learning_rate, .weight_decay = 0};
-    groups[0].options.weight_decay = o_.weight_decay;
-    return groups;
-  }
   optim::Optimizer::Schedule poly_schedule() const {
     const auto warmup = static_cast<int64_t>(std::ceil(o_.warmup_ratio * static_cast<double>(o_.max_steps)));
     return [lr = o_.learning_rate, power = o_.power, warmup, steps = o_.max_steps](int64_t step) {
@@ -357,7 +334,7 @@ int main(int argc, char** argv) {
     if (!options.predict.empty() && options.init_from.empty())
       throw rondo::Error("--predict needs --init_from: the model.safetensors of a run");
     return rondo::dist::record_errors([&] {
-      const Job job({options.device, options.pin_threads, options.ddp_timeout});
+      const Job job(job_options(options));
       job.say(note);
       Segmenter segmenter(options, job);
       if (!options.predict.empty()) {
