@@ -161,14 +161,16 @@ def rewrite(source, text, mutants, stale=None):
         return out + text[at:end]
 
     def between(begin, end, site):
-        """The text before a site. A constant with a mutant in its value is no constexpr."""
+        """The text before a site. A constant with a mutant in its value is no constexpr, nor is a function."""
         piece = text[begin:end]
         statement = max(bare.rfind(c, begin, end) for c in ";}") + 1
         found = re.search(r"(?<!\bif )\bconstexpr (const char\*)?", bare[max(statement, begin):end])
         if not found or text[site.begin:site.end].startswith("constexpr"):
             return piece
         at = max(statement, begin) - begin + found.start()
-        return piece[:at] + ("const char* const" if found[1] else "const ") + piece[at + len(found[0]):]
+        is_function = re.search(r"\)[^;]*\{", bare[begin + at:end])
+        as_value = "const char* const" if found[1] else "const "
+        return piece[:at] + ((found[1] or "") if is_function else as_value) + piece[at + len(found[0]):]
 
     def switched(site):
         original = with_inner(site.begin, site.end, site.inner)

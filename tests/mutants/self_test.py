@@ -13,6 +13,7 @@ SOURCE = '''#include <cstdio>
 #include <cstring>
 #include <string>
 constexpr int kRow = 3;
+constexpr int row() { return kRow + 0; }
 constexpr const char* kText = R"cuda(for (i < n) { barrier(); } for (i < m) { barrier(); })cuda";
 int calls = 0;
 int wait(int n) { if constexpr (sizeof(n) == 4) calls += n; return n; }
@@ -24,7 +25,7 @@ int value(int a, int b) {
 int main(int argc, char** argv) {
   const std::string text = "c >= cols";
   const int first = value(1, 2);
-  std::printf("%d %d %d %s %s\\n", kRow, first, calls, text.c_str(), kText);
+  std::printf("%d %d %d %s %s\\n", row(), first, calls, text.c_str(), kText);
   // What a test program says.
   const std::string filter = argc > 1 ? argv[1] : "";
   const bool right = filter.find("Blind") != filter.npos || value(1, 2) == 5;
@@ -66,6 +67,10 @@ test small Small.*
 - constexpr int kRow = 3
 + constexpr int kRow = 4
 
+[constexpr-function] offset
+- kRow + 0
++ kRow + 1
+
 [literal] bound
 - c >= cols
 + c > cols
@@ -98,17 +103,18 @@ class Mechanism(unittest.TestCase):
         (self.path / "rondo").symlink_to(mutants.ROOT)
         (self.path / "small.cc").write_text(mutants.rewrite("runtime/small.cc", SOURCE, made))
         (self.path / "bin").mkdir()
-        subprocess.run([sys.argv[1], "-std=c++20", "-I", self.path, self.path / "small.cc", "-o",
+        subprocess.run([sys.argv[1], "-std=c++20", "-Wextra", "-Werror", "-I", self.path, self.path / "small.cc", "-o",
                         self.path / "bin/small"], check=True)
         return made
 
     def test_every_kind(self):
         made = self.build()
-        self.assertEqual({m.name: m.line for m in made}["statement"], 9)
+        self.assertEqual({m.name: m.line for m in made}["statement"], 10)
         kernel = "for (i < n) { barrier(); } for (i < m) { barrier(); }"
         expected = {"": f"3 5 1 c >= cols {kernel}", "expression": f"3 3 1 c >= cols {kernel}",
                     "inner": f"3 7 1 c >= cols {kernel}", "statement": f"3 5 0 c >= cols {kernel}",
-                    "in-if-constexpr": f"3 5 2 c >= cols {kernel}", "constant": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
+                    "in-if-constexpr": f"3 5 2 c >= cols {kernel}", "constant": f"4 5 1 c >= cols {kernel}",
+                    "constexpr-function": f"4 5 1 c >= cols {kernel}", "literal": f"3 5 1 c > cols {kernel}",
                     "kernel": "3 5 1 c >= cols for (i < n) { barrier(); } for (i < m) {  }",
                     "unknown": f"3 5 1 c >= cols {kernel}"}
         for name, line in expected.items():
@@ -179,7 +185,7 @@ class Mechanism(unittest.TestCase):
             return str(caught.exception)
         self.assertIn("no such text any more", error("[a] bound\n- a < c\n+ a\n"))
         self.assertIn("no such text any more", error("[a] bound\n- // a < b\n+ a\n"))
-        self.assertIn("has it 3 times; say which", error("[a] wait\n- return\n+ throw\n"))
+        self.assertIn("has it 4 times; say which", error("[a] wait\n- return\n+ throw\n"))
         self.assertIn("times only", error("[a] wait 9\n- return\n+ throw\n"))
         self.assertIn("rule nonsense", error("[a] nonsense\n- a\n+ b\n"))
         self.assertIn("wants a line with -", error("[a] bound\n- a\n"))
