@@ -17,7 +17,7 @@ Variables variables_of(const Value& object) {
 }
 
 std::string render(std::string_view source, const Variables& variables = {}, const RenderOptions& options = {}) {
-  return Template::parse(source, "chat.jinja").render(variables, options).text;
+  return Template::parse(source, "chat.jinja", options.limits).render(variables, options).text;
 }
 std::string error_of(std::string_view source, const Variables& variables = {}, const RenderOptions& options = {}) {
   try {
@@ -163,15 +163,17 @@ TEST(Jinja, Bounds) {
     EXPECT_TRUE(error.starts_with("chat.jinja, line ")) << source << "\n" << error.substr(0, 200);
   }
   EXPECT_NE(error_of("{{ 'a' * 10 ** 10 }}").find("more memory than the limit"), std::string::npos);
+  // With a stack for the frames of any build: the limit of nesting comes first.
+  const RenderOptions tall{.limits = {.stack = size_t{4} << 20}};
   std::string deep;
   for (int i = 0; i < 10000; ++i) deep += "(";
-  EXPECT_NE(error_of("{{ " + deep).find("nested"), std::string::npos);
+  EXPECT_NE(error_of("{{ " + deep, {}, tall).find("nested"), std::string::npos);
   std::string sum = "1";
   for (int i = 0; i < 10000; ++i) sum += "+1";
-  EXPECT_NE(error_of("{{ " + sum + " }}").find("nested"), std::string::npos);
+  EXPECT_NE(error_of("{{ " + sum + " }}", {}, tall).find("nested"), std::string::npos);
   std::string ifs;
   for (int i = 0; i < 10000; ++i) ifs += "{% if 1 %}";
-  EXPECT_NE(error_of(ifs).find("nested"), std::string::npos);
+  EXPECT_NE(error_of(ifs, {}, tall).find("nested"), std::string::npos);
   EXPECT_NE(error_of(std::string(size_t{2} << 20, 'a')).find("the limit is"), std::string::npos);
   // A namespace that holds itself is no leak, and a value that many others share is not copied.
   EXPECT_EQ(render("{% set a = namespace() %}{% set a.a = a %}{% set b = namespace(c=[a]) %}{% set a.b = b %}ok"),
