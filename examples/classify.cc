@@ -17,7 +17,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -421,8 +420,8 @@ class Classifier : optim::Callback {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
-  ClassifyOptions options;
-  try {
+  return run_program("classify", [&] {
+    ClassifyOptions options;
     Flags flags = flags_of(options);
     flags.parse({argv + 1, argv + argc});
     if (flags.help_wanted()) {
@@ -444,8 +443,5 @@ int main(int argc, char** argv) {
       if (options.do_predict && job.lead()) classifier.predict();
       return 0;
     });
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "classify: %s\n", e.what());
-    return 1;
-  }
+  });
 }

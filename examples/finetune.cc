@@ -12,9 +12,7 @@
 // .jsonl file has "text", "prompt" and "completion", or "messages". Into --output_dir go checkpoints, metrics.jsonl,
 // runs/ (TensorBoard), and at the end an adapter (nn::load_adapter and PEFT read it), or with --full the model.
 // --merge writes the model with the adapter merged into it as well, for programs that know no adapters.
-#include <csignal>
 #include <cstdio>
-#include <exception>
 #include <optional>
 #include <string>
 #include <vector>
@@ -223,9 +221,8 @@ class Finetuning {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
-  std::signal(SIGXFSZ, SIG_IGN);  // past ulimit -f, a write then fails and throws
-  FinetuneOptions options;
-  try {
+  return run_program("finetune", [&] {
+    FinetuneOptions options;
     Flags flags = flags_of(options);
     flags.parse({argv + 1, argv + argc});
     if (flags.help_wanted()) {
@@ -239,8 +236,5 @@ int main(int argc, char** argv) {
       job.say(note);
       return Finetuning(options, job).run() ? 0 : 130;
     });
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "finetune: %s\n", e.what());
-    return 1;
-  }
+  });
 }

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
+#include <exception>
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
@@ -31,6 +33,19 @@ void pin(const JobOptions& options, const dist::Environment& environment) {
 }
 
 }  // namespace
+
+int run_program(const char* name, const std::function<int()>& body) {
+  std::signal(SIGXFSZ, SIG_IGN);
+  int code = 1;
+  try {
+    code = body();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+  }
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "%s: stdout has not taken all that was printed; is its disk full?\n", name);
+  return code == 0 ? 1 : code;
+}
 
 Job::Job(JobOptions options)
     : environment(dist::Environment::from_process()),

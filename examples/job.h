@@ -8,6 +8,7 @@
 // Starting again (rondorun --max-restarts): goes_on() says whether the checkpoints in a folder are this job's own.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,6 +17,11 @@
 #include "rondo/runtime/device.h"
 
 namespace rondo::examples {
+
+// main() of a program: the exit code of `body`. An exception is a line on stderr, and 1; so is a stdout that has not
+// taken all that was printed, as on a full disk. A write past the file size limit (ulimit -f) throws instead of ending
+// the process.
+int run_program(const char* name, const std::function<int()>& body);
 
 struct JobOptions {
   Device device = kCPU;          // as Flags has read it: "cuda" is that of the LOCAL_RANK

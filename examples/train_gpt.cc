@@ -11,9 +11,7 @@
 // times the batch. Rank 0 prints and writes the files.
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstdio>
-#include <exception>
 #include <fstream>
 #include <limits>
 #include <memory>
@@ -427,17 +425,12 @@ void train(OptionParser& parser) {
 }  // namespace rondo::examples
 
 int main(int argc, char** argv) {
-  // A write past the file size limit (ulimit -f) then fails with a message instead of killing the process.
-  std::signal(SIGXFSZ, SIG_IGN);
-  try {
+  return rondo::examples::run_program("train_gpt", [&] {
     rondo::examples::OptionParser parser(argc, argv);
     if (parser.flags().help_wanted()) std::fputs(parser.flags().usage().c_str(), stdout);
     else if (parser.options().study.on)
       return rondo::examples::run_gpt_study(parser.options(), parser.flags().given("dtype"));
     else return rondo::dist::record_errors([&] { return rondo::examples::train(parser), 0; });
     return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "train_gpt: %s\n", error.what());
-    return 1;
-  }
+  });
 }

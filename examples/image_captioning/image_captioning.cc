@@ -13,7 +13,6 @@
 // loads: the model, its tokenizer and preprocessor_config.json.
 #include <algorithm>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -370,8 +369,8 @@ class Captioner : optim::Callback {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
-  CaptioningOptions options;
-  try {
+  return run_program("image_captioning", [&] {
+    CaptioningOptions options;
     Flags flags = flags_of(options);
     flags.parse(without_pictures({argv + 1, argv + argc}, options));
     if (flags.help_wanted()) {
@@ -396,8 +395,5 @@ int main(int argc, char** argv) {
       }
       return captioner.train() ? 0 : 130;
     });
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "image_captioning: %s\n", e.what());
-    return 1;
-  }
+  });
 }

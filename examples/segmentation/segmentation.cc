@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <exception>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -321,8 +320,8 @@ class Segmenter : optim::Callback {
 
 int main(int argc, char** argv) {
   using namespace rondo::examples;
-  SegmentationOptions options;
-  try {
+  return run_program("segmentation", [&] {
+    SegmentationOptions options;
     Flags flags = flags_of(options);
     flags.parse({argv + 1, argv + argc});
     if (flags.help_wanted()) {
@@ -343,8 +342,5 @@ int main(int argc, char** argv) {
       }
       return segmenter.train() ? 0 : 130;
     });
-  } catch (const std::exception& e) {
-    std::fprintf(stderr, "segmentation: %s\n", e.what());
-    return 1;
-  }
+  });
 }
