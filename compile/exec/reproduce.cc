@@ -7,6 +7,7 @@
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/jit/targets.h"
 
 namespace rondo::compile {
 namespace {
@@ -34,10 +35,22 @@ Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const>
   } else {
     r.stage = in.next_is("kernel") ? "emit" : "compile";
   }
+  if (in.accept("options")) {
+    r.options.exact = !in.accept("default");
+    r.options.gathers_sums = in.accept("gathers");
+    in.end_line();
+  }
   if (in.next_is("kernel")) {
     r.kernel = parse_loop_kernel(in);
   } else {
     r.graph = parse_graph(in, own);
+    while (in.accept("epilogues")) {
+      r.epilogues.resize(r.graph->nodes.size());
+      std::vector<int32_t> chain = parse_list(in, r.graph->nodes.size());
+      if (chain.empty()) in.fail("a product and what it does were expected");
+      std::vector<int32_t>& of_product = r.epilogues[static_cast<size_t>(chain.front())];
+      of_product.assign(chain.begin() + 1, chain.end());
+    }
     if (in.accept("unit")) {
       Unit& unit = r.unit.emplace();
       unit.fused = in.accept("fused");
@@ -75,7 +88,7 @@ std::string replay(const Reproducer& r) {
   }
   if (r.stage == "fuse") {
     verify(graph());
-    return to_string(graph(), fuse(graph()));
+    return to_string(graph(), fuse(graph(), r.epilogues, target_of(kCPU).capabilities));
   }
   if (r.stage == "numbers") {
     verify(graph());
@@ -89,7 +102,7 @@ std::string replay(const Reproducer& r) {
     for (const LoweredUnit& kernel : program->plan().kernels) text += to_string(kernel.kernel);
     return text;
   }
-  return to_string(run_pass(r.stage, graph()));
+  return to_string(run_pass(r.stage, graph(), r.options));
 }
 
 }  // namespace rondo::compile

@@ -11,13 +11,16 @@
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/ir/graph.h"
 #include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/pipeline.h"
 
 namespace rondo::compile {
 
 // A stage and what it is given.
 struct Reproducer {
   std::string stage;                 // StageInput::stage, or "compile"
+  PassOptions options;               // of a pass
   std::optional<Graph> graph;        // all but "emit"
+  EpilogueChains epilogues;          // "fuse"
   std::optional<Unit> unit;          // "lower"
   std::vector<bool> needed;          // "lower"
   std::optional<LoopKernel> kernel;  // "emit"

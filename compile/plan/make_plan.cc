@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/flatten.h"
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/relax.h"
@@ -10,6 +11,7 @@
 #include "rondo/compile/stages/reproducer.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/pipeline.h"
 
 namespace rondo::compile {
 namespace {
@@ -126,25 +128,13 @@ void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
 Plan plan_launches(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan;
   plan.target = target.name();
-  plan.graph = simplify(std::move(source));
-  const bool relaxes = !options.exact && enabled(CompilerStage::kRelax), assembles = enabled(CompilerStage::kAssemble);
-  if (relaxes)
-    if (std::optional<Graph> merged = merge_collectives(plan.graph)) plan.graph = *std::move(merged);
-  std::optional<Graph> changed = relaxes ? merge_products(plan.graph) : std::nullopt;
-  if (assembles)
-    if (std::optional<Graph> split = split_at_parts(changed ? *changed : plan.graph, !relaxes))
-      changed = std::move(split);
-  if (changed) plan.graph = (assembles ? assemble_in_place(*changed) : std::nullopt).value_or(*changed);
-  // Where a launch costs more than what it widens.
-  if (relaxes && target.capabilities.gathers_sums)
-    if (std::optional<Graph> widened = widen_reductions(plan.graph)) plan.graph = *std::move(widened);
+  const bool relaxes = !options.exact && enabled(CompilerStage::kRelax);
+  plan.graph = run_pipeline(std::move(source), {.exact = !relaxes, .gathers_sums = target.capabilities.gathers_sums});
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
-  const std::vector<Unit> units = reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }}, [&] {
-    std::vector<Unit> fused = fuse(graph, epilogues, target.capabilities);
-    if (enabled(CompilerStage::kFuse)) repeat_cheap_nodes(graph, target.capabilities, fused);
-    return fused;
-  });
+  const std::vector<Unit> units = reproducible(
+      {.stage = "fuse", .text = [&] { return absl::StrCat(to_string(graph), to_string(epilogues)); }},
+      [&] { return fuse(graph, epilogues, target.capabilities); });
   if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
   for (const Unit& unit : units) {

@@ -12,7 +12,7 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/pipeline.h"
 #include "rondo/runtime/floating_point_scope.h"
 
 namespace rondo::compile {

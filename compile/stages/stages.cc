@@ -16,8 +16,9 @@
 namespace rondo::compile {
 namespace {
 
-constexpr const char* kNames[] = {"decompose", "segments", "cse",   "dce",       "join",  "assemble", "fuse",
-                                  "epilogues", "layouts",  "relax", "recompute", "reuse", "cache"};
+constexpr const char* kNames[] = {"decompose",   "segments", "cse",       "dce",   "join", "assemble",
+                                  "collectives", "products", "split",     "widen", "fuse", "epilogues",
+                                  "layouts",     "relax",    "recompute", "reuse", "cache"};
 static_assert(std::size(kNames) == kStages);
 
 uint32_t parse(std::string_view list) {

@@ -7,6 +7,10 @@
 //   dce         what nobody needs is computed
 //   join        calls that continue each other stay separate
 //   assemble    values that are laid side by side are copied there
+//   collectives sums over processes travel one by one (default mode sends independent ones together)
+//   products    small products with an operand in common stay separate (default mode joins them)
+//   split       what reads values that are laid side by side reads all of them as one
+//   widen       sums of 16-bit numbers are rounded before they are widened (default mode, on a GPU)
 //   fuse        a kernel for each op
 //   epilogues   products leave what follows them to kernels (and do not widen their results)
 //   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
@@ -31,6 +35,10 @@ enum class CompilerStage : uint8_t {
   kDce,
   kJoin,
   kAssemble,
+  kCollectives,
+  kProducts,
+  kSplitAtParts,
+  kWiden,
   kFuse,
   kEpilogues,
   kLayouts,
@@ -40,7 +48,7 @@ enum class CompilerStage : uint8_t {
   kCache
 };
 inline constexpr int kStages = static_cast<int>(CompilerStage::kCache) + 1;
-// The stages before kFuse are the passes of transform/pipeline.cc, in its order.
+// The stages before kFuse are the passes of transform/pipeline.cc, in the order in which they first come there.
 inline constexpr int kPasses = static_cast<int>(CompilerStage::kFuse);
 
 std::string_view name_of(CompilerStage stage);

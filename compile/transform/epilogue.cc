@@ -1,5 +1,7 @@
 // Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
 // written once and never read back.
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
@@ -87,6 +89,13 @@ EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs)
     }
   }
   return chains;
+}
+
+std::string to_string(const EpilogueChains& chains) {
+  std::string text;
+  for (size_t n = 0; n < chains.size(); ++n)
+    if (!chains[n].empty()) absl::StrAppend(&text, "epilogues ", n, " ", absl::StrJoin(chains[n], " "), "\n");
+  return text;
 }
 
 }  // namespace rondo::compile

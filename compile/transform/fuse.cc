@@ -506,7 +506,9 @@ class Fuser {
 }  // namespace
 
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues, const Capabilities& limits) {
-  return Fuser(graph, epilogues, limits).run();
+  std::vector<Unit> units = Fuser(graph, epilogues, limits).run();
+  if (enabled(CompilerStage::kFuse)) repeat_cheap_nodes(graph, limits, units);
+  return units;
 }
 
 std::string to_string(const Graph& graph, const std::vector<Unit>& units) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
@@ -12,8 +11,7 @@
 
 namespace rondo::compile {
 
-// The passes of the pipeline, and those that plan/make_plan.cc runs after it: split_at_parts, and in default mode
-// widen_reductions, merge_products and merge_collectives. Each returns nullopt if there is nothing to change.
+// The passes of the pipeline (pipeline.h). Each returns nullopt if there is nothing to change.
 
 // Replaces every op that cannot be lowered, but has a decomposition, by its parts.
 std::optional<Graph> decompose(const Graph& graph);
@@ -46,6 +44,8 @@ using EpilogueChains = std::vector<std::vector<int32_t>>;
 // BackendEntry::absorbs of an op on a target.
 using AbsorbsOf = AbsorbsFn (*)(const OpDef& op);
 EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs);
+// A line "epilogues PRODUCT NODE ..." for each product that has some.
+std::string to_string(const EpilogueChains& chains);
 
 // Nodes that run as one kernel, or one library call. Views belong to no unit: they cost nothing. Nor do copies of
 // parameters.
@@ -59,7 +59,7 @@ struct Unit {
   int64_t inner = 1;
   ValueId starts = kNoValue;  // where segments of the rows begin, if they are added up (Traits::sums_segments)
 };
-// In an order in which they can run.
+// In an order in which they can run. Cheap nodes are in several units where that pays: repeat_cheap_nodes().
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});
 // By value: true if the caller, or a unit that does not compute it, reads it or a view of it: it must be in memory.
 std::vector<bool> values_needed(const Graph& graph, const std::vector<Unit>& units);
@@ -77,13 +77,5 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 ValueId same_elements(const Graph& graph, ValueId id);
 // The same, also through views that repeat each element of a dense value along some dimensions.
 ValueId shown_elements(const Graph& graph, ValueId id);
-
-// The standard pipeline before fusion.
-Graph simplify(Graph graph);
-// Tests plant wrong passes: changes what the pass of this name made. Null: nothing.
-extern void (*misrewrite_for_tests)(std::string_view pass, Graph& graph);
-// One of its passes (pass_names()), on a graph that is verified before and after; "verify" does only that. Throws Error
-// if there is no such pass.
-Graph run_pass(std::string_view name, const Graph& graph);
 
 }  // namespace rondo::compile

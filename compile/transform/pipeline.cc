@@ -1,37 +1,78 @@
-// The pipeline, as a flat named list: this file is the table of contents.
-#include <iterator>
-#include <string_view>
+#include "rondo/compile/transform/pipeline.h"
 
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/reproducer.h"
-#include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passes.h"
 
 namespace rondo::compile {
 namespace {
 
+enum class When : uint8_t {
+  kAlways,      // simplify() runs it, too
+  kInPlans,     // run_pipeline() only
+  kDefaultMode  // the same, not in exact mode
+};
+
 struct Pass {
   CompilerStage stage;
-  std::optional<Graph> (*run)(const Graph&);
+  When when;
+  std::optional<Graph> (*run)(const Graph&, const PassOptions&);
+  uint32_t only_after = 0;  // it runs only if one of these stages (bits) has changed the graph; 0: always
 };
+
+template <auto kPass> std::optional<Graph> plain(const Graph& graph, const PassOptions& /*options*/) {
+  return kPass(graph);
+}
+// Parts that are copied in any case are best computed as a whole.
+std::optional<Graph> split(const Graph& graph, const PassOptions& options) {
+  return enabled(CompilerStage::kAssemble) ? split_at_parts(graph, options.exact) : std::nullopt;
+}
+std::optional<Graph> widen(const Graph& graph, const PassOptions& options) {
+  return options.gathers_sums ? widen_reductions(graph) : std::nullopt;
+}
+
+constexpr uint32_t bit(CompilerStage stage) { return 1u << static_cast<int>(stage); }
+
+// This table is the contents of the pipeline.
 constexpr Pass kPipeline[] = {
-    {CompilerStage::kDecompose, &decompose},                  // ops without a lowering -> their parts
-    {CompilerStage::kSegments, &sort_scattered_rows},         // sums by index -> sums of sorted rows
-    {CompilerStage::kCse, &eliminate_common_subexpressions},  // equal calls -> one
-    {CompilerStage::kDce, &eliminate_dead_code},              // what no output needs -> nothing
-    {CompilerStage::kJoin, &join_chains},                     // calls that continue each other -> one
-    {CompilerStage::kAssemble, &assemble_in_place},           // copies side by side -> written in place
+    // Ops without a lowering become their parts.
+    {CompilerStage::kDecompose, When::kAlways, &plain<decompose>},
+    // Sums by index become sums of sorted rows.
+    {CompilerStage::kSegments, When::kAlways, &plain<sort_scattered_rows>},
+    // Equal calls become one.
+    {CompilerStage::kCse, When::kAlways, &plain<eliminate_common_subexpressions>},
+    // What no output needs goes.
+    {CompilerStage::kDce, When::kAlways, &plain<eliminate_dead_code>},
+    // Calls that continue each other become one.
+    {CompilerStage::kJoin, When::kAlways, &plain<join_chains>},
+    // Copies side by side are written in place.
+    {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>},
+    // Independent collectives travel together.
+    {CompilerStage::kCollectives, When::kDefaultMode, &plain<merge_collectives>},
+    // Small products with an operand in common become one.
+    {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
+    // What reads a whole goes on with its parts.
+    {CompilerStage::kSplitAtParts, When::kInPlans, &split},
+    // What the two before have laid side by side.
+    {CompilerStage::kAssemble, When::kInPlans, &plain<assemble_in_place>,
+     bit(CompilerStage::kProducts) | bit(CompilerStage::kSplitAtParts)},
+    // Sums of 16-bit numbers are not rounded before they are widened.
+    {CompilerStage::kWiden, When::kDefaultMode, &widen},
 };
-// pass_names() lists the same passes.
-static_assert(std::size(kPipeline) == kPasses);
+// pass_names() lists the stages in the order in which they first come here.
 static_assert([] {
-  for (size_t i = 0; i < std::size(kPipeline); ++i)
-    if (static_cast<size_t>(kPipeline[i].stage) != i) return false;
-  return true;
+  int next = 0;
+  for (const Pass& pass : kPipeline) next += static_cast<int>(pass.stage) == next ? 1 : 0;
+  return next == kPasses;
 }());
 
-std::optional<Graph> run_checked(const Pass& pass, const Graph& graph) {
-  std::optional<Graph> result = pass.run(graph);
+bool applies(const Pass& pass, const PassOptions& options) { return pass.when != When::kDefaultMode || !options.exact; }
+
+std::optional<Graph> run_checked(const Pass& pass, const Graph& graph, const PassOptions& options) {
+  std::optional<Graph> result = pass.run(graph, options);
   if (misrewrite_for_tests != nullptr) {
     if (!result) result = graph;
     misrewrite_for_tests(name_of(pass.stage), *result);
@@ -42,41 +83,64 @@ std::optional<Graph> run_checked(const Pass& pass, const Graph& graph) {
   return result;
 }
 
-}  // namespace
-
-void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
-
-Graph run_pass(std::string_view name, const Graph& graph) {
-  verify(graph);
-  if (name == "verify") return graph;
-  for (const Pass& pass : kPipeline) {
-    if (name != name_of(pass.stage)) continue;
-    Graph result = run_checked(pass, graph).value_or(graph);
-    verify(result);
-    return result;
-  }
-  throw Error("no stage \"" + std::string(name) + "\"");
-}
-
-Graph simplify(Graph graph) {
-  const auto text = [&] { return to_string(graph); };
+// All rows, or those of simplify().
+Graph run(Graph graph, const PassOptions& options, bool whole) {
+  const auto text = [&] { return absl::StrCat(to_string(options), to_string(graph)); };
   run_reproducible({.stage = "verify", .text = text}, [&] { verify(graph); });
   if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
+  uint32_t changed = 0;
   for (const Pass& pass : kPipeline) {
+    if (!whole && pass.when != When::kAlways) continue;
+    if (pass.only_after != 0 && (changed & pass.only_after) == 0) continue;
     const std::string name(name_of(pass.stage));
     if (!enabled(pass.stage)) {
       if (wants_dump(name)) dump(name + " (disabled)", "");
       continue;
     }
-    std::optional<Graph> result = reproducible({.stage = name, .text = text}, [&] { return run_checked(pass, graph); });
+    std::optional<Graph> result = reproducible({.stage = name, .text = text}, [&]() -> std::optional<Graph> {
+      return applies(pass, options) ? run_checked(pass, graph, options) : std::nullopt;
+    });
     if (wants_dump(name)) {
       const std::string after = to_string(result ? *result : graph, Locations::kAsComments);
       if (!result || after == to_string(graph, Locations::kAsComments)) dump(name + " (unchanged)", "");
       else dump(name, after);
     }
-    if (result) graph = std::move(*result);
+    if (!result) continue;
+    graph = std::move(*result);
+    changed |= bit(pass.stage);
   }
   return graph;
+}
+
+}  // namespace
+
+void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
+
+std::string to_string(const PassOptions& options) {
+  if (options.exact) return "";
+  return absl::StrCat("options default", options.gathers_sums ? " gathers" : "", "\n");
+}
+
+Graph run_pipeline(Graph graph, const PassOptions& options) { return run(std::move(graph), options, true); }
+Graph simplify(Graph graph) { return run(std::move(graph), {}, false); }
+
+std::vector<CompilerStage> passes_of(const PassOptions& options) {
+  std::vector<CompilerStage> stages;
+  for (const Pass& pass : kPipeline)
+    if (enabled(pass.stage) && applies(pass, options)) stages.push_back(pass.stage);
+  return stages;
+}
+
+Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options) {
+  verify(graph);
+  if (name == "verify") return graph;
+  for (const Pass& pass : kPipeline) {
+    if (name != name_of(pass.stage)) continue;
+    Graph result = run_checked(pass, graph, options).value_or(graph);
+    verify(result);
+    return result;
+  }
+  throw Error(absl::StrCat("no stage \"", std::string(name), "\""));
 }
 
 }  // namespace rondo::compile

@@ -10,7 +10,7 @@
 #include "rondo/compile/codegen/lower.h"
 #include "rondo/compile/exec/reproduce.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/transform/passes.h"
+#include "rondo/compile/transform/pipeline.h"
 #include "rondo/modules/channel_norm.h"
 #include "rondo/modules/convolution.h"
 #include "rondo/tests/compile/block_fixture.h"

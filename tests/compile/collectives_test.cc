@@ -5,7 +5,8 @@
 #include <tuple>
 #include <utility>
 
-#include "rondo/compile/transform/passes.h"
+#include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/pipeline.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"
@@ -74,6 +75,9 @@ TEST_F(Collectives, InDefaultModeNeighboursAreOneMessage) {
   EXPECT_EQ(compiled.messages, (Messages{10, 10}));
   for (const auto& [a, b] : {std::pair(eager.y, compiled.y), std::pair(eager.dx, compiled.dx)})
     EXPECT_LT(ops::max(ops::abs(a - b)).item(), 1e-4 * ops::max(ops::abs(a)).item());
+  compile::disable_stages("collectives");
+  EXPECT_EQ(run(&test::two_norms, compile::CompileOptions{}).messages, eager.messages);
+  compile::disable_stages("");
 }
 
 TEST_F(Collectives, OneThatReadsOfAnotherIsAMessageOfItsOwn) {

@@ -149,6 +149,28 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   EXPECT_EQ(replay(r), to_string(lower(graph, units[0], needed).kernel));
 }
 
+// What a stage did besides the graph that it was given: the mode of a pass, what products do on their results.
+TEST_F(Reproducers, StagesAreReplayedAsTheyRan) {
+  const Graph graph = parse_graph(kGoodGraph);
+  for (const PassOptions& options : {PassOptions{}, {.exact = false}, {.exact = false, .gathers_sums = true}}) {
+    const Reproducer r = parse_reproducer("stage products\n" + to_string(options) + to_string(graph));
+    EXPECT_EQ(r.options.exact, options.exact);
+    EXPECT_EQ(r.options.gathers_sums, options.gathers_sums);
+  }
+  const std::string product =
+      "input %0: f32[8, 8]\ninput %1: f32[8, 8]\n%2: f32[8, 8] = matmul(%0, %1)\n"
+      "%3: f32[8, 8] = add(%2, %0)\nreturn %3\n";
+  const EpilogueChains chains{{1}, {}};
+  const Reproducer joined = parse_reproducer("stage fuse\n" + product + to_string(chains)),
+                   apart = parse_reproducer("stage fuse\n" + product);
+  EXPECT_EQ(joined.epilogues, chains);
+  const Graph of_product = parse_graph(product);
+  EXPECT_EQ(replay(joined), to_string(of_product, fuse(of_product, chains)));
+  EXPECT_NE(replay(joined), replay(apart));
+  for (const char* bad : {"epilogues\n", "epilogues 2\n", "epilogues 0 -1\n"})
+    EXPECT_THROW(parse_reproducer("stage fuse\n" + product + bad), Error) << bad;
+}
+
 constexpr const char* kKernel =
     "kernel k rows=1 cols=100 split_columns\n  @0: f32 col*1\n  @1: f32 col*1 output\n  stage\n    col %0: f32 = load "
     "@0\n"
@@ -247,7 +269,9 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   EXPECT_NE(all.find("---- decompose (unchanged)\n---- segments (unchanged)\n---- cse\n"), all.npos) << all;
   EXPECT_NE(all.find("= mul(%1, %1)"), all.npos) << all;
   EXPECT_NE(
-      all.find("---- dce (unchanged)\n---- join (unchanged)\n---- assemble (unchanged)\n---- fuse\nkernel of 4 x 8\n"),
+      all.find("---- dce (unchanged)\n---- join (unchanged)\n---- assemble (unchanged)\n---- collectives (unchanged)\n"
+               "---- products (unchanged)\n---- split (unchanged)\n---- widen (unchanged)\n"
+               "---- fuse\nkernel of 4 x 8\n"),
       all.npos)
       << all;
   EXPECT_NE(all.find("---- lower\nkernel relu_mul rows=1 cols=32 split_columns\n"), all.npos) << all;

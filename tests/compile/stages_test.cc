@@ -45,9 +45,8 @@ TEST_F(Stages, AreChosenByName) {
 TEST_F(Stages, UnknownNamesAreListed) {
   disable_stages("cse");
   EXPECT_EQ(test::error_of([] { disable_stages("fuse,fusion"); }),
-            "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, segments, cse, dce, join, assemble, fuse, "
-            "epilogues, layouts, relax, "
-            "recompute, reuse, cache");
+            "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, segments, cse, dce, join, assemble, collectives, "
+            "products, split, widen, fuse, epilogues, layouts, relax, recompute, reuse, cache");
   EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
 }
 

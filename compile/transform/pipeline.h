@@ -1,0 +1,41 @@
+// The pipeline: every pass over a graph, in order, with when it runs. pipeline.cc is the table; RONDO_DISABLE,
+// RONDO_DUMP, verification, planted failures and reproducers go by it.
+//
+//   plan.graph = run_pipeline(std::move(graph), {.exact = false});
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/stages/stages.h"
+
+namespace rondo::compile {
+
+// What passes may do besides what they always do.
+struct PassOptions {
+  // Results keep eager's bits: default mode's passes do nothing.
+  bool exact = true;
+  // Capabilities::gathers_sums: a launch costs more than what it widens.
+  bool gathers_sums = false;
+};
+// As a line of a reproducer; "" for the usual ones.
+std::string to_string(const PassOptions& options);
+
+// What a plan is made of: all passes.
+Graph run_pipeline(Graph graph, const PassOptions& options);
+// The passes that are the same for every plan. What the result does not read, no plan reads.
+Graph simplify(Graph graph);
+
+// The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. One may come
+// twice.
+std::vector<CompilerStage> passes_of(const PassOptions& options);
+// One pass (pass_names()), on a graph that is verified before and after; "verify" does only that. Throws Error if there
+// is no such pass.
+Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
+
+// Tests plant wrong passes: changes what the pass of this name made. Null: nothing.
+extern void (*misrewrite_for_tests)(std::string_view pass, Graph& graph);
+
+}  // namespace rondo::compile
