@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -19,8 +18,6 @@
 #include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
-namespace {
-
 // The updates of one step share its options: nothing may change them between two seams.
 void check_between_steps(const Optimizer& optimizer, const OptimizerState& state, const char* what) {
   if (state.mid_step)
@@ -35,14 +32,12 @@ void check_not_swapped(const Optimizer& optimizer, const OptimizerState& state, 
                              ": an AverageScope has put the averages into the parameters; end it first"));
 }
 
-// What an optimizer holds of its parameters as a whole.
 void check_not_sharded(const Optimizer& optimizer, const OptimizerState& state, const char* what, const char* instead) {
   if (state.shards != nullptr)
     throw Error(absl::StrCat(optimizer.name(), "::", what, ": the states are spread over processes; ", instead,
                              " (dist/sharded_optimizer.h)"));
 }
 
-// Averages and copies follow parameters that somebody else has written.
 void refresh(std::vector<ParamSlot>& slots) {
   const NoGrad off;
   for (ParamSlot& slot : slots) {
@@ -50,8 +45,6 @@ void refresh(std::vector<ParamSlot>& slots) {
     slot.refresh_copy();
   }
 }
-
-}  // namespace
 
 void check_betas(const char* optimizer, std::span<const double> betas) {
   for (double beta : betas)
@@ -309,271 +302,6 @@ std::vector<Tensor> Optimizer::copies() const try {
   return list;
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("copies");
-}
-
-namespace {
-
-std::string prefix_of(size_t slot) { return absl::StrCat("state.", slot, "."); }
-
-// Options are values of the host.
-Tensor on_host(double value) { return Tensor::full({}, value, {kF64, kCPU}); }
-Tensor on_host(int64_t value) { return Tensor::full({}, value, {kI64, kCPU}); }
-
-constexpr const char *kAverageDecay = "average.decay", *kAverageWarmup = "average.warmup";
-
-std::string option_key(int group, std::string_view option) {
-  return absl::StrCat("group.", group, ".", absl::string_view(option.data(), option.size()));
-}
-
-// Adds the tensors of a slot's state under their names in a state dict.
-void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::vector<nn::NamedTensor>& out) {
-  const std::string prefix = prefix_of(i);
-  out.push_back({prefix + "step", state.steps->value().to(kI64)});
-  for (size_t k = 0; k < plan.states.size(); ++k) {
-    const StateSpec& spec = plan.states[k];
-    const StateArray& array = state.arrays[k];
-    if (spec.transient) continue;
-    out.push_back({prefix + spec.name, array.values.detach()});
-    if (array.scales.defined()) out.push_back({absl::StrCat(prefix, spec.name, ".scale"), array.scales.detach()});
-  }
-}
-
-}  // namespace
-
-nn::StateDict Optimizer::state_dict() const try {
-  check_between_steps(*this, *state_, "state_dict");
-  check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
-  check_not_swapped(*this, *state_, "state_dict");
-  refresh(state_->slots);
-  std::vector<nn::NamedTensor> list;
-  for (size_t i = 0; i < state_->slots.size(); ++i) {
-    const ParamSlot& slot = state_->slots[i];
-    if (slot.state.exists()) list_state(i, *slot.plan, slot.state, list);
-    if (slot.master.defined()) list.push_back({prefix_of(i) + "master", slot.master.detach()});
-    if (slot.average.defined()) list.push_back({prefix_of(i) + "average", slot.average.detach()});
-  }
-  if (state_->buffers != nullptr) state_->buffers->list_state(list);
-  nn::StateDict state;
-  for (nn::NamedTensor& entry : list) state[entry.name] = std::move(entry.tensor);
-  for (int group = 0; group < n_groups(); ++group) {
-    state[absl::StrCat("group.", group, ".params")] = on_host(state_->group_sizes[static_cast<size_t>(group)]);
-    const_cast<Optimizer*>(this)->visit_options(group, [&](std::string_view option, Saved saved, double& value) {
-      if (saved != Saved::kNever) state[option_key(group, option)] = on_host(value);
-    });
-  }
-  if (state_->averaging) {
-    state[kAverageDecay] = on_host(state_->average_decay);
-    state[kAverageWarmup] = on_host(state_->average_warmup ? 1.0 : 0.0);
-  }
-  return state;
-} catch (const std::bad_alloc&) {
-  throw_out_of_memory("Optimizer::state_dict");
-}
-
-namespace {
-// Adds the numbers with which a later step would write NaN: steps below 0, and options that are not finite.
-void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
-  for (const auto& [key, value] : state) {
-    const bool is_step = (key.starts_with("state.") && key.ends_with(".step")) || key == "buffer.updates",
-               is_option = key.starts_with("group.") || key == kAverageDecay || key == kAverageWarmup;
-    if ((!is_step && !is_option) || !value.defined() || value.numel() != 1) continue;
-    if (is_step && is_floating(value.dtype())) continue;  // refused for its dtype
-    const double number = value.item();
-    if (is_step ? number < 0 : !std::isfinite(number))
-      report.mismatched.push_back(absl::StrCat(key, ": ", number, is_step ? " is negative" : " is not finite"));
-  }
-}
-}  // namespace
-
-// The options that a state dict gives to all groups. They are set while they are checked, and for good by keep().
-class Optimizer::LoadedOptions {
- public:
-  LoadedOptions(Optimizer& optimizer, const nn::StateDict& state) : optimizer_(optimizer) {
-    groups_.resize(static_cast<size_t>(optimizer.n_groups()));
-    for (int group = 0; group < optimizer.n_groups(); ++group)
-      optimizer.visit_options(group, [&](std::string_view name, Saved saved, double& own) {
-        Entry& entry = entries(group).emplace_back(Entry{option_key(group, name), own, own});
-        if (saved == Saved::kNever) return;
-        const auto found = state.find(entry.key);
-        if (found == state.end() && saved == Saved::kLater) return;
-        targets_.push_back({entry.key, on_host(own)});
-        const bool fits = found != state.end() && found->second.defined() && found->second.numel() == 1;
-        if (fits && std::isfinite(found->second.item())) entry.given = found->second.item();
-      });
-  }
-  ~LoadedOptions() {
-    for (int group = 0; group < optimizer_.n_groups(); ++group) set(group, &Entry::own);
-  }
-  LoadedOptions(const LoadedOptions&) = delete;
-  LoadedOptions& operator=(const LoadedOptions&) = delete;
-
-  // For load_tensors(), which knows what is missing and of which dtype.
-  const std::vector<nn::NamedTensor>& targets() const { return targets_; }
-
-  void check(const std::vector<ParamSlot>& slots, nn::StateDictReport& report) {
-    for (int group = 0; group < optimizer_.n_groups(); ++group) {
-      set(group, &Entry::given);
-      check_values(group, report);
-      set(group, &Entry::own);
-      for (Entry& e : entries(group)) {
-        if (e.given == e.own) continue;
-        const double own = std::exchange(e.own, e.given);  // this one alone
-        set(group, &Entry::own);
-        if (!fits(slots, group))
-          report.mismatched.push_back(absl::StrCat(e.key, ": ", own, " wanted, ", e.given,
-                                                   " given; it decides which states there are, so make the optimizer "
-                                                   "with it"));
-        e.own = own;
-        set(group, &Entry::own);
-      }
-    }
-  }
-  void keep() {
-    for (std::vector<Entry>& group : groups_)
-      for (Entry& e : group) e.own = e.given;
-    for (int group = 0; group < optimizer_.n_groups(); ++group) set(group, &Entry::own);
-  }
-
- private:
-  struct Entry {
-    std::string key;
-    double own, given;
-  };
-  std::vector<Entry>& entries(int group) { return groups_[static_cast<size_t>(group)]; }
-
-  void set(int group, double Entry::*of) {
-    auto entry = entries(group).begin();
-    optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) { value = *entry++.*of; });
-  }
-  // REQUIRES: the given options are set. An option that cannot have its value has kept another.
-  void check_values(int group, nn::StateDictReport& report) {
-    auto entry = entries(group).begin();
-    optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) {
-      if (const Entry& e = *entry++; value != e.given)
-        report.mismatched.push_back(absl::StrCat(e.key, ": ", e.given, " is no value of this option"));
-    });
-    try {
-      optimizer_.check_options(group);
-    } catch (const Error& error) {
-      report.mismatched.push_back(absl::StrCat("group.", group, ": ", error.what()));
-    }
-  }
-  // Whether the options, as they are now, make of the group's parameters what the slots have.
-  bool fits(const std::vector<ParamSlot>& slots, int group) const {
-    const StateInit init = optimizer_.state_init(group);
-    return std::all_of(slots.begin(), slots.end(), [&](const ParamSlot& slot) {
-      if (slot.group != group || slot.param.numel() == 0) return true;  // empty: may stand for another process's
-      return &optimizer_.update_plan(group, slot.param) == slot.plan && init.format == slot.init.format;
-    });
-  }
-
-  Optimizer& optimizer_;
-  std::vector<std::vector<Entry>> groups_;
-  std::vector<nn::NamedTensor> targets_;
-};
-
-void Optimizer::load_state_dict(const nn::StateDict& given_state) try {
-  check_between_steps(*this, *state_, "load_state_dict");
-  check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
-  check_not_swapped(*this, *state_, "load_state_dict");
-  nn::StateDict state = given_state;
-  const NoGrad off;
-  // Tensors that exist are written in place, step counts excepted. load_tensors checks everything before it writes
-  // anything.
-  std::vector<nn::NamedTensor> targets;
-  std::vector<ParamSlot> loaded = state_->slots;
-  bool lacks_masters = false;
-  // Parameters at the same step share a count.
-  std::map<int64_t, std::shared_ptr<StepCount>> counts;
-  const auto count_of = [&](const std::string& key) {
-    const auto given = state.find(key);
-    const bool fits = given != state.end() && given->second.defined() && given->second.dtype() == kI64 &&
-                      given->second.numel() == 1;  // otherwise refused below
-    const int64_t steps = fits ? given->second.item<int64_t>() : 0;
-    std::shared_ptr<StepCount>& count = counts[steps];
-    if (count == nullptr) count = std::make_shared<StepCount>(steps, device());
-    return count;
-  };
-  for (size_t i = 0; i < state_->slots.size(); ++i) {
-    ParamSlot& slot = loaded[i];
-    slot.fits = std::nullopt;
-    // Weights of a run whose parameters had 16 bits, or that had masters.
-    if (!slot.wants_master()) state.erase(prefix_of(i) + "master");
-    const auto first = state.lower_bound(prefix_of(i));
-    const bool has_average = state.contains(prefix_of(i) + "average");
-    const bool has_any = first != state.end() && first->first.starts_with(prefix_of(i));
-    if (state.contains(prefix_of(i) + "step") || (has_any && !has_average)) {
-      const std::shared_ptr<StepCount> count = count_of(prefix_of(i) + "step");
-      if (slot.state.exists()) slot.state.steps = CountShare(count);
-      else slot.state = slot.new_state(count);
-      list_state(i, *slot.plan, slot.state, targets);
-      if (state.contains(prefix_of(i) + "master")) {
-        if (!slot.master.defined()) slot.make_master();
-        targets.push_back({prefix_of(i) + "master", slot.master});
-        slot.master_of = {};  // the model may be loaded later: the next step compares
-      } else {
-        slot.drop_master();
-        lacks_masters = lacks_masters || slot.wants_master();
-      }
-    } else {
-      slot.state = {};
-      slot.drop_master();
-    }
-    // A parameter that was frozen when the state was saved has no average there.
-    if (state_->averaging && (has_average || slot.state.exists())) {
-      if (!slot.average.defined()) slot.make_average();
-      targets.push_back({prefix_of(i) + "average", slot.average});
-      slot.average_moved = true;  // loading the model later does not change it
-    } else if (slot.average.defined()) {
-      slot.average_moved = false;  // a copy of its parameter again, from refresh() below
-      slot.average_copied = {};
-    }
-  }
-  // A state of before the buffers were averaged has none of their averages.
-  const bool has_buffers = state_->buffers != nullptr && state.contains("buffer.updates");
-  const Tensor buffer_updates = on_host(int64_t{0});
-  if (has_buffers) state_->buffers->list_targets(targets, buffer_updates);
-  LoadedOptions options(*this, state);
-  nn::StateDictReport report;
-  for (int group = 0; group < n_groups(); ++group) {
-    const std::string key = option_key(group, "params");
-    const int64_t n_params = state_->group_sizes[static_cast<size_t>(group)];
-    const auto given = state.find(key);
-    if (given != state.end()) targets.push_back({key, on_host(n_params)});  // older files have none
-    if (given != state.end() && given->second.defined() && given->second.numel() == 1 &&
-        given->second.item() != static_cast<double>(n_params))
-      report.mismatched.push_back(absl::StrCat(key, ": ", n_params, " wanted, ", given->second.item(), " given"));
-  }
-  // Those of the averages. Older files have none.
-  const Tensor decay = on_host(state_->average_decay), warmup = on_host(state_->average_warmup ? 1.0 : 0.0);
-  const auto add_average_option = [&](const char* key, const Tensor& target, auto allows) {
-    const auto given = state.find(key);
-    if (!state_->averaging || given == state.end()) return;
-    targets.push_back({key, target});
-    if (given->second.defined() && given->second.numel() == 1 && !allows(given->second.item()))
-      report.mismatched.push_back(absl::StrCat(key, ": ", given->second.item(), " is no value of this option"));
-  };
-  add_average_option(kAverageDecay, decay, [](double number) { return number >= 0 && number <= 1; });
-  add_average_option(kAverageWarmup, warmup, [](double number) { return number == 0 || number == 1; });
-  check_numbers(state, report);
-  options.check(state_->slots, report);
-  if (!report.empty()) throw nn::StateDictError(name(), report);
-  targets.insert(targets.end(), options.targets().begin(), options.targets().end());
-  nn::load_tensors(targets, state, true, name());
-
-  options.keep();
-  for (ParamSlot& slot : loaded) slot.init = state_init(slot.group);
-  state_->average_decay = decay.item();
-  state_->average_warmup = warmup.item() != 0;
-  if (has_buffers) state_->buffers->note_loaded(buffer_updates.item<int64_t>());
-  else if (state_->buffers != nullptr) state_->buffers->forget();
-  state_->slots = std::move(loaded);
-  state_->signatures.clear();
-  state_->states_loaded = true;
-  refresh(state_->slots);
-  if (lacks_masters) Step::say_no_masters(*this);
-} catch (const std::bad_alloc&) {
-  throw_out_of_memory("Optimizer::load_state_dict");
 }
 
 }  // namespace rondo::optim

@@ -216,7 +216,7 @@ class Optimizer {
 
  private:
   void add_slots(std::span<const Tensor> params);
-  class LoadedOptions;
+  class LoadedState;                       // a state dict on its way in (state_dict.cc)
   friend class Step;                       // one step (step.h)
   std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
 };
