@@ -183,19 +183,27 @@ TEST(CudaKernels, NothingIsWrittenBehindABlock) {
   }
 }
 
-// A word that equals the threshold keeps its element, as on the CPU. The probability is found by halving.
+// A word that equals the threshold keeps its element, as on the CPU: in the kernel by hand, and in the generated one
+// that a program with the compiler runs instead. The probability is found by halving.
 TEST(CudaKernels, DropoutKeepsWhatIsAtTheThreshold) {
   FakeCuda cuda;
-  const Tensor x = Tensor::ones({4}), there = x.to(cuda.device());
-  const auto first = [&](const Tensor& from, uint64_t k) {
+  const Tensor inputs[] = {Tensor::ones({4}), Tensor::from(std::vector<int64_t>{77, 0}, {2})};
+  const auto by_hand = [&](Device device, uint64_t k) {
+    const Attrs attrs = ops::dropout_attrs(std::ldexp(static_cast<double>(k), -32), 0);
+    return run(ops::kDropout, attrs, 1, inputs, device)[0].to_vector<float>()[0];
+  };
+  const auto generated = [&](uint64_t k) {
     Generator generator(77);
-    return ops::dropout(from, std::ldexp(static_cast<double>(k), -32), &generator).to(kCPU).to_vector<float>()[0];
+    const Tensor x = inputs[0].to(cuda.device());
+    return ops::dropout(x, std::ldexp(static_cast<double>(k), -32), &generator).to(kCPU).to_vector<float>()[0];
   };
   uint64_t kept = 0, dropped = uint64_t{1} << 32;
-  while (dropped - kept > 1) (first(x, (kept + dropped) / 2) != 0 ? kept : dropped) = (kept + dropped) / 2;
-  EXPECT_EQ(first(there, kept), first(x, kept));
-  EXPECT_NE(first(there, kept), 0.0f);
-  EXPECT_EQ(first(there, dropped), 0.0f);
+  while (dropped - kept > 1) (by_hand(kCPU, (kept + dropped) / 2) != 0 ? kept : dropped) = (kept + dropped) / 2;
+  EXPECT_NE(by_hand(kCPU, kept), 0.0f);
+  EXPECT_EQ(by_hand(cuda.device(), kept), by_hand(kCPU, kept));
+  EXPECT_EQ(by_hand(cuda.device(), dropped), 0.0f);
+  EXPECT_EQ(generated(kept), by_hand(kCPU, kept));
+  EXPECT_EQ(generated(dropped), 0.0f);
 }
 
 // Enough elements for several blocks and chunks; merges: below.
