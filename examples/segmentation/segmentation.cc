@@ -2,9 +2,9 @@
 //
 //   segmentation                                                  # on pictures that the program makes
 //   segmentation --data=cityscapes --model=pp_liteseg_t --bf16    # or a folder of images and masks
-//   segmentation ... --resume_from_checkpoint=true                # after Ctrl-C or a kill: the same losses, bit for
-//   bit segmentation ... --init_from=segmentation/model.safetensors --predict=photos rondorun --nproc-per-node 2
-//   segmentation ...                  # two processes share the batches
+//   segmentation ... --resume_from_checkpoint=true                # after Ctrl-C or a kill: the same losses
+//   segmentation ... --init_from=segmentation/model.safetensors --predict=photos
+//   rondorun --nproc-per-node 2 segmentation ...                  # two processes share the batches
 //
 // --output_dir gets checkpoints, metrics.jsonl, miou.jsonl, tensorboard/, pictures/ of held-out pictures (image, truth,
 // prediction), and at the end model.safetensors: the averages of the weights, if there are any.
