@@ -1,5 +1,5 @@
 # oneDNN 2 from 2.6 on, or 3. Found by hand: the package's own config insists on OpenCL's headers, which only its GPU side
-# needs. The library is not linked (runtime/cpu/onednn_library.h).
+# needs. The library is not linked (runtime/onednn/onednn_library.h).
 include(CheckCXXSourceCompiles)
 find_path(RONDO_DNNL_INCLUDE oneapi/dnnl/dnnl.hpp REQUIRED)
 find_library(RONDO_DNNL_LIBRARY dnnl REQUIRED)
@@ -33,7 +33,7 @@ list(APPEND RONDO_DNNL_NEEDS nullptr)
 list(JOIN RONDO_DNNL_NEEDS ", " RONDO_DNNL_NEEDS)
 set(RONDO_DNNL_SOURCE ${PROJECT_BINARY_DIR}/runtime/onednn_file.cc)
 file(CONFIGURE OUTPUT ${RONDO_DNNL_SOURCE} @ONLY CONTENT "// Made by cmake/onednn.cmake.
-#include \"rondo/runtime/cpu/onednn_library.h\"
+#include \"rondo/runtime/onednn/onednn_library.h\"
 constexpr rondo::cpu::LibraryFile rondo::cpu::kLibraryFile = {
     .name = \"@RONDO_DNNL_NAME@\", .path = \"@RONDO_DNNL_PATH@\", .needs = {@RONDO_DNNL_NEEDS@}};
 ")

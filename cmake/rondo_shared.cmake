@@ -21,11 +21,12 @@ if(BUILD_SHARED_LIBS OR RONDO_BUILD_TESTS)
   endif()
 endif()
 
-# Targets that programs link: rondo::rondo is everything; rondo::runtime and so on are folders with those that they need.
+# Targets that programs link: rondo::rondo is everything; rondo::runtime and so on are parts of it, each with those that it needs:
+# folders, and rooms of them that not every program has.
 add_library(rondo INTERFACE)
 add_library(rondo::rondo ALIAS rondo)
-target_link_libraries(rondo INTERFACE $<IF:$<BOOL:${BUILD_SHARED_LIBS}>,rondo_shared,rondo_dist>)
-foreach(folder IN ITEMS runtime image text data modules compile optim dist)
+target_link_libraries(rondo INTERFACE "$<IF:$<BOOL:${BUILD_SHARED_LIBS}>,rondo_shared,rondo_dist;rondo_c_api;rondo_image>")
+foreach(folder IN ITEMS runtime image text data modules vision pretrained compile optim c_api dist)
   if(BUILD_SHARED_LIBS)
     add_library(rondo::${folder} ALIAS rondo)
   else()

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {

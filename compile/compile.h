@@ -29,8 +29,8 @@
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/eager_scope.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {

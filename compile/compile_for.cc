@@ -8,9 +8,9 @@
 #include "rondo/compile/jit/targets.h"
 #include "rondo/compile/region/gradients_aside.h"
 #include "rondo/compile/region/hooks_aside.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::compile {
 namespace {

@@ -3,7 +3,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/region/region.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {

@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/region.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/product.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::compile {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/explain.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/html.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/html.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::compile {
 namespace {

@@ -1,9 +1,9 @@
 // Reports as text, for terminals.
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/explain.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/hash_map.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::compile {
 namespace {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/runtime/dynamic_range.h"
-#include "rondo/runtime/source_location.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/base/source_location.h"
+#include "rondo/runtime/tensor/dynamic_range.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {

@@ -9,11 +9,11 @@
 #include "rondo/compile/cache.h"
 #include "rondo/compile/region/gradients_aside.h"
 #include "rondo/compile/region/marks.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::compile {
 namespace {

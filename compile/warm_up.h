@@ -13,7 +13,7 @@
 
 #include "rondo/compile/options.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {

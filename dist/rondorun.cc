@@ -7,7 +7,7 @@
 #include <exception>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/launcher.h"
+#include "rondo/dist/launcher/launcher.h"
 
 namespace {
 

@@ -13,10 +13,10 @@
 #include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/warm_up.h"
-#include "rondo/dist/compile_once.h"
+#include "rondo/dist/groups/compile_once.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::examples {

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/process_group.h"
 #include "rondo/examples/flags.h"
 #include "rondo/examples/job.h"
 #include "rondo/optim/optimizer.h"

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/mapped_file.h"

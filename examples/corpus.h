@@ -7,7 +7,7 @@
 
 #include "rondo/examples/train_options.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 
 namespace rondo::examples {
 

@@ -8,11 +8,11 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/dist/placement.h"
+#include "rondo/dist/groups/placement.h"
 #include "rondo/examples/recipe.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::examples {
 namespace {

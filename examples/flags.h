@@ -26,7 +26,7 @@
 #include <variant>
 #include <vector>
 
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::examples {
 
@@ -39,7 +39,7 @@ class Flags {
   void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
   // Throws Error on an unknown flag, a missing value or one that is not of the flag's type, and for a device that this
   // process does not have: the error says why there is none. For a recipe, its name and the line come first. Under a
-  // launcher "cuda" is the device of the process's LOCAL_RANK (dist/placement.h).
+  // launcher "cuda" is the device of the process's LOCAL_RANK (dist/groups/placement.h).
   void parse(const std::vector<std::string>& args);
   void set(const std::string& name, const std::string& value);
 

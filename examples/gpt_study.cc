@@ -3,10 +3,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::examples {
 namespace {

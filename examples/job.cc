@@ -8,10 +8,10 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/placement.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/groups/placement.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::examples {
 namespace {

@@ -12,9 +12,9 @@
 #include <memory>
 #include <string>
 
-#include "rondo/dist/environment.h"
-#include "rondo/dist/process_group.h"
-#include "rondo/runtime/device.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/transport/environment.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::examples {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
 
 namespace rondo::examples {
 namespace {

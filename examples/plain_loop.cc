@@ -1,12 +1,12 @@
 #include <cstdio>
 #include "rondo/compile/compile.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/data/device_batches.h"
 #include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/io/mapped_file.h"
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 using namespace rondo;
 
 int main(int argc, char** argv) try {

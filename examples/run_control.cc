@@ -4,9 +4,9 @@
 #include <csignal>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 
 namespace rondo::examples {
 namespace {

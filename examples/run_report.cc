@@ -16,10 +16,10 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/log.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
-#include "rondo/runtime/memory.h"
 
 namespace rondo::examples {
 namespace {

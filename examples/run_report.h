@@ -21,7 +21,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/optim/trainer/callback.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::examples {
 

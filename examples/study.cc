@@ -25,11 +25,11 @@
 #include "absl/strings/str_split.h"
 #include "rondo/examples/study_table.h"
 #include "rondo/optim/trainer/run_lock.h"
-#include "rondo/runtime/cpu_features.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/cpu_features.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::examples {
 namespace {

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/html.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/html.h"
 
 namespace rondo::examples {
 namespace {

@@ -7,7 +7,7 @@
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/flags.h"
 #include "rondo/examples/study.h"
-#include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 
 namespace rondo::examples {
 

@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/examples/loss_curve.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 
 namespace rondo::examples {

@@ -1,6 +1,6 @@
 #include "rondo/modules/eager_scope.h"
 
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::nn {
 

@@ -9,7 +9,7 @@
 
 #include <memory>
 
-#include "rondo/runtime/source_location.h"
+#include "rondo/runtime/base/source_location.h"
 
 #pragma GCC visibility push(default)
 namespace rondo {

@@ -9,10 +9,10 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/recorder.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::nn {
 namespace {

@@ -41,8 +41,8 @@
 
 #include "absl/functional/function_ref.h"
 #include "rondo/modules/state_dict.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {

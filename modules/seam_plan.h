@@ -1,7 +1,7 @@
 // Seams: the places in a backward where the gradients of one part of a model become final. The parts are the repeated
 // blocks (ModuleBase::repeated_blocks()), and what lies outside them. The backward of a region that holds several parts
 // hands their gradients over there (compile/plan/seams.h), UpdateAtSeams updates a part at its seam
-// (optim/update_at_seams.h), and dist/ddp.h forms its buckets from the parts.
+// (optim/update_at_seams.h), and dist/ddp/ddp.h forms its buckets from the parts.
 #pragma once
 
 #include <string>

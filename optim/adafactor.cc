@@ -7,11 +7,11 @@
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::optim {
 namespace {

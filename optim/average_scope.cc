@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/foreach_map.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::optim {
 

@@ -8,7 +8,7 @@
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step.h"
 #include "rondo/optim/step_programs.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {

@@ -12,7 +12,7 @@
 
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/param_slot.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::optim {
 

@@ -9,11 +9,11 @@
 #include "rondo/optim/launch_queue.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/hash_map.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::optim {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -11,10 +11,10 @@
 #include "rondo/optim/foreach_kernel.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/step_report.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::optim {
 namespace {

@@ -28,9 +28,9 @@
 
 #include "absl/functional/any_invocable.h"
 #include "rondo/compile/target/table.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/dtype.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/device/device.h"
+#include "rondo/runtime/op/lowering.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::compile {

@@ -5,7 +5,7 @@
 #include <tuple>
 
 #include "rondo/optim/block8.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::optim {
 namespace {

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/launch_queue.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::optim {
 namespace {

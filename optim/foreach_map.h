@@ -30,7 +30,7 @@
 
 #include "rondo/optim/foreach.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "rondo/optim/foreach.h"
+#include "rondo/runtime/base/shape.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/shape.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

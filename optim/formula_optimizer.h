@@ -28,7 +28,7 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/option_list.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/within_memory.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -8,10 +8,10 @@
 #include "rondo/optim/formula_code.h"
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::amp {
 

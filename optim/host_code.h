@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::optim {
 

@@ -24,8 +24,8 @@
 #include "absl/functional/any_invocable.h"
 #include "rondo/compile/target/table.h"
 #include "rondo/optim/foreach.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/device.h"
+#include "rondo/runtime/device/storage.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -8,11 +8,11 @@
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/launch_queue.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::optim {
 namespace {

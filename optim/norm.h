@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::optim {
 

@@ -11,11 +11,11 @@
 #include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 // The updates of one step share its options: nothing may change them between two seams.
@@ -35,7 +35,7 @@ void check_not_swapped(const Optimizer& optimizer, const OptimizerState& state, 
 void check_not_sharded(const Optimizer& optimizer, const OptimizerState& state, const char* what, const char* instead) {
   if (state.shards != nullptr)
     throw Error(absl::StrCat(optimizer.name(), "::", what, ": the states are spread over processes; ", instead,
-                             " (dist/sharded_optimizer.h)"));
+                             " (dist/ddp/sharded_optimizer.h)"));
 }
 
 void refresh(std::vector<ParamSlot>& slots) {

@@ -33,8 +33,8 @@
 #include "rondo/optim/formula.h"
 #include "rondo/optim/option_list.h"
 #include "rondo/optim/step_report.h"
-#include "rondo/runtime/source_location.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/base/source_location.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::optim {
 class Step;
@@ -148,7 +148,7 @@ class Optimizer {
   // In the order of AverageOptions::buffers. Those that are not floating-point numbers are not averaged: the buffer.
   std::vector<Tensor> buffer_averages() const;
   // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
-  // (Autocast needs no such call: a step writes the copies that it uses, runtime/lowered.h.)
+  // (Autocast needs no such call: a step writes the copies that it uses, runtime/ops/lowered.h.)
   void keep_copies(DType dtype);
   // In the order of the parameters; updated in place, always the same tensors. Copies are not part of the state dict.
   // This call and load_state_dict() rewrite the copies of parameters that were written by somebody else (a model that

@@ -15,7 +15,7 @@
 #include "rondo/optim/param_slot.h"
 #include "rondo/optim/shard_hooks.h"
 #include "rondo/optim/step_passes.h"
-#include "rondo/runtime/update_facts.h"
+#include "rondo/optim/update_facts.h"
 
 namespace rondo::optim {
 

@@ -21,7 +21,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "rondo/optim/formula.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "rondo/optim/formula.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::optim {
 

@@ -28,8 +28,8 @@
 
 #include "rondo/optim/foreach.h"
 #include "rondo/optim/formula.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/storage.h"
 
 namespace rondo::optim {
 

@@ -1,6 +1,6 @@
 #include "rondo/optim/seam.h"
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::optim {
 

@@ -1,12 +1,13 @@
 // ShardHooks: what the steps of an optimizer ask of an object that spreads its states over several processes
-// (dist/sharded_optimizer.h). The optimizer's slots are then pieces of parameters, or the parameters of this process.
+// (dist/ddp/sharded_optimizer.h). The optimizer's slots are then pieces of parameters, or the parameters of this
+// process.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-#include "rondo/runtime/tensor.h"
-#include "rondo/runtime/update_facts.h"
+#include "rondo/optim/update_facts.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::optim {
 

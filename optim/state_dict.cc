@@ -9,8 +9,8 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::optim {
 namespace {

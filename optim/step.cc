@@ -12,13 +12,13 @@
 #include "rondo/optim/scalar_program.h"
 #include "rondo/optim/step_launches.h"
 #include "rondo/optim/step_programs.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/lowered.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/recorder.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/lowered.h"
 
 namespace rondo::optim {
 namespace {

@@ -9,7 +9,7 @@
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::optim {
 namespace {

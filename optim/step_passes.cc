@@ -11,8 +11,8 @@
 #include "rondo/optim/compile.h"
 #include "rondo/optim/host_code.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::optim {
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -11,10 +11,10 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/seam.h"
 #include "rondo/optim/step.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/recorder.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::optim {
 namespace {

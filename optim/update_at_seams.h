@@ -108,5 +108,5 @@ class UpdateAtSeams {
 // - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
 //   a step.
 // - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
-//   a bucket is updated once it is averaged (dist/ddp.h). A ShardedOptimizer that has the states is made first and
+//   a bucket is updated once it is averaged (dist/ddp/ddp.h). A ShardedOptimizer that has the states is made first and
 //   outlives this: each process then updates its pieces of the bucket's parameters, and finish() sends them.

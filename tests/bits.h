@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::test {
 

@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 fail() { echo "$1"; exit 1; }
 
 # ---- This build's: headers whose enums and structs cross the border to the plug-in, or decide what kernels do.
-for header in runtime/lowering.h runtime/dtype.h runtime/ops/reduction_order.h runtime/op.h runtime/shape.h compile/codegen/loop_ir.h \
+for header in runtime/op/lowering.h runtime/base/dtype.h runtime/ops/reduction_order.h runtime/op/op.h runtime/base/shape.h compile/codegen/loop_ir.h \
   compile/jit/cpu/plugin.h; do
   grep -qE "/$header( |\$)" "$real.d" || fail "$header is not in the hash"
 done

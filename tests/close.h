@@ -18,7 +18,7 @@
 #include <span>
 #include <vector>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::test {
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::test {
 namespace {

@@ -4,8 +4,8 @@
 #include <string>
 #include <utility>
 
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::test {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::test {
 namespace {

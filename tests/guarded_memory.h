@@ -21,7 +21,7 @@
 #include <span>
 #include <string>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::test {
 

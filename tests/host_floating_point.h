@@ -1,5 +1,5 @@
 // The floating-point settings that a host program may have, for tests of Note [The host's floating-point state]
-// (runtime/floating_point_scope.h).
+// (runtime/base/floating_point_scope.h).
 //
 //   for (const test::HostSettings& settings : test::all_host_settings()) {
 //     const test::HostFloatingPoint host(settings);     // to the end of the block

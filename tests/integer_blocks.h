@@ -8,7 +8,7 @@
 
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::test {
 

@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/communicator.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/communicator.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::test {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/ops/ops.h"
 

@@ -22,64 +22,67 @@ for folder in $order; do
   report "$folder/ includes a file of the project by another name than \"rondo/...\"" \
     "$(sources $folder | xargs -r grep -nE '#include "' | grep -vE '#include "(rondo|absl|oneapi|llvm|nlohmann)/')"
 done
-# Inside of runtime/, three libraries: the core <- text/ <- data/. The interface of tokenizers is text's.
-in_text='runtime/text/|runtime/io/tokenizer\.(cc|h)' in_data='runtime/data/'
-report "the core of runtime/ builds without text/, data/ and io/tokenizer.h: it may not include them" \
-  "$(sources runtime | grep -vE "^($in_text|$in_data)" | xargs -r grep -nE "#include \"rondo/($in_text|$in_data)")"
 report "only optim/ and what is to its right may include runtime/data/" \
-  "$(sources runtime/text runtime/io modules compile | xargs -r grep -nE "#include \"rondo/$in_data")"
-files=$(sources runtime | grep -E "^($in_text)") reached=""
+  "$(sources modules compile | xargs -r grep -nE "#include \"rondo/runtime/data/")"
+files=$(sources runtime/text) reached=""
 while [ "$files" != "$reached" ]; do
   reached=$files
   files=$(echo "$reached" "$(grep -hoE '^#include "rondo/[^"]+"' $reached | sed 's|.*"rondo/||; s|"||')" | tr ' ' '\n' | sort -u)
 done
-report "runtime/text/ and what it includes hold no tensor" "$(grep -xE 'runtime/(tensor|shape|op|autograd|backend|scalar)\.h' <<< "$reached")"
+report "runtime/text/ and what it includes hold no tensor" "$(grep -E '^runtime/(tensor|op|autograd|device)/' <<< "$reached")"
 report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
 report "only codegen/cpu/emit_llvm* and jit/cpu/toolchain_llvm.cc may include LLVM" \
   "$(sources $order examples | grep -vE 'compile/(codegen/cpu/emit_llvm[a-z_]*|jit/cpu/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
 # Two headers stand for oneDNN: its C functions, and both versions of its C++ classes. They are no public ones.
 for header in Eigen oneapi nlohmann pcre2 png jpeglib; do
   report "a header may not pull in $header" \
-    "$(sources $order | grep '\.h$' | grep -vxE 'runtime/cpu/onednn_(library|versions)\.h' | xargs -r grep -nE "#include [<\"]$header")"
+    "$(sources $order | grep '\.h$' | grep -vxE 'runtime/onednn/onednn_(library|versions)\.h' | xargs -r grep -nE "#include [<\"]$header")"
 done
 
-# ---- compile/ has rooms: a folder, or files at its root (a,b: together). A room sees itself and the rooms to its left.
-# There are no exceptions: split what two rooms need from what needs one of them.
-rooms="options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,controls,warm_up,compile_for,explain,explain_text,explain_html"
-report "compile/ has rooms in one order: a file may include those of its own room and of the rooms before it ($rooms)" \
-  "$(sources compile | xargs -r grep -nE '#include "rondo/compile/' | awk -v rooms="$rooms" '
-       function room(path) { sub(/^compile\//, "", path); sub(/[\/.].*/, "", path); return path }
-       BEGIN {
-         n = split(rooms, list, " ")
-         for (i = 1; i <= n; ++i) { m = split(list[i], names, ","); for (j = 1; j <= m; ++j) rank[names[j]] = i }
-       }
-       {
-         split($0, part, ":")
-         header = $0; sub(/.*"rondo\//, "", header); sub(/".*/, "", header)
-         from = room(part[1]); to = room(header)
-         if (!(from in rank)) print part[1] ": the order does not name its room"
-         else if (!(to in rank)) print part[1] ":" part[2] ": the order does not name the room of " header
-         else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
-       }')"
+# ---- A folder has rooms: folders, or files at its root (a,b: together). A file includes those of its own room and of the
+# rooms before it. There are no exceptions: split what two rooms need from what needs one of them.
+# rooms_of FOLDER "first second third,fourth"
+rooms_of() {
+  local folder=$1 rooms=$2
+  report "$folder/ has rooms in one order: a file may include those of its own room and of the rooms before it ($rooms)" \
+    "$(sources $folder | xargs -r grep -nE "#include \"rondo/$folder/" | awk -v folder="$folder" -v rooms="$rooms" '
+         function room(path) { sub("^" folder "/", "", path); sub(/[\/.].*/, "", path); return path }
+         BEGIN {
+           n = split(rooms, list, " ")
+           for (i = 1; i <= n; ++i) { m = split(list[i], names, ","); for (j = 1; j <= m; ++j) rank[names[j]] = i }
+         }
+         {
+           split($0, part, ":")
+           header = $0; sub(/.*"rondo\//, "", header); sub(/".*/, "", header)
+           from = room(part[1]); to = room(header)
+           if (!(from in rank)) print part[1] ": the order does not name its room"
+           else if (!(to in rank)) print part[1] ":" part[2] ": the order does not name the room of " header
+           else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
+         }')"
+}
+rooms_of runtime "base io device tensor op random autograd ops dispatch onednn cpu cuda devices checkpoint text image data"
+rooms_of modules "module,state_dict,mode_scope,seam_plan,eager_scope layers generation transformers lora vision pretrained"
+rooms_of compile "options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,controls,warm_up,compile_for,explain,explain_text,explain_html"
+rooms_of dist "transport kernels groups ddp launcher rondo,rondorun"
 report "files of compile/ include each other in a circle, where NAME.h and NAME.cc are one: part what both need from them" \
   "$(sources compile | xargs -r grep -E '^#include "rondo/compile/' | sed -E 's;\.(cc|h):#include "rondo/; ;; s;\.h".*;;' |
        awk '$1 != $2' | tsort 2>&1 >/dev/null)"
 report "headers include each other in a circle" \
   "$(sources $order | grep '\.h$' | xargs -r grep -E '^#include "rondo/' | sed -E 's|^([^:]*):#include "rondo/([^"]*)".*|\1 \2|' | tsort 2>&1 >/dev/null)"
-report "absl's hash tables break when memory runs short as they grow: use HashMap and HashSet (runtime/hash_map.h)" \
-  "$(sources $order examples | grep -v '^runtime/hash_map\.h$' | xargs -r grep -nE '(flat|node)_hash_(map|set)')"
+report "absl's hash tables break when memory runs short as they grow: use HashMap and HashSet (runtime/base/hash_map.h)" \
+  "$(sources $order examples | grep -v '^runtime/base/hash_map\.h$' | xargs -r grep -nE '(flat|node)_hash_(map|set)')"
 report "std::filesystem's iterators end the process when memory runs short: use io::list_folder() (runtime/io/atomic_file.h)" \
   "$(sources $order examples | xargs -r grep -n 'directory_iterator')"
-report "absl::StrFormat() ends the process when memory runs short: use formatted() (runtime/format.h)" \
+report "absl::StrFormat() ends the process when memory runs short: use formatted() (runtime/base/format.h)" \
   "$(sources $order examples | xargs -r grep -nE 'absl::Str(Append)?Format')"
 
 # ---- Devices: what depends on one stands in its backend.
 report "only the tables of devices may name a backend; use the device of an operand (or kCPU for host memory)" \
-  "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device\.h|backend\.cc):')"
+  "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device/(device\.h|host_backend\.cc)|devices\.cc):')"
 report "runtime/ops/ holds definitions: it may not include a backend" \
   "$(sources runtime/ops | xargs -r grep -nE '#include "rondo/runtime/(cpu|cuda)/')"
-report "kernels are called by runtime/dispatch.cc, compile/exec/ and a target's launch functions (compile/jit/*/launch.cc); elsewhere use run_kernel(), an Executor or a TableLaunch" \
-  "$(sources $order examples | grep -vE '^runtime/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
+report "kernels are called by runtime/dispatch/dispatch.cc, compile/exec/ and a target's launch functions (compile/jit/*/launch.cc); elsewhere use run_kernel(), an Executor or a TableLaunch" \
+  "$(sources $order examples | grep -vE '^runtime/dispatch/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
      xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses' | grep -v '\]\.absorbs;')"
 
 report "an optimizer step is launches: host code on a stream is enqueued by optim/host_code.h only, which refuses it where kernels are generated" \
@@ -167,20 +170,20 @@ report "the library may not print" \
   "$(sources $order | xargs -r grep -nE 'std::(cout|cerr)|[^n]printf\(' | grep -v snprintf)"
 # A library inside somebody's program. Three places are allowed: warnings of the compiler go to stderr unless the program has
 # set a sink (compile/log.h), oneDNN is told to use one thread, as before afterwards, and a thread's signals wait for some of its
-# kernels (both in cpu/onednn.h). dist/ has a launcher, which is a program.
+# kernels (both in runtime/onednn/onednn.h). dist/ has a launcher, which is a program.
 report "a library folder may not print, end its process, or change signals and settings of its process" \
   "$(sources runtime modules compile optim |
      xargs -r grep -nE '\b(exit|_exit|_Exit|quick_exit|abort|terminate|set_terminate|atexit|raise|kill|signal|sigaction|sigprocmask|pthread_sigmask|setlocale|chdir|umask|setenv|putenv|fesetround|setrlimit|omp_set_num_threads)\(|\b(puts|fputs|putchar|fputc|fwrite|perror)\(|\bstd(out|err)\b|std::clog|<(csignal|signal\.h|iostream)>' |
-     grep -vE '^[^:]*:[0-9]+: *(//|/?\*)' | grep -vE '^compile/log\.cc:.*stderr|^runtime/cpu/onednn\.(cc|h):.*(omp_set_num_threads|pthread_sigmask|<csignal>)|b_\.Create')"
+     grep -vE '^[^:]*:[0-9]+: *(//|/?\*)' | grep -vE '^compile/log\.cc:.*stderr|^runtime/onednn/onednn\.(cc|h):.*(omp_set_num_threads|pthread_sigmask|<csignal>)|b_\.Create')"
 # Exceptions of our own types only: these throw others.
 report "use std::error_code, std::from_chars or absl::SimpleAto*: this throws an exception that is not ours" \
   "$(sources runtime modules compile optim |
      xargs -r grep -nE 'directory_iterator\([^,()]*\)|\bstd::sto(i|l|ll|ul|ull|f|d|ld)\(|std::regex\b')"
 # Where the cache lies is the user's choice, by the XDG base directory specification. Torchrun's variables are read where a
-# program asks for them (dist/environment.h), and set by the launcher. OMP_NUM_THREADS is what programs limit all libraries by.
+# program asks for them (dist/transport/environment.h), and set by the launcher. OMP_NUM_THREADS is what programs limit all libraries by.
 report "only RONDO_* may be read from the environment" \
   "$(sources $order | xargs -r grep -nE '\bgetenv\(|environ\b' | grep -vE 'getenv\("RONDO_|runtime/io/disk_cache.cc:.*getenv\("(XDG_CACHE_HOME|HOME)"' |
-     grep -vE '^dist/(environment|guard|launcher)\.cc:|^runtime/parallel\.cc:.*getenv\("OMP_NUM_THREADS"')"
+     grep -vE '^dist/(transport/environment|launcher/guard|launcher/launcher)\.cc:|^runtime/base/parallel\.cc:.*getenv\("OMP_NUM_THREADS"')"
 
 if [ $failures -gt 0 ]; then
   echo "$failures rules are broken"

@@ -10,8 +10,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::test {
 

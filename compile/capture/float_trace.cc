@@ -4,7 +4,7 @@
 #include <bit>
 #include <cstring>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

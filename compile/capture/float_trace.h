@@ -1,6 +1,6 @@
 // FloatTrace: how the floats of what is compiled follow from the floats of its recording. While one lives, rules of ops
-// run on symbols (runtime/sym_float.h) on its thread. Two things remain of it: formulas, which a call evaluates for its
-// own floats, and guards, which say for which floats they hold.
+// run on symbols (runtime/base/sym_float.h) on its thread. Two things remain of it: formulas, which a call evaluates
+// for its own floats, and guards, which say for which floats they hold.
 //
 //   FloatTrace trace(recorded);
 //   const Graph derived = decompose(trace.graph());       // its floats are symbols
@@ -15,7 +15,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::compile {
 

@@ -12,9 +12,9 @@
 #include <new>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/per_thread.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/base/per_thread.h"
 
 namespace rondo::compile {
 namespace {

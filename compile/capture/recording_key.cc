@@ -3,7 +3,7 @@
 #include <bit>
 
 #include "rondo/compile/stages/stages.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <numeric>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/location.h"
-#include "rondo/runtime/per_thread.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/location.h"
+#include "rondo/runtime/base/per_thread.h"
 
 namespace rondo::compile {
 

@@ -8,9 +8,9 @@
 
 #include "rondo/compile/capture/float_trace.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/hash_map.h"
-#include "rondo/runtime/random_state.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::compile {
 

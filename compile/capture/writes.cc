@@ -12,7 +12,7 @@
 #include <algorithm>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
 

@@ -6,13 +6,13 @@
 #include <limits>
 
 #include "rondo/compile/codegen/loop_verify.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/ops/bitwise.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/random/random.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::compile {
 namespace {

@@ -28,7 +28,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/reduction_order.h"
 
 namespace rondo::compile {
@@ -52,8 +52,8 @@ struct Operand {
   bool is_partial = false;
   // Sums only: the dense operand to which the complete sum is added; -1: none.
   int32_t onto = -1;
-  // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random_state.h). What would
-  // be the place of the element at (row, col) is its number in the stream (seed, base + increment).
+  // A random state, i64 [2] = {seed, base}, read as a whole (Note [Random state] in runtime/random/random_state.h).
+  // What would be the place of the element at (row, col) is its number in the stream (seed, base + increment).
   bool is_random = false;
   int64_t increment = 0;
   // No memory: what would be the place of the element at (row, col) is a number, for kIndex. dtype: i64. Its address is

@@ -15,8 +15,8 @@
 #include "rondo/compile/stages/reproducer.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/pipeline.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 namespace {

@@ -5,7 +5,8 @@
 // (options.h). Slow: everything runs three times.
 //
 // Collectives run once, in the compiled program. What it has sent is compared with eager execution's operand; its sum
-// is the result in both (Note [Collectives are effects] in runtime/op.h). A unit with a collective does not run alone.
+// is the result in both (Note [Collectives are effects] in runtime/op/op.h). A unit with a collective never runs
+// alone.
 //
 // In exact mode any other bit differs (NaNs are equal). In default mode, more does than rounding: Note [What rounding
 // moves] of op_by_op.h.

@@ -4,10 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/library_call.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/library_error.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/library_error.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 

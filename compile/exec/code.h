@@ -7,8 +7,8 @@
 
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/plan/plan.h"
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 

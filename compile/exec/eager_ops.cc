@@ -6,10 +6,10 @@
 #include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/log.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/op_compiler.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/recent_cache.h"
+#include "rondo/runtime/dispatch/op_compiler.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {

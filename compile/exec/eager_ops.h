@@ -1,6 +1,6 @@
 // Eager calls as generated kernels, for devices without kernels of their own: an op with a lowering is one kernel, one
 // with a decomposition is its parts, fused as in a region. Every program that links compile/ has them:
-// runtime/op_compiler.h.
+// runtime/dispatch/op_compiler.h.
 #pragma once
 
 #include <cstdint>

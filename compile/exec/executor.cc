@@ -5,16 +5,16 @@
 
 #include "rondo/compile/exec/library_call.h"
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/gradient_memory.h"
-#include "rondo/runtime/library_error.h"
-#include "rondo/runtime/lowered.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/library_error.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/lookup.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/ops/lowered.h"
 
 namespace rondo::compile {
 

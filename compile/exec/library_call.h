@@ -5,7 +5,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/plan/plan.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/random/random.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::compile {
 

@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/ir/scanner.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 namespace {

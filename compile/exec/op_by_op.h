@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/collective_log.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/autograd/collective_log.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::compile {
 
@@ -31,7 +31,7 @@ class OpByOp {
   OpByOp(Graph graph, std::span<const Tensor> inputs, bool exact);
   // Runs the graph; call it first. Nodes that need an input which is undefined are left out, and so are their results.
   // `sums`: the collectives of the compiled run, which has sent them already. Nothing is sent: Note [Collectives are
-  // effects] in runtime/op.h. Null: the graph has no collectives, or nobody has sent them. It outlives this.
+  // effects] in runtime/op/op.h. Null: the graph has no collectives, or nobody has sent them. It outlives this.
   void run(CollectiveLog* sums = nullptr);
   // What differs in the operands of the collectives of `sums`, sent by the compiled run, as first_difference(). Their
   // results are the same ones in both.

@@ -6,7 +6,7 @@
 #include "rondo/compile/exec/tune.h"
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/reproducer.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile {
 namespace {

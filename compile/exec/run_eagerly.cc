@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <optional>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/window.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 

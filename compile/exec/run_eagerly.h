@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::compile {
 

@@ -2,8 +2,8 @@
 
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/plan/make_plan.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile {
 namespace {

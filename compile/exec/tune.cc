@@ -9,10 +9,10 @@
 #include "rondo/compile/exec/executor.h"
 #include "rondo/compile/exec/made_up.h"
 #include "rondo/compile/jit/tuner.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/source_location.h"
+#include "rondo/runtime/base/source_location.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::compile {
 

@@ -12,11 +12,11 @@
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/jit/targets.h"
 #include "rondo/compile/jit/tuner.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/trusted_file.h"
-#include "rondo/runtime/within_memory.h"
 
 // The file functions and the report of cache.h: what this process has for all targets.
 namespace rondo::compile {

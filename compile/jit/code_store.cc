@@ -9,7 +9,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 namespace {

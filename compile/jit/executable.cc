@@ -11,8 +11,8 @@
 #include "rondo/compile/jit/symbols.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
 
 namespace rondo::compile {
 namespace {

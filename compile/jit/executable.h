@@ -13,7 +13,7 @@
 #include "rondo/compile/jit/targets.h"
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/compile/target/machine_code.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "rondo/compile/jit/kernel_variants.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 
 namespace rondo::compile {
 namespace {

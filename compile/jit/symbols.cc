@@ -15,8 +15,8 @@
 #include <new>
 
 #include "rondo/compile/jit/elf_machine.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/io/open_to_write.h"
 #include "rondo/runtime/io/trusted_file.h"
 

@@ -3,8 +3,8 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/cpu/target.h"
 #include "rondo/compile/jit/cuda/target.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile {
 namespace {

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/targets.h"
 #include "rondo/compile/log.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile {
 namespace {

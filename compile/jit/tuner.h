@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "rondo/compile/jit/code_store.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::compile {
 

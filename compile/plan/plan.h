@@ -71,7 +71,7 @@ struct Plan {
     int32_t part = 0;              // of the model, as its entry numbers them
     std::vector<int32_t> outputs;  // positions in graph.outputs
   };
-  // The 16-bit copy of an input that is a parameter (runtime/lowered.h).
+  // The 16-bit copy of an input that is a parameter (runtime/ops/lowered.h).
   struct ParameterCopy {
     int32_t input = 0;
     DType dtype = kBF16;

@@ -29,7 +29,7 @@
 #include "rondo/compile/plan/bounds.h"
 #include "rondo/compile/plan/plan.h"
 #include "rondo/compile/plan/seams.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 namespace {

@@ -34,7 +34,7 @@ void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams) {
     for (int32_t output : seam.outputs) wait_for(plan.outputs[static_cast<size_t>(output)].slot);
     for (int32_t input : seam.overwritten) {
       wait_for(input);
-      // The copy of a parameter may be memory that its update writes, too (runtime/lowered.h).
+      // The copy of a parameter may be memory that its update writes, too (runtime/ops/lowered.h).
       for (size_t c = 0; c < plan.copies.size(); ++c)
         if (plan.copies[c].input == input) wait_for(static_cast<int32_t>(plan.graph.inputs.size() + c));
     }

@@ -3,14 +3,14 @@
 // Note [Seams]. A backward of several parts of a model (modules/seam_plan.h) hands over the gradients of each block
 // while it computes those of the next: at a seam, which stands between two launches. Each parameter outside of the
 // blocks has a seam of its own, and so has the first part of a tied embedding's gradient (Note [Gradients in parts] in
-// runtime/autograd_extras.h), whose rows come at the end. DistributedDataParallel sends buckets at seams, and
+// runtime/autograd/autograd_extras.h), whose rows come at the end. DistributedDataParallel sends buckets at seams, and
 // UpdateAtSeams updates parameters, so:
 //   - A seam stands behind the last launch that touches its gradients, or the parameters themselves. A gradient that
 //     something else reads, and a parameter that several parts use, wait for the last of these.
 //   - It is an effect in the order of the plan, as a recorded collective is (Note [Collectives are effects] in
-//     runtime/op.h), and goes the same way, through the process group: all ranks have one plan, so buckets and the sums
-//     of layers (BatchNorm over all ranks) leave in one order. No seam moves a launch. Where sums wait for each other
-//     (Capabilities::gathers_sums), they wait for the next seam at most.
+//     runtime/op/op.h), and goes the same way, through the process group: all ranks have one plan, so buckets and the
+//     sums of layers (BatchNorm over all ranks) leave in one order. No seam moves a launch. Where sums wait for each
+//     other (Capabilities::gathers_sums), they wait for the next seam at most.
 //   - Memory comes and goes with the seams. A gradient's buffer is allocated at the seam before its first launch, and
 //     the run lets go of it at its own. Nothing else takes its place in between: what a caller gets has memory of its
 //     own (memory.h).

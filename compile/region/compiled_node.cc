@@ -10,11 +10,11 @@
 #include "rondo/compile/region/kept_values.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/runtime/anomaly.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/channels_last.h"
-#include "rondo/runtime/gradient_memory.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/anomaly.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {
@@ -120,7 +120,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // runs again on the eager tape. Gradients of a second derivative reach the region by two ways: through its results,
   // and through what its ops have saved. On the eager tape both meet at the ops. Here they would meet nowhere, were
   // there two tapes, and each op would go backward twice, collectives among them. So the replay's tape replaces this
-  // node (Note [Replaced nodes] in runtime/autograd.h), and the region goes backward eagerly from then on.
+  // node (Note [Replaced nodes] in runtime/autograd/autograd.h), and the region goes backward eagerly from then on.
   void replace(const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
     count(Outcome::kReplayed, "gradients with a history");
     tape_ = replay(*this, binding_, pass, grads_out);
@@ -255,7 +255,8 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return !arriving.in_parts.empty() && arriving.in_parts[input];
   }
 
-  // Note [Gradients in parts] in runtime/autograd_extras.h: the last contributions, as the rules of lookups make them.
+  // Note [Gradients in parts] in runtime/autograd/autograd_extras.h: the last contributions, as the rules of lookups
+  // make them.
   void end_in_rows(const CompiledBackward& backward, std::span<const Tensor> results, std::span<Tensor> grads_in,
                    std::span<const LeafGrad> leaf_grads) const {
     for (size_t r = 0; r < backward.rows.size(); ++r) {

@@ -5,11 +5,11 @@
 
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::compile {
 namespace {

@@ -13,7 +13,7 @@
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passed_ops.h"
 #include "rondo/compile/transform/pipeline.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
 
 namespace rondo::compile {
 

@@ -10,8 +10,8 @@
 #include "absl/functional/function_ref.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/compile/region/region_node.h"
-#include "rondo/runtime/collective_log.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/collective_log.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 
@@ -24,7 +24,7 @@ std::shared_ptr<RegionNode> make_node_of_failed_run(std::shared_ptr<const Bindin
 Recorder* recorder_of_missing(const std::string& reason);
 
 // The collectives of a run, while in scope. A run that throws may have to run again, op by op: for its draws, its
-// writes, or its first error. It then gets the sums that it had (Note [Collectives are effects] in runtime/op.h).
+// writes, or its first error. It then gets the sums that it had (Note [Collectives are effects] in runtime/op/op.h).
 class SumsOfRun {
  public:
   // Nothing is noted if nothing needs it.

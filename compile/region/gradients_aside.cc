@@ -2,7 +2,7 @@
 
 #include <unordered_set>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::compile {
 

@@ -9,7 +9,7 @@
 
 #include "rondo/compile/region/entry.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::compile {
 

@@ -4,7 +4,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/stages/outcomes.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/log.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

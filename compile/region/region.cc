@@ -16,13 +16,13 @@
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/difference.h"
-#include "rondo/modules/decode_step.h"
+#include "rondo/modules/layers/decode_step.h"
 #include "rondo/modules/seam_plan.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {

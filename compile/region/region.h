@@ -16,8 +16,8 @@
 #include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::compile {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::compile {
 

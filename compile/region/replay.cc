@@ -8,10 +8,10 @@
 #include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::compile {
 

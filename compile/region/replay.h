@@ -10,7 +10,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::compile {
 

@@ -4,8 +4,8 @@
 
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/region/failed_run.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {

@@ -10,7 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/stages/stages.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 namespace {

@@ -7,10 +7,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/memory.h"
 
 namespace rondo::compile {
 namespace {

@@ -1,7 +1,7 @@
 // What the code generator of a target is asked for, and how it says that it is not there.
 #pragma once
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 

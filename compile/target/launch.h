@@ -11,8 +11,8 @@
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/target/machine_code.h"
 #include "rondo/compile/target/table.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/device/device.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 
 namespace rondo::compile {
 

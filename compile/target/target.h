@@ -15,7 +15,7 @@
 #include "rondo/compile/target/launch.h"
 #include "rondo/compile/transform/capabilities.h"
 #include "rondo/runtime/io/kernel_file.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::io {
 struct HostKey;

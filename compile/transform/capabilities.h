@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 
 namespace rondo::compile {
 

@@ -6,7 +6,7 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/stages.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::compile {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "rondo/compile/transform/passes.h"
 #include "rondo/compile/transform/retrace.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::compile {

@@ -5,7 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/ir/scanner.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::compile {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/window.h"

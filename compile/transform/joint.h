@@ -39,7 +39,7 @@ struct BackwardGraph {
   std::vector<Rows> rows = {};
 };
 
-// True for images whose channels are next to each other in memory, as runtime/channels_last.h has it.
+// True for images whose channels are next to each other in memory, as runtime/ops/channels_last.h has it.
 bool lies_channels_last(const Value& value);
 
 // The gradients that arrive: those of these outputs (empty: of all that require one), and sums to add to for these
@@ -50,8 +50,8 @@ struct Arriving {
   // expected in the layouts of the outputs, which are theirs in almost all programs.
   std::vector<bool> in_other_layout = {};
   bool at_seams = false;  // gradients leave at the seams of the plan (plan/seams.h)
-  // By forward input: its gradient is wanted in parts (Note [Gradients in parts] in runtime/autograd_extras.h). Empty:
-  // none is. Only for inputs_in_parts().
+  // By forward input: its gradient is wanted in parts (Note [Gradients in parts] in
+  // runtime/autograd/autograd_extras.h). Empty: none is. Only for inputs_in_parts().
   std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };

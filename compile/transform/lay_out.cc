@@ -5,7 +5,7 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/retrace.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 
 namespace rondo::compile {

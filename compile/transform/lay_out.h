@@ -3,7 +3,7 @@
 // Note [Chosen layouts]. Convolutions run channels last: one whose operands lie otherwise converts them, piece by
 // piece, and converts its result back. So an image that a convolution makes and that more than a last elementwise op
 // reads (a norm, a sum, another convolution) is made channels last, and so is what is computed from it by ops that keep
-// the layout (keep_channels_last() of runtime/channels_last.h). What callers see lies as in eager execution: a
+// the layout (keep_channels_last() of runtime/ops/channels_last.h). What callers see lies as in eager execution: a
 // convolution reads an input, or writes a result, as it lies. So an image is converted at most where it enters the
 // region, and where it leaves it. Such a conversion is dearer than one inside of a convolution, which works in the
 // caches: layouts are chosen where they save a good part of the bytes that are converted. Measured (Zen 4, 2 cores,

@@ -14,7 +14,7 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/passes.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {

@@ -18,7 +18,7 @@ OpSet ops_passed(const Graph& recorded, const std::vector<bool>& outputs, const 
                  const std::vector<int>& inner = {});
 
 // True if one of the calls is a collective. Such a recording never runs a second time, in whole or in part: the ranks
-// would part (Note [Collectives are effects] in runtime/op.h).
+// would part (Note [Collectives are effects] in runtime/op/op.h).
 bool communicates(const Graph& recorded);
 
 // The results of collectives from which something is computed that the eager tape saves. A backward that runs the

@@ -69,8 +69,8 @@ void repeat_cheap_nodes(const Graph& graph, const Capabilities& limits, std::vec
 // Each unit with the lines of its nodes.
 std::string to_string(const Graph& graph, const std::vector<Unit>& units);
 
-// True if the node's result is a parameter's 16-bit copy (runtime/lowered.h), which belongs to a step and not to a run:
-// such a node is in no unit, and whoever runs the graph brings the copy.
+// True if the node's result is a parameter's 16-bit copy (runtime/ops/lowered.h), which belongs to a step and not to a
+// run: such a node is in no unit, and whoever runs the graph brings the copy.
 bool is_parameter_copy(const Graph& graph, const GraphNode& node);
 
 // Follows views that show all of a dense value in its own order (reshapes): same bytes, same linear index.

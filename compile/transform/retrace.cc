@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::compile {
 

@@ -3,7 +3,7 @@
 
 #include "absl/functional/function_ref.h"
 #include "rondo/compile/ir/graph.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::compile {
 

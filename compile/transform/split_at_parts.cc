@@ -13,7 +13,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/compile/transform/spaces.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/parts.h"
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/examples/segmentation/draws.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::examples {
 namespace {

@@ -1,7 +1,7 @@
 #include "rondo/examples/image_captioning/caption_model.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::examples {
 namespace {

@@ -8,7 +8,7 @@
 #include "rondo/examples/image_captioning/options.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/image_processor.h"
-#include "rondo/modules/vision_encoder_decoder.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
 #include "rondo/runtime/text/tokenizer.h"
 
 namespace rondo::examples {

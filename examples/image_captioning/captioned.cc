@@ -5,12 +5,12 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/data/example_set.h"
 #include "rondo/runtime/data/line_reader.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/image/image.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
-#include "rondo/runtime/io/image.h"
 
 namespace rondo::examples {
 namespace fs = std::filesystem;

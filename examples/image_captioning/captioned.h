@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::examples {
 

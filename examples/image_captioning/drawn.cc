@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/examples/segmentation/draws.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::examples {
 namespace {

@@ -6,10 +6,10 @@
 #include "rondo/examples/image_captioning/caption_batches.h"
 #include "rondo/examples/image_captioning/caption_model.h"
 #include "rondo/examples/image_captioning/study_rows.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::examples {
 namespace {

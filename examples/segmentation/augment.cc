@@ -5,8 +5,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::examples {
 namespace {

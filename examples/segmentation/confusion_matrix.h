@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
-#include "rondo/modules/segmentation_loss.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/modules/layers/segmentation_loss.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::examples {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::examples {
 

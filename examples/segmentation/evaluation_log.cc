@@ -5,9 +5,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/image/image.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/io/image.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
 

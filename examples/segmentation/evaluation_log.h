@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "rondo/optim/trainer/event_writer.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::examples {
 

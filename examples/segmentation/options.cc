@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/examples/segmentation/synthetic.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::examples {
 

@@ -8,10 +8,10 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/image/image.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/io/image.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::examples {
 namespace fs = std::filesystem;

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "rondo/runtime/io/image.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/image/image.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::examples {
 

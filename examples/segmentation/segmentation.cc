@@ -20,9 +20,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/failure_record.h"
-#include "rondo/dist/trainer_replicas.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/trainer_replicas.h"
+#include "rondo/dist/transport/failure_record.h"
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/job.h"
 #include "rondo/examples/run_control.h"
@@ -33,22 +33,22 @@
 #include "rondo/examples/segmentation/pictures.h"
 #include "rondo/examples/segmentation/render.h"
 #include "rondo/examples/segmentation/synthetic.h"
-#include "rondo/modules/pp_liteseg.h"
-#include "rondo/modules/segformer.h"
-#include "rondo/modules/stdc.h"
+#include "rondo/modules/vision/pp_liteseg.h"
+#include "rondo/modules/vision/segformer.h"
+#include "rondo/modules/vision/stdc.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/average_scope.h"
 #include "rondo/optim/trainer/event_writer.h"
 #include "rondo/optim/trainer/metrics_file.h"
 #include "rondo/optim/trainer/trainer.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/data/batch_share.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/device_batches.h"
-#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::examples {
@@ -239,7 +239,8 @@ class Segmenter : optim::Callback {
     return ops::argmax(ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear}), 1).to(kCPU);
   }
 
-  // With the averages. Running statistics are rank 0's on all ranks (dist/ddp.h): what is saved is what is measured.
+  // With the averages. Running statistics are rank 0's on all ranks (dist/ddp/ddp.h): what is saved is what is
+  // measured.
   void evaluate(const optim::Progress& now) {
     std::optional<optim::AverageScope> averages;
     if (o_.ema_decay > 0) averages.emplace(*optimizer_);

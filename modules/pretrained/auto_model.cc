@@ -5,16 +5,16 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/modules/causal_lm.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/generation/causal_lm.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/modules/pretrained/image_processor.h"
 #include "rondo/modules/pretrained/published.h"
 #include "rondo/modules/pretrained/weight_files.h"
-#include "rondo/modules/vision_encoder_decoder.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace fs = std::filesystem;

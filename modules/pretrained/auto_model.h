@@ -24,8 +24,8 @@
 // converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
 // PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
 //
-// Thread safety: that of modules (Note [Threads] in runtime/parallel.h). Loading and saving different models at once is
-// fine.
+// Thread safety: that of modules (Note [Threads] in runtime/base/parallel.h). Loading and saving different models at
+// once is fine.
 #pragma once
 
 #include <cstdint>
@@ -36,10 +36,10 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/modules/classification_loss.h"
+#include "rondo/modules/layers/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_error.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {

@@ -1,9 +1,9 @@
 // config.json and names of BERT (MiniLM among them), RoBERTa and DistilBERT.
-#include "rondo/modules/bert.h"
+#include "rondo/modules/transformers/bert.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/modules/bert_names.h"
 #include "rondo/modules/pretrained/published.h"
+#include "rondo/modules/transformers/bert_names.h"
 
 namespace rondo::nn {
 namespace {

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {

@@ -1,5 +1,5 @@
 // GPT-2's config.json and names. Its linear weights are stored (in, out), transposed to ours.
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/pretrained/published.h"

@@ -11,12 +11,12 @@
 #include "absl/strings/str_split.h"
 #include "rondo/modules/pretrained/config_fields.h"
 #include "rondo/modules/pretrained/image_resize.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/ops/interpolation.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::nn {
 namespace fs = std::filesystem;

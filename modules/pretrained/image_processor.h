@@ -24,7 +24,7 @@
 
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::nn {

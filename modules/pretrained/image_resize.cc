@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/interpolation.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::nn {
 namespace {

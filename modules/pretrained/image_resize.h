@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::nn {
 

@@ -1,14 +1,14 @@
 // config.json and names of Llama 2 and 3, Qwen 2 and 3, and Mistral. They differ in which options config.json has and
 // what they default to.
-#include "rondo/modules/llama.h"
+#include "rondo/modules/transformers/llama.h"
 
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/modules/llama_tasks.h"
 #include "rondo/modules/pretrained/published.h"
+#include "rondo/modules/transformers/llama_tasks.h"
 
 namespace rondo::nn {
 namespace {

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/modules/classification_loss.h"
+#include "rondo/modules/layers/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/config_fields.h"

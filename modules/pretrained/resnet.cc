@@ -1,5 +1,5 @@
 // ResNet from torchvision's tensors. There is no config.json: their names and shapes say what the model is.
-#include "rondo/modules/resnet.h"
+#include "rondo/modules/vision/resnet.h"
 
 #include <algorithm>
 

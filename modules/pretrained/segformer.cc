@@ -1,5 +1,5 @@
 // config.json and names of SegFormer, which are those of the module.
-#include "rondo/modules/segformer.h"
+#include "rondo/modules/vision/segformer.h"
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"

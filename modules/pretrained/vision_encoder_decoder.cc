@@ -1,5 +1,5 @@
 // config.json and names of vision-encoder-decoder: an encoder's and a decoder's, one inside the other.
-#include "rondo/modules/vision_encoder_decoder.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
 
 #include <filesystem>
 

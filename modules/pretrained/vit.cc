@@ -1,5 +1,5 @@
 // config.json and names of ViT. Hugging Face has query, key and value apart; ours are rows of one weight.
-#include "rondo/modules/vit.h"
+#include "rondo/modules/transformers/vit.h"
 
 #include <utility>
 

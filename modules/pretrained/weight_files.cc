@@ -8,13 +8,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/modules/pretrained/config_fields.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::nn {
 namespace fs = std::filesystem;

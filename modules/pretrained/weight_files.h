@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "rondo/modules/pretrained/published.h"
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 
 namespace rondo::nn {
 

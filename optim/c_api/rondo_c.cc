@@ -12,8 +12,8 @@
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/optim/c_api/handles.h"
 #include "rondo/optim/c_api/session.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/memory.h"
 
 namespace rondo::optim::c_api {
 namespace {

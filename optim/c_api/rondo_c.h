@@ -26,7 +26,7 @@
  * Threads. Any thread may make any call. Calls with one handle run one at a time, in the order in which they came: a
  * call waits for those before it. A callback may not call with the handle that calls it: RONDO_BUSY. Calls with
  * different handles run at the same time and give the results that they give alone. Note [Threads] in
- * runtime/parallel.h says which threads Rondo starts.
+ * runtime/base/parallel.h says which threads Rondo starts.
  *
  * Loading. A program may dlopen() the shared library. dlclose() leaves it loaded, as its threads and compiled code live
  * as long as the process; another dlopen() finds it as it was.

@@ -7,17 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/modules/pretrained/end_tokens.h"
 #include "rondo/optim/c_api/text_stream.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/data/chat_template.h"
 #include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::optim::c_api {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/modules/generation.h"
+#include "rondo/modules/generation/generation.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
 #include "rondo/rondo_c.h"

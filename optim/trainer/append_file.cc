@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/open_to_write.h"
 
 namespace rondo::optim {

@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/trainer/append_file.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/atomic_file.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 namespace {

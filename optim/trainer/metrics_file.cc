@@ -8,9 +8,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/trainer/append_file.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/data/example_set.h"
 #include "rondo/runtime/data/line_reader.h"
-#include "rondo/runtime/format.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/json.h"
 

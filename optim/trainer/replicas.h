@@ -1,5 +1,5 @@
 // Replicas: the processes that train one model together, as a Trainer needs them. Each has a copy of the model; they
-// share the batches. dist::TrainerReplicas (dist/trainer_replicas.h) is one.
+// share the batches. dist::TrainerReplicas (dist/ddp/trainer_replicas.h) is one.
 //
 // Every process calls the same functions in the same order; they wait for each other. A process that is late, gone or
 // fails in its own way is an error on the others, which names it. After an error nothing more can be called.
@@ -11,7 +11,7 @@
 
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/optimizer.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {

@@ -9,7 +9,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_to_write.h"
 

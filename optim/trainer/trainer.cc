@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/trainer/trainer_run.h"
+#include "rondo/runtime/base/shape.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/shape.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::optim {
 

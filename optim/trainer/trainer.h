@@ -31,9 +31,9 @@
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/trainer/callback.h"
 #include "rondo/optim/trainer/replicas.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 #include "rondo/runtime/data/batch_source.h"
-#include "rondo/runtime/dtype.h"
-#include "rondo/runtime/io/checkpoint.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::optim {
@@ -174,7 +174,7 @@ class Trainer {
 // computed (runtime/data/device_batches.h). The source's own position is then ahead during train(), and exact when it
 // returns.
 //
-// Note [Several processes]. With TrainerOptions::replicas (dist/trainer_replicas.h makes one of a
+// Note [Several processes]. With TrainerOptions::replicas (dist/ddp/trainer_replicas.h makes one of a
 // DistributedDataParallel) each process makes the same Trainer on the same data, and takes its share of the batches
 // (data/batch_share.h, Note [Global batch order]): n processes with `a` batches each make the steps of one with n * a
 // batches. Evaluations are shared, too, with rank 0's buffers (running statistics) on every process. All processes read

@@ -8,8 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/log.h"
-#include "rondo/modules/lora.h"
-#include "rondo/modules/lora_layer.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/lora/lora_layer.h"
 #include "rondo/optim/trainer/trainer_run.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"

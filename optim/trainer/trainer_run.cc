@@ -11,13 +11,13 @@
 #include "rondo/optim/optimizer_state.h"
 #include "rondo/optim/step.h"
 #include "rondo/optim/trainer/run_lock.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/base/shape.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/shape.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::optim {
 namespace {

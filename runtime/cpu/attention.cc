@@ -5,12 +5,12 @@
 #include <limits>
 #include <vector>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/attention_operands.h"
 #include "rondo/runtime/cpu/attention_panel.h"
 #include "rondo/runtime/cpu/scratch.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/storage.h"
 
 // Note [Transposed scores]. Scores live as S^T, [keys, queries]: a vector is 16 queries. Then softmax needs no sums
 // across lanes, k and v are read in place as the broadcast operand of both products, and only q (and the output) are

@@ -4,10 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/simd.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
 namespace {

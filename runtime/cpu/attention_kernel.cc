@@ -1,8 +1,8 @@
 // The kernels of attention and its gradient: what the tensors of a call are to attention.h.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/attention.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -9,7 +9,7 @@
 #include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/philox.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::cpu {
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <optional>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::cpu {
 

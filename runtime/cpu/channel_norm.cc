@@ -5,13 +5,13 @@
 #include <optional>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/channel_norm.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -2,12 +2,12 @@
 // library has no such convolution; f64, and what the library refuses, in products of patches.
 #include "rondo/runtime/cpu/convolution.h"
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/cpu/convolution_patches.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 

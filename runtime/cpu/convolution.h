@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::cpu {
 

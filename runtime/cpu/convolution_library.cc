@@ -6,14 +6,14 @@
 #include <string_view>
 
 #include "absl/container/inlined_vector.h"
-#include "rondo/runtime/cpu/onednn.h"
-#include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cpu/transpose_tiles.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/onednn/onednn.h"
+#include "rondo/runtime/onednn/onednn_versions.h"
 
 namespace rondo::cpu {
 

@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/cpu/streams.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::cpu {
 namespace {

@@ -3,9 +3,9 @@
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/philox.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/random_state.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_sums.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 

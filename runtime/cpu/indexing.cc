@@ -5,15 +5,15 @@
 #include <optional>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/lines.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_sums.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/wrapping.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -5,8 +5,8 @@
 #include <utility>
 
 #include "rondo/runtime/cpu/streams.h"
-#include "rondo/runtime/iteration_space.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/tensor/iteration_space.h"
 
 namespace rondo::cpu {
 namespace {

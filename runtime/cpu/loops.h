@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/elementwise_body.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::cpu {
 

@@ -2,16 +2,16 @@
 #include <algorithm>
 #include <vector>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/mean_loss.h"
 #include "rondo/runtime/cpu/row_reduce.h"
-#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/linear_loss.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/ops/lowered.h"
 
 namespace rondo::cpu {
 namespace {

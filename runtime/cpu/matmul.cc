@@ -5,10 +5,10 @@
 #include <Eigen/Core>
 #include <algorithm>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::cpu {
 

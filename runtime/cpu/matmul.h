@@ -2,7 +2,7 @@
 // so they agree bit for bit.
 #pragma once
 
-#include "rondo/runtime/matmul_call.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 

@@ -2,8 +2,8 @@
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -6,9 +6,9 @@
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/mean_loss.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/interpolation.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

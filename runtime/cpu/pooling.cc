@@ -2,12 +2,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/simd.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 

@@ -8,15 +8,16 @@
 #include <string>
 
 #include "absl/hash/hash.h"
-#include "rondo/runtime/cpu/onednn.h"
-#include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/cpu/thin_product.h"
 #include "rondo/runtime/cpu/tiled_product.h"
 #include "rondo/runtime/cpu/wrong_kernels.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/onednn/onednn.h"
+#include "rondo/runtime/onednn/onednn_versions.h"
 
 namespace rondo::cpu {
 
@@ -335,7 +336,10 @@ namespace {
 
 using ProductCache = RecentCache<std::pair<MatmulCall, int>, Product>;
 ProductCache& product_cache() {
-  static auto* cache = new ProductCache(1024);
+  static auto* cache = [] {
+    rondo::memory::on_trim(&Product::trim);
+    return new ProductCache(1024);
+  }();
   return *cache;
 }
 

@@ -3,11 +3,11 @@
 
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/philox.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/random_draw.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::cpu {
 namespace {

@@ -1,5 +1,5 @@
 // Compiled as kernels are, so that the compiler's own macros say what kernels need. Holds no code.
-#include "rondo/runtime/cpu_features.h"
+#include "rondo/runtime/base/cpu_features.h"
 
 namespace rondo {
 

@@ -1,6 +1,6 @@
 #include "rondo/runtime/cpu/loops.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 

@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/cpu/streams.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/wrapping.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::cpu {
 namespace {

@@ -10,7 +10,7 @@
 
 #include <cstdint>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::cpu {
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rondo/runtime/per_thread.h"
+#include "rondo/runtime/base/per_thread.h"
 
 namespace rondo::cpu {
 

@@ -6,13 +6,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/bad_index.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/scratch.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

@@ -17,7 +17,7 @@
 #include <arm_neon.h>
 #endif
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::cpu {
 

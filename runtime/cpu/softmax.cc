@@ -5,9 +5,9 @@
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/cpu/streams.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

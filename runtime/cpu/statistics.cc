@@ -6,14 +6,14 @@
 #include <cmath>
 #include <optional>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/column_reduce.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/row_reduce.h"
 #include "rondo/runtime/cpu/scratch.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cpu {
 namespace {

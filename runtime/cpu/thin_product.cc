@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/simd.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/reduction_order.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/storage.h"
 
 // Note [Thin order]. An inner product of k elements keeps two chains of kLanes accumulators, and takes kStep elements
 // at a time by FMA, in increasing order. f32: the first kLanes elements of a step go to chain 0, the others to chain 1.

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <atomic>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/scratch.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/parallel.h"
 
 // Note [Tiles]. A task computes a tile of C. For each block of the depth it packs its rows of A, which then stay in the
 // second cache, and its columns of B, in panels of kTileColumns, each of which stays in the first cache while it meets

@@ -16,8 +16,8 @@
 #endif
 
 #include "rondo/runtime/cpu/loops.h"
-#include "rondo/runtime/iteration_space.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/tensor/iteration_space.h"
 
 namespace rondo::cpu {
 namespace {

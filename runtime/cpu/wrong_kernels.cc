@@ -1,7 +1,7 @@
 #include "rondo/runtime/cpu/wrong_kernels.h"
 
-#include "rondo/runtime/cpu/backend.h"
-#include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/onednn/onednn_versions.h"
+#include "rondo/runtime/onednn/product_library.h"
 
 namespace rondo::cpu {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "rondo/runtime/cpu/convolution.h"
-#include "rondo/runtime/matmul_call.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 

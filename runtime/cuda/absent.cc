@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/driver.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 namespace {

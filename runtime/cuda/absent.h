@@ -17,7 +17,7 @@
 #include <string>
 
 #include "rondo/runtime/cuda/module.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::cuda {
 

@@ -8,10 +8,10 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 
 namespace rondo::cuda {
 namespace {

@@ -20,10 +20,10 @@
 #include <string>
 #include <utility>
 
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/driver.h"
-#include "rondo/runtime/hash_map.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 
 namespace rondo::cuda {
 

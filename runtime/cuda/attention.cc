@@ -4,7 +4,6 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/block_reduce.h"
 #include "rondo/runtime/cuda/dnn_attention.h"
 #include "rondo/runtime/cuda/fused_attention.h"
@@ -12,9 +11,10 @@
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/random_state.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::cuda {
 namespace {

@@ -24,8 +24,8 @@
 
 #include <cstdint>
 
+#include "rondo/runtime/base/dtype.h"
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/dtype.h"
 
 namespace rondo::cuda {
 

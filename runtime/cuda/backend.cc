@@ -6,13 +6,13 @@
 #include <mutex>
 #include <utility>
 
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/staging.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
 
 namespace rondo::cuda {
 namespace {

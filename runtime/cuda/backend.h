@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::cuda {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rondo/runtime/cuda/driver.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::cuda {
 

@@ -12,12 +12,12 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/staging.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 
 namespace rondo::cuda {
 namespace {

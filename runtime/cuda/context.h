@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "absl/functional/any_invocable.h"
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/status.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::cuda {
 

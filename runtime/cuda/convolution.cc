@@ -5,16 +5,16 @@
 #include <memory>
 
 #include "absl/container/inlined_vector.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/nvtx.h"
-#include "rondo/runtime/matmul_precision.h"
+#include "rondo/runtime/dispatch/run_in_parts.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/recorder.h"
-#include "rondo/runtime/run_in_parts.h"
+#include "rondo/runtime/ops/matmul_precision.h"
 
 namespace rondo::cuda {
 namespace {

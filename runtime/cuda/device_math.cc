@@ -6,7 +6,7 @@ std::string_view device_math() {
   return R"cuda(
 #define RONDO_DEVICE __device__ __forceinline__
 
-// ---- The 16-bit floats of runtime/dtype.h. The hardware's conversions make other NaNs, so these work on integers.
+// ---- The 16-bit floats of runtime/base/dtype.h. The hardware's conversions make other NaNs, so these work on integers.
 struct rondo_bf16 { unsigned short bits; };
 struct rondo_f16 { unsigned short bits; };
 
@@ -101,7 +101,7 @@ template <class T> RONDO_DEVICE T shift_right(T a, T b) {
   return n < 8 * sizeof(T) ? static_cast<T>(a >> n) : static_cast<T>(a < 0 ? -1 : 0);
 }
 
-// ---- Random numbers: Philox of runtime/random.h, word for word.
+// ---- Random numbers: Philox of runtime/random/random.h, word for word.
 struct RondoWords { unsigned word[4]; };
 RONDO_DEVICE RondoWords philox(unsigned long long key, unsigned long long low, unsigned long long high) {
   unsigned c0 = static_cast<unsigned>(low), c1 = static_cast<unsigned>(low >> 32);

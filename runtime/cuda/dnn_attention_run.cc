@@ -7,13 +7,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/dnn_attention.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 
 namespace rondo::cuda {
 namespace {

@@ -2,8 +2,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 
 namespace rondo::cuda {
 namespace {

@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "rondo/runtime/base/dtype.h"
 #include "rondo/runtime/cuda/cudnn.h"
-#include "rondo/runtime/dtype.h"
 
 namespace rondo::cuda {
 

@@ -9,14 +9,14 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/dnn_store.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/dispatch/op_compiler.h"
 #include "rondo/runtime/io/kernel_file.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/op_compiler.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
 namespace {

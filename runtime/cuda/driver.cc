@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/cuda/library.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 namespace {

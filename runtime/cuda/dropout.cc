@@ -3,7 +3,7 @@
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::cuda {
 namespace {

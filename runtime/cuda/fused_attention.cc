@@ -5,8 +5,8 @@
 #include "rondo/runtime/cuda/philox.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/storage.h"
 
 namespace rondo::cuda {
 namespace {

@@ -1,14 +1,14 @@
 // Elements picked and placed by an index tensor along one dimension. Where several meet in one place, the result does
 // not depend on the order of threads: the last one wins, or they are sorted and added in order.
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
 namespace {

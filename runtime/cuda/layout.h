@@ -4,7 +4,7 @@
 #include <array>
 
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/iteration_space.h"
+#include "rondo/runtime/tensor/iteration_space.h"
 
 namespace rondo::cuda {
 

@@ -3,13 +3,13 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
 namespace {

@@ -3,9 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/block_reduce.h"
 #include "rondo/runtime/cuda/context.h"
@@ -13,11 +11,13 @@
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/linear_loss.h"
+#include "rondo/runtime/ops/lowered.h"
 #include "rondo/runtime/ops/scalar_math.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
 namespace {

@@ -1,7 +1,7 @@
 // Matrix products on CUDA: calls of matmul and linear through product.h.
 #include <memory>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/ops/kernels.h"
 

@@ -4,10 +4,10 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/allocator.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvtx.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 namespace {

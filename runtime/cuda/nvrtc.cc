@@ -6,8 +6,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/device_math.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::cuda {
 

@@ -7,16 +7,16 @@
 
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product_kernel.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/matmul_precision.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/op_compiler.h"
-#include "rondo/runtime/recent_cache.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/dispatch/op_compiler.h"
+#include "rondo/runtime/ops/matmul_precision.h"
 
 namespace rondo::cuda {
 namespace {

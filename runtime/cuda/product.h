@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "rondo/runtime/cuda/driver.h"
-#include "rondo/runtime/matmul_call.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cuda {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/matmul_call.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cuda {
 

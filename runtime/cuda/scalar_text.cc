@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
 
 namespace rondo::cuda {
 namespace {

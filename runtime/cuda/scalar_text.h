@@ -9,8 +9,8 @@
 #include <span>
 #include <string>
 
-#include "rondo/runtime/lowering.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/lowering.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::cuda {
 

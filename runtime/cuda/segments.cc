@@ -1,11 +1,11 @@
 // Sums by index in parts: ops/segments.h.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::cuda {
 namespace {

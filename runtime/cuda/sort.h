@@ -3,7 +3,7 @@
 #pragma once
 
 #include "rondo/runtime/cuda/bad_index.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::cuda {
 

@@ -9,13 +9,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/hash_map.h"
 #include "rondo/runtime/io/disk_cache.h"
 
 namespace rondo::cuda {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "rondo/runtime/base/dtype.h"
 #include "rondo/runtime/cuda/module.h"
-#include "rondo/runtime/dtype.h"
 #include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::cuda {

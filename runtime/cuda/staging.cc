@@ -4,8 +4,8 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/allocator.h"
-#include "rondo/runtime/memory.h"
 
 namespace rondo::cuda {
 

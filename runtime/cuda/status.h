@@ -14,7 +14,7 @@
 #include <mutex>
 #include <string>
 
-#include "rondo/runtime/location.h"
+#include "rondo/runtime/base/location.h"
 
 // `text` as code, and as the constant `name`.
 #define RONDO_TEXT_AND_CODE(name, ...) \

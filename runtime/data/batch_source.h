@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::data {

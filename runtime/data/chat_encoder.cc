@@ -3,10 +3,10 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

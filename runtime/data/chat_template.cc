@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/memory.h"
 #include "rondo/runtime/text/unicode.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

@@ -36,7 +36,7 @@
 #include <vector>
 
 #include "rondo/runtime/data/example_set.h"
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 #include "rondo/runtime/text/tokenizer.h"
 
 #pragma GCC visibility push(default)

@@ -11,10 +11,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/within_memory.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::data {
 namespace {

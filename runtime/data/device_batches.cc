@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/staged_copies.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::data {
 namespace {

@@ -36,8 +36,8 @@
 #include <optional>
 
 #include "rondo/runtime/data/batch_source.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/device/device.h"
+#include "rondo/runtime/random/random.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::data {

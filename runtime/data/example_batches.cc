@@ -6,11 +6,11 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/packing.h"
 #include "rondo/runtime/data/token_data.h"
 #include "rondo/runtime/io/checksum.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::data {

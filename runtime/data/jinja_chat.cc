@@ -7,11 +7,10 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/memory.h"
 #include "rondo/runtime/text/jinja/python_text.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::data {
 namespace {

@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/random/random.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::data {

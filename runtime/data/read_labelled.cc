@@ -8,8 +8,8 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/read_lines.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

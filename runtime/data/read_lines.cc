@@ -4,9 +4,9 @@
 #include <exception>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/line_reader.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::data {
 

@@ -2,12 +2,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/line_reader.h"
 #include "rondo/runtime/data/read_lines.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/unicode.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::data {
 namespace {

@@ -5,8 +5,8 @@
 #include <source_location>
 #include <utility>
 
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::data {
 namespace {

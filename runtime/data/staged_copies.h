@@ -18,8 +18,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/batch_source.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::data {
 

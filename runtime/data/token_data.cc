@@ -6,7 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/io/mapped_file.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::data {
 namespace {

@@ -16,9 +16,9 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/open_file.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::io {
 namespace {

@@ -4,7 +4,7 @@
 #include <charconv>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/utf8.h"
 
 namespace rondo::io {

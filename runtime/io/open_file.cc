@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::io {
 

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/open_file.h"
 
 namespace rondo::io {

@@ -1,7 +1,7 @@
 // Activations.
 #include <cmath>
 
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

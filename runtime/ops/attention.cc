@@ -10,11 +10,11 @@
 #include <cmath>
 #include <limits>
 
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::ops {
 namespace {

@@ -1,6 +1,6 @@
 // Casts, copies and fills.
-#include "rondo/runtime/channels_last.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"

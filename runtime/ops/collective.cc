@@ -1,12 +1,12 @@
 // all_reduce_sum: the sum of a tensor over all processes of a job.
-#include "rondo/runtime/communicator.h"
+#include "rondo/runtime/op/communicator.h"
 
 #include <mutex>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/collective_log.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/autograd/collective_log.h"
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 

@@ -10,11 +10,11 @@
 // On CUDA, cuDNN serves f32, bf16 and f16. What it has no plan for, f64, and everything where there is no cuDNN, runs
 // in the parts of `decompose`.
 #include "rondo/runtime/ops/convolution.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/channels_last.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/called_as.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/called_as.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

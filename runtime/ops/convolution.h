@@ -5,7 +5,7 @@
 #include <array>
 #include <string>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

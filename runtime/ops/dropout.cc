@@ -4,12 +4,12 @@
 // numbers need no new recording (Note [Random state]). No mask is stored: dropout is linear in x, so its gradient is
 // dropout of the gradient with the same state.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/random_state.h"
+#include "rondo/runtime/random/random_state.h"
 
 namespace rondo::ops {
 // Inputs x, state i64 (2) = {seed, base}. Attributes: dropout_attrs().

@@ -1,7 +1,7 @@
 // Elementwise arithmetic. To add an op: runtime/README.md.
 #include <cmath>
 
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"

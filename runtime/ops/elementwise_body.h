@@ -9,7 +9,7 @@
 #include <limits>
 #include <utility>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::ops {
 

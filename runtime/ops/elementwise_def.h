@@ -5,8 +5,8 @@
 //       "tanh", {.outputs = kFirst}, [](const GradContext& g) { ... });
 #pragma once
 
-#include "rondo/runtime/lowering.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/lowering.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/promotion.h"

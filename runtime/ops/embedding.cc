@@ -1,6 +1,6 @@
 // Rows of a table.
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"

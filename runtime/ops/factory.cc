@@ -4,15 +4,15 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/op/lowering.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 

@@ -3,7 +3,7 @@
 // operands, on the default device.
 #pragma once
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

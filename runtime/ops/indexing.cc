@@ -3,8 +3,8 @@
 #include <bit>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/called_as.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/base/called_as.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/kernels.h"

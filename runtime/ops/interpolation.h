@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/convolution.h"
 
 namespace rondo::ops {

@@ -11,7 +11,7 @@
 #include <memory>
 #include <span>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::cpu {
 #include "rondo/runtime/ops/kernel_list.h"

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <optional>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/lowered.h"
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/op/op.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/lowered.h"
 
 namespace rondo::ops {
 

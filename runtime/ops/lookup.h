@@ -2,7 +2,7 @@
 // fuses.
 #pragma once
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

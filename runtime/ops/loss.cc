@@ -1,6 +1,6 @@
 // Losses.
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/linear_loss.h"
 #include "rondo/runtime/ops/ops.h"

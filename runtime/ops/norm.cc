@@ -1,6 +1,6 @@
 // Normalisation over the last dimension, softmax over any. Statistics are kept in the compute dtype (f32 for 16-bit
 // inputs).
-#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"

@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
-#include "rondo/runtime/communicator.h"
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/op/communicator.h"
+#include "rondo/runtime/op/op.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::ops {
@@ -322,9 +322,9 @@ struct AttentionOptions {
 // mask: undefined; bool (true = may attend) or additive, broadcast to (B, H, Tq, Tk); or i64 or i32: (B, H, Tq, 1) the
 // first key of each query, (B, H, Tq, 2) that and the end of its keys, which costs nothing for the others. Tiled after
 // Dao et al., "FlashAttention" (2022): no Tq x Tk matrix is stored, with dropout neither. See first_keys() in
-// modules/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The v of a
-// masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask that requires a
-// gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
+// modules/layers/attention.h. If Tk is a multiple of 4, dropout drops the weights that dropout(weights) would drop. The
+// v of a masked or dropped key is multiplied by 0, so k and v must be finite everywhere. An additive mask that requires
+// a gradient gets one (relative positions); its backward stores one Tq x Tk matrix for each head.
 Tensor scaled_dot_product_attention(TensorArg q, TensorArg k, TensorArg v, const Tensor& mask = {},
                                     AttentionOptions options = {});
 

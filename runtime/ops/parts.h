@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

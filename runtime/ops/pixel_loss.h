@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::ops {

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/channels_last.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"

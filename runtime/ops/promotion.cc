@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/table.h"

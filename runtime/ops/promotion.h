@@ -12,8 +12,8 @@
 
 #include <span>
 
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/scalar.h"
+#include "rondo/runtime/base/scalar.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

@@ -1,7 +1,7 @@
 // Tensors of random numbers. The stream's state is an input, as dropout's is (dropout.cc): a region that draws has one
 // recording for all steps.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/random_draw.h"

@@ -1,7 +1,7 @@
 // Ops that draw tensors of random numbers, and what their kernels share.
 #pragma once
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/scalar_math.h"
 
 namespace rondo::ops {

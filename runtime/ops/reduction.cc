@@ -2,8 +2,8 @@
 // keepdim}.
 #include <algorithm>
 
-#include "rondo/runtime/floating_point_scope.h"
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"

@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/interpolation.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"

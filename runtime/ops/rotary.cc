@@ -1,13 +1,13 @@
 // Rotary position embedding (Su et al., "RoFormer", 2021), in the half-split layout of GPT-NeoX and Llama: dimension i
 // turns with dimension i + D/2 by the angle t * base^(-2i/D).
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 

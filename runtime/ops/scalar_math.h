@@ -18,7 +18,7 @@
 #include <limits>
 #include <type_traits>
 
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::scalar {

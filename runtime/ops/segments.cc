@@ -1,6 +1,6 @@
 #include "rondo/runtime/ops/segments.h"
 
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"

@@ -3,7 +3,7 @@
 // up. The bits are those of the whole op: Note [Segments] of cpu/row_sums.h.
 #pragma once
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

@@ -3,7 +3,7 @@
 
 #include <initializer_list>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

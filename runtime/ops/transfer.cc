@@ -1,9 +1,9 @@
 // Tensor::to(Device): a copy between devices, and its gradient.
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/recorder.h"
 
 namespace rondo::ops {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

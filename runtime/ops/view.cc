@@ -2,14 +2,14 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/channels_last.h"
-#include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/ops/attributes.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::ops {
 namespace {

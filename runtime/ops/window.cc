@@ -2,7 +2,7 @@
 // place (compile/capture/writes.cc); eager execution writes into the view itself.
 #include "rondo/runtime/ops/window.h"
 
-#include "rondo/runtime/lowering.h"
+#include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"

@@ -1,7 +1,7 @@
 // A window: a strided view of a dense tensor, in elements of that tensor.
 #pragma once
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::ops {
 

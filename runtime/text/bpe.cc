@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/format.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/format.h"
+#include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/text/model.h"
 #include "rondo/runtime/text/unicode.h"
 

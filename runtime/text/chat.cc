@@ -3,11 +3,11 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/text/chat_renderer.h"
 #include "rondo/runtime/text/jinja/python_text.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 #include "rondo/runtime/text/unicode.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 namespace {

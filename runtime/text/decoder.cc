@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/utf8.h"
 #include "rondo/runtime/text/aligned_text.h"
 #include "rondo/runtime/text/json_fields.h"

@@ -5,13 +5,13 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "absl/hash/hash.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/utf8.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/unicode.h"

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/io/json.h"
 
 namespace rondo::text {

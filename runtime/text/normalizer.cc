@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/split_pattern.h"
 #include "rondo/runtime/text/unicode.h"

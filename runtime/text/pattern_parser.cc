@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/text/split_pattern.h"
 #include "rondo/runtime/text/unicode.h"
 

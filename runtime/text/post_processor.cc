@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/text/json_fields.h"
 
 namespace rondo::text {

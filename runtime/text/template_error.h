@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::text {

@@ -6,14 +6,13 @@
 #include <stdexcept>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 #include "rondo/runtime/text/unicode.h"
-#include "rondo/runtime/within_memory.h"
 
 namespace rondo::text {
 

@@ -26,7 +26,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::text {
@@ -123,7 +123,7 @@ class PreTrainedTokenizer : public io::Tokenizer {
   // id.
   std::string decode(std::span<const int32_t> ids) const override;
   std::string decode(std::span<const int32_t> ids, const DecodeOptions& options) const;
-  // For generated tokens (modules/generation.h).
+  // For generated tokens (modules/generation/generation.h).
   std::string decode(std::span<const int64_t> ids, const DecodeOptions& options = {}) const;
 
   // One more than the largest id, added tokens included.

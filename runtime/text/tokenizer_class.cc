@@ -11,7 +11,7 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/text/added_tokens.h"
 #include "rondo/runtime/text/chat_renderer.h"
 #include "rondo/runtime/text/decoder.h"

@@ -1,5 +1,5 @@
 // Reads tokenizer.json.
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/text/json_fields.h"
 #include "rondo/runtime/text/tokenizer_impl.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::text {
 namespace {

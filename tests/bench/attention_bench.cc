@@ -8,8 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "rondo/runtime/base/dtype.h"
 #include "rondo/runtime/cpu/attention.h"
-#include "rondo/runtime/dtype.h"
 
 namespace rondo::cpu {
 namespace {

@@ -2,8 +2,8 @@
 
 #include <cmath>
 
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::bench {
 namespace {

@@ -19,8 +19,8 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bench/blocks.h"
 #include "rondo/tests/bench/options.h"
 

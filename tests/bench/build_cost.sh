@@ -25,7 +25,7 @@ for target; do
 done
 # The last build is ours; the other's headers are found by a configured build folder of its own.
 cmake -S "$other" -B "$work/other" -G Ninja -DCMAKE_BUILD_TYPE=Release >"$work/log" 2>&1
-for headers in 'rondo/runtime/tensor.h rondo/modules/module.h' 'rondo/rondo.h'; do
+for headers in 'rondo/runtime/tensor/tensor.h rondo/modules/module.h' 'rondo/rondo.h'; do
   for header in $headers; do echo "#include \"$header\""; done >"$work/user.cc"
   echo 'int main() {}' >>"$work/user.cc"
   : >"$work/ours"; : >"$work/others"

@@ -12,12 +12,12 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/exec/eager_ops.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/amp.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/tests/bench/options.h"
 
 using namespace rondo;

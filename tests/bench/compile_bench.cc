@@ -14,7 +14,7 @@
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/modules/attention.h"
+#include "rondo/modules/layers/attention.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "nlohmann/json.hpp"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bench/options.h"
 

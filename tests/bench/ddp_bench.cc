@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/tests/bench/options.h"
 
 namespace rondo {

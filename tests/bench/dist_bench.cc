@@ -5,7 +5,7 @@
 #include <exception>
 #include <vector>
 
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/process_group.h"
 
 namespace rondo {
 namespace {

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo {
 namespace {

@@ -18,10 +18,10 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/modules/generation.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/modules/generation/generation.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/bench/options.h"
 
 namespace {

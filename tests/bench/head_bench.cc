@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
-#include "rondo/runtime/amp.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/storage.h"
 #include "rondo/tests/bench/options.h"
 
 namespace {

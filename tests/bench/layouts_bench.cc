@@ -19,7 +19,7 @@
 
 #include "nlohmann/json.hpp"
 #include "rondo/compile/compile.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bench/options.h"
 #include "rondo/tests/bench/stream.h"

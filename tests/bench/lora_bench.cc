@@ -25,16 +25,16 @@
 
 #include "absl/strings/str_split.h"
 #include "rondo/compile/compile.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/schedule.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/io/mapped_file.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bench/options.h"
 
 namespace {

@@ -19,7 +19,7 @@
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bench/options.h"
 

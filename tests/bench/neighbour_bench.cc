@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace {

@@ -16,8 +16,8 @@
 
 #include "nlohmann/json.hpp"
 #include "rondo/compile/compile.h"
-#include "rondo/modules/channel_norm.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/layers/channel_norm.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bench/options.h"
 
 namespace {

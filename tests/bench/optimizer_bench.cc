@@ -22,9 +22,9 @@
 #include "rondo/optim/clip.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/foreach_map.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include <limits>
 #include <vector>
 
-#include "rondo/runtime/cpu/onednn_versions.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/onednn/onednn_versions.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::bench {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/functional/function_ref.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::bench {
 

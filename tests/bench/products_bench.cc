@@ -22,9 +22,9 @@
 
 #include "absl/strings/str_split.h"
 #include "nlohmann/json.hpp"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bench/options.h"
 #include "rondo/tests/bench/product_ways.h"
 

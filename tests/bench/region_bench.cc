@@ -23,9 +23,9 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/region/region.h"
-#include "rondo/modules/attention.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/modules/layers/attention.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/bench/options.h"
 #include "rondo/tests/bench/region_blocks.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::bench {

@@ -23,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/examples/flags.h"
-#include "rondo/modules/attention.h"
+#include "rondo/modules/layers/attention.h"
 
 namespace {
 

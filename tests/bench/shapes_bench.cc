@@ -13,10 +13,10 @@
 #include "absl/functional/function_ref.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/kernel_table.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace {
 

@@ -12,12 +12,12 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/tests/bench/options.h"
 
 namespace rondo {

@@ -12,7 +12,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/transform/joint.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bench/stream.h"
 
 namespace rondo::bench {

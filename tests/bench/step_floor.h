@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::bench {
 

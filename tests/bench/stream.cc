@@ -1,6 +1,6 @@
 #include "rondo/tests/bench/stream.h"
 
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 
 namespace rondo::bench {
 

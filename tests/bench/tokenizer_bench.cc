@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/text/tokenizer.h"
 
 namespace {

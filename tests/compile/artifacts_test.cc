@@ -10,7 +10,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/tuner.h"
 #include "rondo/runtime/io/kernel_file.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"

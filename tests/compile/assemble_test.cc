@@ -5,8 +5,8 @@
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/transform/passes.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 

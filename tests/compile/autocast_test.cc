@@ -1,8 +1,8 @@
-// Regions under autocast: parameters are multiplied with as their 16-bit copies (runtime/lowered.h), which no kernel
-// makes.
+// Regions under autocast: parameters are multiplied with as their 16-bit copies (runtime/ops/lowered.h), which no
+// kernel makes.
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/ops/lowered.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 

@@ -1,5 +1,5 @@
-// Note [Checks are effects] of runtime/op.h: an index out of range is an error where eager execution finds one, even if
-// nothing reads what is looked up.
+// Note [Checks are effects] of runtime/op/op.h: an index out of range is an error where eager execution finds one, even
+// if nothing reads what is looked up.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -9,10 +9,10 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/pixel_loss.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"

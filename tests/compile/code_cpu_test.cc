@@ -11,7 +11,7 @@
 #include "rondo/compile/jit/cpu/host_key.h"
 #include "rondo/compile/jit/cpu/target.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
-#include "rondo/runtime/cpu_features.h"
+#include "rondo/runtime/base/cpu_features.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {

@@ -9,7 +9,7 @@
 #include "rondo/compile/jit/cpu/target.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/log.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 

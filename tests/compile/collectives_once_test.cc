@@ -1,6 +1,6 @@
-// Note [Collectives are effects] (runtime/op.h), where code runs a second time: backwards with a history, hooks inside
-// of a region, checkpoints. Each collective is sent once, forward and backward, and in the order of eager execution. So
-// ranks may run a layer compiled here and eagerly there.
+// Note [Collectives are effects] (runtime/op/op.h), where code runs a second time: backwards with a history, hooks
+// inside of a region, checkpoints. Each collective is sent once, forward and backward, and in the order of eager
+// execution. So ranks may run a layer compiled here and eagerly there.
 #include <cmath>
 #include <functional>
 #include <optional>

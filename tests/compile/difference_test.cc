@@ -4,8 +4,8 @@
 #include <gtest/gtest.h>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/modules/layers.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/layers/layers.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
-#include "rondo/runtime/cpu/backend.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/onednn/product_library.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"

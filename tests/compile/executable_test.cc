@@ -10,9 +10,9 @@
 
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 

@@ -9,9 +9,9 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/log.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {

@@ -7,7 +7,7 @@
 
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/fuzz/fuzz.h"
 #include "rondo/tests/fuzz/shrink.h"

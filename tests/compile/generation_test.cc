@@ -1,15 +1,15 @@
 // Generation with compiled models: a prompt runs eagerly, each further token as a region that is compiled once
-// (Note [Decode steps] in modules/kv_cache.h).
-#include "rondo/modules/generation.h"
+// (Note [Decode steps] in modules/layers/kv_cache.h).
+#include "rondo/modules/generation/generation.h"
 
 #include <gtest/gtest.h>
 
 #include "rondo/compile/compile.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/modules/lora.h"
-#include "rondo/modules/vision_encoder_decoder.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"
 

@@ -8,12 +8,12 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
-#include "rondo/modules/attention.h"
-#include "rondo/modules/layers.h"
-#include "rondo/runtime/autograd_extras.h"
-#include "rondo/runtime/gradient_memory.h"
+#include "rondo/modules/layers/attention.h"
+#include "rondo/modules/layers/layers.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo::compile {

@@ -10,7 +10,7 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/codegen/loop_verify.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 #include "rondo/runtime/ops/reduction_order.h"
 #include "rondo/runtime/ops/scalar_math.h"
 

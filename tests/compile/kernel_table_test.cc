@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "rondo/compile/log.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {

@@ -10,8 +10,8 @@
 #include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compiled_runs.h"
 

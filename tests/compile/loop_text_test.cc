@@ -3,7 +3,7 @@
 #include <bit>
 #include <limits>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 
 namespace rondo::compile {

@@ -1,18 +1,18 @@
 // Adapters inside regions: one region serves all layers, and compiled equals eager.
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
 
 #include <gtest/gtest.h>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/small_modules.h"
 

@@ -1,13 +1,13 @@
 // The memory report of a whole training step: every purpose, regions as causes, and what recomputation saves.
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 
 #include <gtest/gtest.h>
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo {

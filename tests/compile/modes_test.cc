@@ -3,7 +3,7 @@
 
 #include "rondo/compile/jit/tuner.h"
 #include "rondo/compile/log.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"

@@ -13,7 +13,7 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"

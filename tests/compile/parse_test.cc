@@ -11,7 +11,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/compile/transform/passes.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/op_samples.h"

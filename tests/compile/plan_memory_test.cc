@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/targets.h"
 #include "rondo/compile/plan/make_plan.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 

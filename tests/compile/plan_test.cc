@@ -11,9 +11,9 @@
 #include "rondo/compile/exec/table_launch.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/plan/make_plan.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/graph_fixture.h"
 

@@ -15,7 +15,7 @@
 
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/paths.h"
 

@@ -1,5 +1,5 @@
 // Mixed dtypes inside a region: the casts that eager execution makes, and its bits (runtime/ops/promotion.h).
-#include "rondo/runtime/amp.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/tests/compile/block_fixture.h"
 
 namespace rondo {

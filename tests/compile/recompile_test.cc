@@ -7,7 +7,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/region.h"
 #include "rondo/compile/stages/planted.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "rondo/compile/region/region.h"
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 

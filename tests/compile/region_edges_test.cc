@@ -3,7 +3,7 @@
 
 #include <optional>
 
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"

@@ -5,7 +5,7 @@
 #include <optional>
 #include <thread>
 
-#include "rondo/runtime/anomaly.h"
+#include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"

@@ -19,7 +19,7 @@
 #include "rondo/compile/stages/dump.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/joint.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/paths.h"
 

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 

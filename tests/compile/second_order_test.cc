@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "rondo/runtime/anomaly.h"
+#include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/tests/compile/block_fixture.h"
 
 namespace rondo {

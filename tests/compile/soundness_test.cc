@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/tests/compile/block_fixture.h"
 
 namespace rondo {

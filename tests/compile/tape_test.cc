@@ -2,7 +2,7 @@
 // their random numbers, and DetectAnomaly.
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/anomaly.h"
+#include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"

@@ -8,9 +8,9 @@
 #include "rondo/compile/explain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/layers.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/layers/layers.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compiled_runs.h"
 

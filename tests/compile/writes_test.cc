@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "rondo/modules/module.h"
-#include "rondo/runtime/op.h"
-#include "rondo/runtime/recorder.h"
+#include "rondo/runtime/op/op.h"
+#include "rondo/runtime/op/recorder.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 

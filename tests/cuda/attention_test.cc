@@ -6,13 +6,13 @@
 
 #include <cmath>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/fused_attention.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"

@@ -6,11 +6,11 @@
 #include <numeric>
 #include <thread>
 
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo {

@@ -4,12 +4,12 @@
 
 #include <vector>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/dnn_attention.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/dnn_store.h"
-#include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 

@@ -10,8 +10,8 @@
 #include <string>
 
 #include "rondo/optim/trainer/trainer.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/data/function_batches.h"
-#include "rondo/runtime/memory.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/optim/trainer_fixture.h"

@@ -8,7 +8,7 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"

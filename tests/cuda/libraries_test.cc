@@ -11,7 +11,7 @@
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/paths.h"

@@ -7,11 +7,11 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/source.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"

@@ -6,10 +6,10 @@
 #include <string>
 
 #include "rondo/compile/exec/eager_ops.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/op_samples.h"

@@ -1,12 +1,12 @@
 // Every order of the streams' work gives the same bits; and what the fake driver catches, by name.
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/module.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/random.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/random/random.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/cuda/kernels.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "rondo/compile/compile.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
@@ -19,9 +19,9 @@
 #include "rondo/optim/lamb.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"

@@ -6,11 +6,11 @@
 #include <regex>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/tests/cuda/run_kernel.h"
 #include "rondo/tests/cuda_on_host/machine.h"

@@ -3,15 +3,15 @@
 
 #include <cmath>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/product.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/matmul_precision.h"
-#include "rondo/runtime/memory.h"
 #include "rondo/runtime/ops/kernels.h"
+#include "rondo/runtime/ops/matmul_precision.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <string_view>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 

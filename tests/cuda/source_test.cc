@@ -2,13 +2,13 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"
 

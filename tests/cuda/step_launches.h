@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/device/device.h"
 #include "rondo/tests/fake_cuda/control.h"
 
 namespace rondo::test {

@@ -13,9 +13,9 @@
 #include <optional>
 #include <thread>
 
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/data/data_loader.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/errors.h"

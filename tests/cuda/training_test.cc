@@ -11,10 +11,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
-#include "rondo/modules/attention.h"
-#include "rondo/runtime/amp.h"
+#include "rondo/modules/layers/attention.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/cuda/near.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"

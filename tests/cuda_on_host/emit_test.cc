@@ -1,6 +1,6 @@
 // The CUDA target on hand-built kernels: every operation, type, layout, reduction and column sum.
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 
 namespace rondo::compile::cuda {

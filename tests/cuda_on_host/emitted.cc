@@ -4,8 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/emit.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/error.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
 

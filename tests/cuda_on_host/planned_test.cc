@@ -12,7 +12,7 @@
 #include "rondo/compile/jit/cuda/target.h"
 #include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/stages/dump.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compiled_runs.h"

@@ -1,7 +1,7 @@
 // Table launches: one kernel on every item of a table, against the interpreter on each of them.
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/cuda/emit.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/cuda_on_host/hand_built.h"
 
 namespace rondo::compile::cuda {

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/failure_record.h"
+#include "rondo/dist/transport/failure_record.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/ranks.h"
 

@@ -1,4 +1,4 @@
-#include "rondo/dist/compile_once.h"
+#include "rondo/dist/groups/compile_once.h"
 
 #include <gtest/gtest.h>
 

@@ -11,15 +11,15 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/lora.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::test {
 

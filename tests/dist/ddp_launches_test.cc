@@ -12,12 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/lora.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
-#include "rondo/runtime/amp.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::dist {

@@ -13,8 +13,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/dist/ddp_cases.h"
 #include "rondo/tests/dist/ranks.h"

@@ -9,12 +9,12 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/fake_cuda/timeline.h"

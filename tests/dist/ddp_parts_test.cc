@@ -1,6 +1,6 @@
-// Gradients that travel in two parts (Note [Two parts] in dist/row_parcel.h), and those whose uses lie in checkpoints:
-// averages over processes against one process with the whole batch. The cases of ddp_cases.h that have rows run on
-// devices, too.
+// Gradients that travel in two parts (Note [Two parts] in dist/ddp/row_parcel.h), and those whose uses lie in
+// checkpoints: averages over processes against one process with the whole batch. The cases of ddp_cases.h that have
+// rows run on devices, too.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,13 +14,13 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/layers.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"

@@ -1,4 +1,4 @@
-#include "rondo/dist/ddp.h"
+#include "rondo/dist/ddp/ddp.h"
 
 #include <gtest/gtest.h>
 
@@ -7,15 +7,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/layers.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/layers/layers.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/grad_scaler.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"

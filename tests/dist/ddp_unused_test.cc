@@ -6,12 +6,12 @@
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/modules/layers.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"

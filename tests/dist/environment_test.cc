@@ -1,4 +1,4 @@
-#include "rondo/dist/environment.h"
+#include "rondo/dist/transport/environment.h"
 
 #include <gtest/gtest.h>
 #include <stdlib.h>

@@ -22,18 +22,18 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/failure_record.h"
-#include "rondo/dist/placement.h"
-#include "rondo/dist/trainer_replicas.h"
-#include "rondo/modules/layers.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/trainer_replicas.h"
+#include "rondo/dist/groups/placement.h"
+#include "rondo/dist/transport/failure_record.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/trainer/trainer.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 #include "rondo/runtime/data/data_loader.h"
-#include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace {
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/socket.h"
+#include "rondo/dist/transport/socket.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo::test {

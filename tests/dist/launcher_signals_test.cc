@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/descendants.h"
-#include "rondo/dist/launcher.h"
+#include "rondo/dist/launcher/descendants.h"
+#include "rondo/dist/launcher/launcher.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 

@@ -1,5 +1,5 @@
 // rondorun as its users meet it: a program that starts programs.
-#include "rondo/dist/launcher.h"
+#include "rondo/dist/launcher/launcher.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -9,7 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "rondo/runtime/usable_cores.h"
+#include "rondo/runtime/base/usable_cores.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/errors.h"

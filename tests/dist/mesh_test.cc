@@ -1,5 +1,5 @@
 // The connections between ranks, and what a stranger can and cannot do to them.
-#include "rondo/dist/mesh.h"
+#include "rondo/dist/transport/mesh.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -9,10 +9,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/keyed_hash.h"
-#include "rondo/dist/messages.h"
-#include "rondo/dist/rendezvous.h"
-#include "rondo/dist/store_protocol.h"
+#include "rondo/dist/transport/keyed_hash.h"
+#include "rondo/dist/transport/messages.h"
+#include "rondo/dist/transport/rendezvous.h"
+#include "rondo/dist/transport/store_protocol.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::dist {

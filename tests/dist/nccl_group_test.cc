@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/nccl_group.h"
-#include "rondo/dist/tcp_group.h"
+#include "rondo/dist/groups/nccl_group.h"
+#include "rondo/dist/groups/tcp_group.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/nccl_ranks.h"
 #include "rondo/tests/errors.h"

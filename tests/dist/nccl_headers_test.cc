@@ -9,7 +9,7 @@
 
 #include <cstddef>
 
-#include "rondo/dist/nccl_library.h"
+#include "rondo/dist/groups/nccl_library.h"
 
 namespace rondo::dist {
 namespace {

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/nccl_group.h"
+#include "rondo/dist/groups/nccl_group.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/dist/nccl_table.h"
 #include "rondo/tests/errors.h"

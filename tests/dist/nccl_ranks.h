@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/dist/nccl_library.h"
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/nccl_library.h"
+#include "rondo/dist/groups/process_group.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 

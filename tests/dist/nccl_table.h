@@ -8,7 +8,7 @@
 #include <functional>
 #include <string>
 
-#include "rondo/dist/nccl_library.h"
+#include "rondo/dist/groups/nccl_library.h"
 #include "rondo/runtime/cuda/driver.h"
 
 namespace rondo::test {

@@ -1,5 +1,5 @@
 // Which device and which cores a rank takes.
-#include "rondo/dist/placement.h"
+#include "rondo/dist/groups/placement.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/usable_cores.h"
+#include "rondo/runtime/base/usable_cores.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/dist/ranks.h"

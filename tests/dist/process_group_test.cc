@@ -1,4 +1,4 @@
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/process_group.h"
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,8 +11,8 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/agreement.h"
-#include "rondo/runtime/random.h"
+#include "rondo/dist/groups/agreement.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/ranks.h"

@@ -12,10 +12,10 @@
 #include <string>
 #include <thread>
 
-#include "rondo/dist/failure_record.h"
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/transport/failure_record.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace {
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/environment.h"
-#include "rondo/dist/process_group.h"
-#include "rondo/dist/store.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/transport/environment.h"
+#include "rondo/dist/transport/store.h"
 
 namespace rondo::test {
 

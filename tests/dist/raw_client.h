@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <string>
 
-#include "rondo/dist/socket.h"
-#include "rondo/dist/store_protocol.h"
+#include "rondo/dist/transport/socket.h"
+#include "rondo/dist/transport/store_protocol.h"
 
 namespace rondo::test {
 

@@ -1,5 +1,5 @@
 // The record of device collectives, and its comparison over the hosts' group.
-#include "rondo/dist/sequence.h"
+#include "rondo/dist/groups/sequence.h"
 
 #include <gtest/gtest.h>
 

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/optimizers.h"
 #include "rondo/tests/dist/ranks.h"

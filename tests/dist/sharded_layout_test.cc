@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <random>
 
-#include "rondo/dist/gradient_shards.h"
+#include "rondo/dist/ddp/gradient_shards.h"
 
 namespace rondo::dist {
 namespace {

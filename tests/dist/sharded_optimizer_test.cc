@@ -1,5 +1,5 @@
 // Sharded states: the numbers of the optimizer without shards.
-#include "rondo/dist/sharded_optimizer.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
 
 #include <gtest/gtest.h>
 
@@ -9,12 +9,12 @@
 #include <numeric>
 
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/optim/average_scope.h"
 #include "rondo/optim/grad_scaler.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/dist/sharded.h"
 

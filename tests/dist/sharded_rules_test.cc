@@ -4,10 +4,10 @@
 #include <set>
 
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/work_state.h"
+#include "rondo/dist/groups/work_state.h"
 #include "rondo/optim/clip.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"

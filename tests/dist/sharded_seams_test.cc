@@ -11,7 +11,7 @@
 
 #include "rondo/compile/jit/executable.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/nccl_ranks.h"

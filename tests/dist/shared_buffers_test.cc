@@ -6,15 +6,15 @@
 #include <map>
 #include <mutex>
 
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/errors.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/dist/trainer_replicas.h"
-#include "rondo/modules/channel_norm.h"
-#include "rondo/modules/layers.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/dist/ddp/trainer_replicas.h"
+#include "rondo/dist/transport/errors.h"
+#include "rondo/modules/layers/channel_norm.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/update_at_seams.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/dist/process_group.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::test {
 

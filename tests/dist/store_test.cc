@@ -1,4 +1,4 @@
-#include "rondo/dist/store.h"
+#include "rondo/dist/transport/store.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/store_protocol.h"
-#include "rondo/dist/store_table.h"
+#include "rondo/dist/transport/store_protocol.h"
+#include "rondo/dist/transport/store_table.h"
 #include "rondo/tests/dist/raw_client.h"
 #include "rondo/tests/errors.h"
 

@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/descendants.h"
-#include "rondo/dist/socket.h"
+#include "rondo/dist/launcher/descendants.h"
+#include "rondo/dist/transport/socket.h"
 
 namespace rondo::test {
 

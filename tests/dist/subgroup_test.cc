@@ -4,7 +4,7 @@
 #include <atomic>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/dist/process_group.h"
+#include "rondo/dist/groups/process_group.h"
 #include "rondo/tests/dist/ranks.h"
 #include "rondo/tests/errors.h"
 

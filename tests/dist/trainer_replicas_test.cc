@@ -1,6 +1,6 @@
 // optim::Trainer over several processes: the steps of one process with all the batches, wherever the job is cut,
 // resumed or disturbed.
-#include "rondo/dist/trainer_replicas.h"
+#include "rondo/dist/ddp/trainer_replicas.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <mutex>
 #include <set>
 
-#include "rondo/dist/group_communicator.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/modules/channel_norm.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/dist/groups/group_communicator.h"
+#include "rondo/modules/layers/channel_norm.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/dist/ranks.h"

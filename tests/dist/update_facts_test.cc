@@ -1,5 +1,5 @@
 // Ranks whose optimizers update in different ways: every rank gets an error that names the rank and the option.
-#include "rondo/runtime/update_facts.h"
+#include "rondo/optim/update_facts.h"
 
 #include <gtest/gtest.h>
 
@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "rondo/dist/ddp.h"
-#include "rondo/dist/sharded_optimizer.h"
-#include "rondo/modules/gpt2.h"
+#include "rondo/dist/ddp/ddp.h"
+#include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/optimizers.h"
 #include "rondo/optim/step.h"
 #include "rondo/optim/update_at_seams.h"

@@ -10,9 +10,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/bert_tasks.h"
-#include "rondo/modules/gpt2.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/modules/transformers/bert_tasks.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/dist/launched.h"
 #include "rondo/tests/paths.h"

@@ -11,8 +11,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/runtime/device.h"
-#include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
+#include "rondo/runtime/device/device.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/paths.h"
 

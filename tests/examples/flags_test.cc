@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::examples {
 namespace {

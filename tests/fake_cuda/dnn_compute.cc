@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <functional>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::fake_cuda {
 namespace {

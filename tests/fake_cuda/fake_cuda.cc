@@ -5,11 +5,11 @@
 
 #include <cstdlib>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
-#include "rondo/runtime/error.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo::test {

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "rondo/runtime/cuda/module.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 #include "rondo/tests/fake_cuda/control.h"
 
 namespace rondo::test {

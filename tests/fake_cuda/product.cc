@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "oneapi/dnnl/dnnl.h"
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::fake_cuda {
 namespace {

@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::fake_cuda {
 namespace {

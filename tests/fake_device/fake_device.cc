@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::test {
 namespace {

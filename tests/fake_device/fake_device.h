@@ -17,7 +17,7 @@
 
 #include <cstdint>
 
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::test {
 

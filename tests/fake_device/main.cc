@@ -8,7 +8,7 @@
 #include <cstring>
 #include <optional>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/filters.h"

@@ -1,7 +1,7 @@
 // The device that RONDO_TEST_DEVICE names.
 #pragma once
 
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/device.h"
 
 namespace rondo::test {
 

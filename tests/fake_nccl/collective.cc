@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::fake_nccl {
 namespace {

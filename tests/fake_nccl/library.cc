@@ -4,8 +4,8 @@
 #include <thread>
 #include <utility>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/error.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::test {

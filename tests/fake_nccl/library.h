@@ -11,9 +11,9 @@
 #include <type_traits>
 #include <vector>
 
-#include "rondo/runtime/backend.h"
 #include "rondo/runtime/cuda/driver.h"
-#include "rondo/runtime/device.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/device.h"
 #include "rondo/tests/fake_nccl/types.h"
 
 namespace rondo::fake_nccl {

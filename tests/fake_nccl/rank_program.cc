@@ -12,7 +12,7 @@
 #include <string>
 #include <thread>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/fake_nccl/rank_scenarios.h"
 
 namespace rondo::test {

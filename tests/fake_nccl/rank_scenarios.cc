@@ -13,9 +13,9 @@
 #include <thread>
 #include <vector>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 
 namespace rondo::test {

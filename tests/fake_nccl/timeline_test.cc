@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/fake_cuda/timeline.h"

@@ -14,7 +14,7 @@
 #include <iterator>
 #include <random>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/modules/pretrained_cases.h"
 
 namespace rondo::nn {

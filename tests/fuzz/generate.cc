@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/fuzz/differential.h"
 #include "rondo/tests/fuzz/model.h"
 #include "rondo/tests/fuzz/steps.h"

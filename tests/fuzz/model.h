@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/modules/layers.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/layers/layers.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/fuzz/program.h"
 
 namespace rondo::fuzz {

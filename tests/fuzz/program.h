@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rondo/compile/compile.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::fuzz {
 

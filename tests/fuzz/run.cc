@@ -5,10 +5,10 @@
 #include <typeinfo>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/fuzz/breaks.h"
 #include "rondo/tests/fuzz/model.h"

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/fuzz/program.h"
 
 namespace rondo::fuzz {

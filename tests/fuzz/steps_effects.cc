@@ -3,7 +3,7 @@
 #include <cmath>
 #include <stdexcept>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 

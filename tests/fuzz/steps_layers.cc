@@ -1,5 +1,5 @@
 // Reductions, products, norms, attention, embeddings, losses, dropout.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 

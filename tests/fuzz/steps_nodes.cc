@@ -1,6 +1,6 @@
 // Tape nodes of a program's own: formulas with a gradient written by hand. A region breaks at each, and keeps the
 // gradient.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 

@@ -1,7 +1,7 @@
 // Elementwise steps: one operand, a scalar, two operands with broadcasting, comparisons and choices, casts.
 #include <cmath>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 

@@ -1,6 +1,6 @@
 // Steps that write: state of the module (counters, running averages, rings, caches), parts of a result through views,
 // memory that overlaps itself, and reads of it afterwards, through the same view and through others.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/fuzz/steps.h"
 

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/paths.h"

@@ -14,9 +14,9 @@
 #include <thread>
 #include <vector>
 
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/device_math.h"
 #include "rondo/runtime/cuda/nvrtc.h"
-#include "rondo/runtime/error.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::cuda {

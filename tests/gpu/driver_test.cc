@@ -10,7 +10,7 @@
 #include <string>
 #include <system_error>
 
-#include "rondo/dist/nccl_library.h"
+#include "rondo/dist/groups/nccl_library.h"
 #include "rondo/runtime/cuda/backend.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/cudnn.h"

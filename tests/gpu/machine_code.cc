@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string_view>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 #if defined(RONDO_HAS_CUDA_OCCUPANCY)
 #include <cuda_occupancy.h>

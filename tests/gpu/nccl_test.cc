@@ -10,9 +10,9 @@
 #include <fstream>
 #include <thread>
 
-#include "rondo/dist/nccl_communicator.h"
-#include "rondo/dist/nccl_group.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/dist/groups/nccl_communicator.h"
+#include "rondo/dist/groups/nccl_group.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 

@@ -12,8 +12,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/nvrtc.h"
-#include "rondo/runtime/error.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/gpu/gates.h"
 

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "rondo/modules/gpt2.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/tests/paths.h"
 
 int main(int argc, char** argv) {

@@ -78,7 +78,7 @@ bool maps_run() {
   return ops::sum(values[0]).item() == 9 || fail("foreach_map is wrong");
 }
 
-// A device that this program makes of host memory (runtime/backend.h).
+// A device that this program makes of host memory (runtime/device/backend.h).
 bool own_device_runs() {
   static BackendTable table = backend_of(kCPU);
   table.name = "slate";

@@ -1,10 +1,10 @@
 // Ops and backward when memory runs short.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/memory/digest.h"
 #include "rondo/tests/memory/failing_memory.h"
 

@@ -4,8 +4,8 @@
 #include <new>
 #include <vector>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/device/storage.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/memory/failing_memory.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rondo/modules/module.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/memory/failing_memory.h"
 
 namespace rondo::test {

@@ -1,5 +1,5 @@
 // HashMap and HashSet when memory runs short as they grow, and when what they hold cannot be constructed.
-#include "rondo/runtime/hash_map.h"
+#include "rondo/runtime/base/hash_map.h"
 
 #include <gtest/gtest.h>
 

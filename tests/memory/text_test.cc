@@ -4,16 +4,16 @@
 #include <filesystem>
 #include <map>
 
+#include "rondo/runtime/checkpoint/checkpoint.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/data/chat_template.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/read_examples.h"
-#include "rondo/runtime/io/checkpoint.h"
-#include "rondo/runtime/io/image.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/image/image.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/runtime/text/chat.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/memory/digest.h"

@@ -6,10 +6,10 @@
 #include <memory>
 #include <set>
 
-#include "rondo/modules/generation.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/generation/generation.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/errors.h"
 

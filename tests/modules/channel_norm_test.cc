@@ -1,6 +1,6 @@
 // BatchNorm, GroupNorm and DropPath: recorded values of PyTorch (tests/reference/record_norms.py), and regions against
 // eager execution.
-#include "rondo/modules/channel_norm.h"
+#include "rondo/modules/layers/channel_norm.h"
 
 #include <gtest/gtest.h>
 
@@ -9,14 +9,14 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/convolution.h"
-#include "rondo/modules/fold_batch_norm.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/convolution.h"
+#include "rondo/modules/layers/fold_batch_norm.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compiled_runs.h"

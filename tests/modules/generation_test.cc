@@ -1,4 +1,4 @@
-#include "rondo/modules/generation.h"
+#include "rondo/modules/generation/generation.h"
 
 #include <gtest/gtest.h>
 
@@ -10,13 +10,13 @@
 #include <set>
 #include <thread>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
+#include "rondo/modules/generation/sampler.h"
 #include "rondo/modules/pretrained/auto_model.h"
-#include "rondo/modules/sampler.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
 #include "rondo/optim/adam.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/paths.h"
 

@@ -1,17 +1,17 @@
 // GPT-2's own promises; its values against PyTorch's are in reference_test.cc.
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "rondo/modules/llama.h"
+#include "rondo/modules/transformers/llama.h"
 #include "rondo/optim/adam.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::nn {

@@ -1,5 +1,5 @@
 // Cached forwards give the logits of uncached ones.
-#include "rondo/modules/kv_cache.h"
+#include "rondo/modules/layers/kv_cache.h"
 
 #include <gtest/gtest.h>
 
@@ -7,12 +7,12 @@
 #include <limits>
 #include <thread>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"
 

@@ -1,5 +1,5 @@
 // LoRA against values recorded from PEFT (tests/reference/record_lora.py), and its files.
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
 
 #include <gtest/gtest.h>
 
@@ -12,19 +12,19 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/bert.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/auto_model.h"
-#include "rondo/modules/vit.h"
+#include "rondo/modules/transformers/bert.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/modules/transformers/vit.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"

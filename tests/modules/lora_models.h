@@ -3,12 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
 #include "rondo/modules/state_dict.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo::nn::test_lora {

@@ -4,13 +4,13 @@
 
 #include <filesystem>
 
-#include "rondo/modules/bert.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/modules/lora.h"
-#include "rondo/modules/vision_encoder_decoder.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/bert.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/test_device.h"

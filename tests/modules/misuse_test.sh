@@ -18,21 +18,21 @@ refuses() {
 
 refuses vector "a module cannot be copied or moved, because" 5 <<'CODE'
 #include <vector>
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 int main() {
   std::vector<rondo::nn::GPT2> models;
   models.emplace_back(rondo::nn::GPT2Config{});
 }
 CODE
 refuses copy "a module cannot be copied or moved, because" 2 <<'CODE'
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 int main() {
   rondo::nn::Linear a(2, 2);
   rondo::nn::Linear b = a;
 }
 CODE
 refuses self "private|implicitly-deleted" 2 <<'CODE'
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 struct A : rondo::nn::Module<A> {
   rondo::Tensor forward(const rondo::Tensor& x) { return x; }
 };

@@ -13,14 +13,14 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/attention.h"
-#include "rondo/modules/bert.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/modules/vit.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/layers/attention.h"
+#include "rondo/modules/transformers/bert.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/modules/transformers/vit.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::nn {

@@ -1,6 +1,6 @@
 // MultiheadAttention: recorded values of PyTorch (tests/reference/record_attention.py), its masks, and regions against
 // eager execution.
-#include "rondo/modules/multihead_attention.h"
+#include "rondo/modules/layers/multihead_attention.h"
 
 #include <gtest/gtest.h>
 
@@ -11,11 +11,11 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compiled_runs.h"

@@ -5,14 +5,14 @@
 #include <cmath>
 #include <numeric>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/modules/lora.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/data/example_batches.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"

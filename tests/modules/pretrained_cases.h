@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "rondo/modules/bert_tasks.h"
 #include "rondo/modules/pretrained/auto_model.h"
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/modules/transformers/bert_tasks.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/paths.h"
 

@@ -13,9 +13,9 @@
 #include <set>
 #include <thread>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
 #include "rondo/modules/pretrained/config_fields.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/pretrained/auto_model.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/runtime/temp_folder.h"
 

@@ -1,5 +1,5 @@
 // Stop strings found token by token: the answers of decoding everything each time, for less work.
-#include "rondo/modules/stop_strings.h"
+#include "rondo/modules/generation/stop_strings.h"
 
 #include <gtest/gtest.h>
 
@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <random>
 
-#include "rondo/modules/generation.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/generation/generation.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/paths.h"
 

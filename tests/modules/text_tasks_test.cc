@@ -4,11 +4,11 @@
 
 #include <filesystem>
 
-#include "rondo/modules/llama_tasks.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/modules/pretrained/config_fields.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/modules/transformers/llama_tasks.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"

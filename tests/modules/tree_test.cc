@@ -3,10 +3,10 @@
 
 #include <utility>
 
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

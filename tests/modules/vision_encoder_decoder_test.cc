@@ -1,6 +1,6 @@
 // Captions: what transformers writes with the recorded checkpoints (tests/reference/record_pretrained.py), the
 // decoder's cross-attention and its cache, and what a wrong call says.
-#include "rondo/modules/vision_encoder_decoder.h"
+#include "rondo/modules/transformers/vision_encoder_decoder.h"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/optim/adam.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compiled_runs.h"

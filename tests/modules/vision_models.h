@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 namespace rondo::nn {
 

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "rondo/runtime/cpu/own_names.h"
+#include "rondo/runtime/onednn/own_names.h"
 
 // The program's own, which the dynamic linker meets first.
 #define EXPORTED extern "C" __attribute__((visibility("default")))

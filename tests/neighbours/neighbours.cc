@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/neighbours/training.h"
 
 extern char** environ;

@@ -3,12 +3,12 @@
 
 #include <vector>
 
-#include "rondo/modules/convolution.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/convolution.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/modules/module.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::tests {
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "rondo/modules/gpt2.h"
 #include "rondo/modules/pretrained/auto_model.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/c_api/text_stream.h"
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/text/tokenizer.h"

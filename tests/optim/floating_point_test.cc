@@ -1,5 +1,5 @@
-// Note [The host's floating-point state] (runtime/floating_point_scope.h): programs in hosts of many settings compute
-// what they compute in the default state, and leave settings and flags as they were. Ops one by one:
+// Note [The host's floating-point state] (runtime/base/floating_point_scope.h): programs in hosts of many settings
+// compute what they compute in the default state, and leave settings and flags as they were. Ops one by one:
 // tests/runtime/floating_point_test.cc.
 #include <gtest/gtest.h>
 
@@ -17,17 +17,17 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/grad_scaler.h"
 #include "rondo/optim/muon.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/host_floating_point.h"

@@ -7,7 +7,7 @@
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/foreach_map.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/errors.h"
 

@@ -5,13 +5,13 @@
 #include <cmath>
 #include <limits>
 
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

@@ -14,8 +14,8 @@
 #include "rondo/optim/rmsprop.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

@@ -12,12 +12,12 @@
 #include "absl/strings/str_format.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/modules/llama.h"
-#include "rondo/modules/resnet.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/modules/transformers/llama.h"
+#include "rondo/modules/vision/resnet.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::optim {
 namespace {

@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
@@ -19,10 +19,10 @@
 #include "rondo/optim/muon.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/optim/recorded_run.h"

@@ -11,7 +11,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/optim/compile.h"
 #include "rondo/optim/optimizers.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rondo/optim/optimizer.h"
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/fake_device/test_device.h"
 #include "rondo/tests/paths.h"

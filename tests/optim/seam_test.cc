@@ -5,8 +5,8 @@
 
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
-#include "rondo/modules/gpt2.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/modules/transformers/gpt2.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 

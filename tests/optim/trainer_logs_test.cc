@@ -15,7 +15,7 @@
 
 #include "rondo/optim/trainer/event_writer.h"
 #include "rondo/optim/trainer/metrics_file.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/temp_folder.h"
 
 namespace rondo::optim {

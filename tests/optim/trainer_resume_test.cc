@@ -15,11 +15,11 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/run_lock.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 #include "rondo/runtime/data/function_batches.h"
-#include "rondo/runtime/io/checkpoint.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 

@@ -6,7 +6,7 @@
 #include <map>
 #include <memory>
 
-#include "rondo/modules/gpt2.h"
+#include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/trainer.h"
 #include "rondo/runtime/data/example_batches.h"

@@ -5,7 +5,7 @@
 #include <thread>
 
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/tests/optim/trainer_fixture.h"
 
 namespace rondo::optim {

@@ -5,13 +5,13 @@
 #include <limits>
 #include <thread>
 
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
 #include "rondo/optim/trainer/event_writer.h"
 #include "rondo/optim/trainer/metrics_file.h"
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/fake_device/fake_device.h"

@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "rondo/compile/compile.h"
-#include "rondo/modules/layers.h"
+#include "rondo/modules/layers/layers.h"
 #include "rondo/optim/adafactor.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/clip.h"
@@ -15,11 +15,11 @@
 #include "rondo/optim/muon.h"
 #include "rondo/optim/schedule.h"
 #include "rondo/optim/sgd.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/ops/lowered.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo::optim {

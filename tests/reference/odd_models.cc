@@ -17,14 +17,14 @@
 #include <string>
 #include <vector>
 
-#include "rondo/modules/generation.h"
-#include "rondo/modules/lora.h"
+#include "rondo/modules/generation/generation.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/optim/adam.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo {
 namespace {

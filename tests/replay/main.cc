@@ -12,7 +12,7 @@
 #include <sstream>
 
 #include "rondo/compile/exec/reproduce.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/compile/kernel_fixture.h"
 #include "rondo/tests/replay/own_ops.h"
 

@@ -4,7 +4,7 @@
 
 #include <span>
 
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/op/op.h"
 
 namespace rondo::compile {
 

@@ -1,5 +1,5 @@
 // DetectAnomaly: which call is named, what passes, and that nothing is left behind.
-#include "rondo/runtime/anomaly.h"
+#include "rondo/runtime/autograd/anomaly.h"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <limits>
 #include <thread>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/op_samples.h"

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "rondo/runtime/dtype.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::cpu {
 namespace {

@@ -1,13 +1,13 @@
 // The tape: lifetimes, in-place writes, hooks, second derivatives, checkpointing, errors. Freed memory is poisoned with
 // NaN throughout, so that a use after free is a wrong number.
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

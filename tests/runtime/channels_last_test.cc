@@ -4,8 +4,8 @@
 
 #include <functional>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"

@@ -1,5 +1,5 @@
 // Checkpoints: bit-exact, pruned, robust against damage, and whole after a kill at any moment.
-#include "rondo/runtime/io/checkpoint.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
 
 #include <signal.h>
 #include <sys/wait.h>

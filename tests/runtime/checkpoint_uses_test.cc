@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

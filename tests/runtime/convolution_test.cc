@@ -4,12 +4,12 @@
 
 #include <functional>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/cpu/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/convolution_library.h"
+#include "rondo/runtime/onednn/product_library.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/errors.h"

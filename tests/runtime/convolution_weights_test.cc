@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "rondo/runtime/dtype.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::cpu {
 namespace {

@@ -1,14 +1,14 @@
 // The check at start: kernels for another processor are an error that names what is missing, not SIGILL.
-#include "rondo/runtime/cpu_features.h"
+#include "rondo/runtime/base/cpu_features.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <string>
 
-#include "rondo/runtime/cpu/backend.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/onednn/product_library.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo {
 namespace {

@@ -16,7 +16,7 @@
 #include "rondo/runtime/data/function_batches.h"
 #include "rondo/runtime/data/staged_copies.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

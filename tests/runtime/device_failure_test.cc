@@ -1,16 +1,16 @@
 // Note [Failed devices]: what reads of a device's tensors say from its failure on, and how that ends.
-#include "rondo/runtime/device_failure.h"
+#include "rondo/runtime/device/device_failure.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <optional>
 
-#include "rondo/runtime/backend.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"

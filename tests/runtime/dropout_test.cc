@@ -2,10 +2,10 @@
 
 #include <cmath>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo {
 namespace {

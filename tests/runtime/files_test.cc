@@ -9,13 +9,13 @@
 #include <optional>
 #include <random>
 
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/mapped_file.h"
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/io/open_to_write.h"
-#include "rondo/runtime/io/safetensors.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 

@@ -5,7 +5,7 @@
 #include <concepts>
 #include <limits>
 
-#include "rondo/runtime/amp.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

@@ -1,6 +1,6 @@
-// Note [The host's floating-point state] (runtime/floating_point_scope.h), for ops that run eagerly. Whole programs:
-// tests/optim/floating_point_test.cc.
-#include "rondo/runtime/floating_point_scope.h"
+// Note [The host's floating-point state] (runtime/base/floating_point_scope.h), for ops that run eagerly. Whole
+// programs: tests/optim/floating_point_test.cc.
+#include "rondo/runtime/base/floating_point_scope.h"
 
 #include <gtest/gtest.h>
 
@@ -10,10 +10,10 @@
 #include <thread>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/host_floating_point.h"

@@ -1,10 +1,10 @@
 // Note [Gradients do not alias] of autograd.h: every way in which two gradients could come to share memory. And
 // gradients of odd layouts: expanded, transposed, empty.
-#include "rondo/runtime/gradient_memory.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "rondo/runtime/anomaly.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/autograd_extras.h"
+#include "rondo/runtime/autograd/anomaly.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 

@@ -17,7 +17,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"

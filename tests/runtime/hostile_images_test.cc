@@ -6,9 +6,9 @@
 #include <filesystem>
 #include <random>
 
-#include "rondo/runtime/io/image.h"
-#include "rondo/runtime/io/image_codec.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/image/image.h"
+#include "rondo/runtime/image/image_codec.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/hostile_images.h"
 #include "rondo/tests/runtime/temp_folder.h"

@@ -1,13 +1,13 @@
 // Images and masks: files of every kind against Pillow's values, round trips, and files that mean harm.
-#include "rondo/runtime/io/image.h"
+#include "rondo/runtime/image/image.h"
 
 #include <filesystem>
 #include <random>
 #include <set>
 
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/open_file.h"
-#include "rondo/runtime/io/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"

@@ -1,10 +1,10 @@
 // The ways that an op runs on a device: OpDef::on, the fallback without a kernel, and errors that kernels find.
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fake_device/fake_device.h"
 #include "rondo/tests/fake_device/test_device.h"

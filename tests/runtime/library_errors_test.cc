@@ -9,12 +9,12 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cpu/convolution_library.h"
-#include "rondo/runtime/cpu/onednn_library.h"
 #include "rondo/runtime/cpu/product.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/onednn/onednn_library.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo {

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "rondo/runtime/amp.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

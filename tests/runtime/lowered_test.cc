@@ -3,10 +3,10 @@
 
 #include <thread>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/lowered.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/ops/lowered.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo {

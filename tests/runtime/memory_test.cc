@@ -1,5 +1,5 @@
 // The memory report: what each byte is for at the peak, and what made it.
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <mutex>
 #include <thread>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 
 namespace rondo {

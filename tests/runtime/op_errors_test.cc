@@ -5,8 +5,8 @@
 #include <functional>
 #include <limits>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"

@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/channels_last.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/op_samples.h"
 

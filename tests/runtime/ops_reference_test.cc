@@ -5,7 +5,7 @@
 #include <functional>
 #include <map>
 
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/paths.h"
 

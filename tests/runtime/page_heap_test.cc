@@ -1,5 +1,5 @@
 // The heap that large blocks of host memory come from: freed neighbours are joined, pages are kept or returned.
-#include "rondo/runtime/cpu/page_heap.h"
+#include "rondo/runtime/device/page_heap.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -9,7 +9,7 @@
 #include <map>
 #include <vector>
 
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 namespace rondo::allocator {
 namespace {

@@ -1,5 +1,5 @@
 // The thread pool: callers side by side, exceptions, forks, settings; and products, whose slices run in it.
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
@@ -17,7 +17,7 @@
 
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

@@ -4,13 +4,13 @@
 #include <cmath>
 #include <vector>
 
-#include "rondo/runtime/amp.h"
-#include "rondo/runtime/autograd.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/pixel_loss.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

@@ -7,7 +7,7 @@
 #include <limits>
 #include <random>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"

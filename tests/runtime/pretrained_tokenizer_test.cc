@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <thread>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/io/json.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"

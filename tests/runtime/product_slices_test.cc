@@ -4,8 +4,8 @@
 #include <string>
 #include <string_view>
 
-#include "rondo/runtime/cpu/onednn_versions.h"
 #include "rondo/runtime/cpu/product.h"
+#include "rondo/runtime/onednn/onednn_versions.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 

@@ -1,14 +1,14 @@
 // Default generators: each thread draws numbers of its own, all of them functions of manual_seed.
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <thread>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/data/data_loader.h"
-#include "rondo/runtime/parallel.h"
-#include "rondo/runtime/tensor.h"
+#include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo {

@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/data/text_encoder.h"
 #include "rondo/runtime/data/token_data.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 

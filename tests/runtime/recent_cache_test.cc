@@ -1,4 +1,4 @@
-#include "rondo/runtime/recent_cache.h"
+#include "rondo/runtime/base/recent_cache.h"
 
 #include <gtest/gtest.h>
 

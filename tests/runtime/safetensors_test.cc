@@ -1,5 +1,5 @@
 // safetensors against files that mean harm, files of other writers, and its own.
-#include "rondo/runtime/io/safetensors.h"
+#include "rondo/runtime/checkpoint/safetensors.h"
 
 #include <malloc.h>
 #include <sys/stat.h>

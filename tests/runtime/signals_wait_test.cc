@@ -1,4 +1,4 @@
-// A host's signal handlers run on its stack, whatever library computes: Note [Signals wait] in runtime/cpu/onednn.h.
+// A host's signal handlers run on its stack, whatever library computes: Note [Signals wait] in runtime/onednn/onednn.h.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sys/time.h>
@@ -10,7 +10,7 @@
 #include <tuple>
 #include <vector>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 
 #if defined(__x86_64__)

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::text {
 namespace {

@@ -1,5 +1,5 @@
 // The caching allocator: its limit, and giving memory back.
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/random.h"
+#include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/errors.h"
 

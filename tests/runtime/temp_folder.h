@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/tests/paths.h"
 
 namespace rondo {

@@ -7,9 +7,9 @@
 #include <cstring>
 #include <type_traits>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/product.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo {
 namespace {

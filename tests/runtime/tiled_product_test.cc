@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/parallel.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo {

@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/memory.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/errors.h"
 

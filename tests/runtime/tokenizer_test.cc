@@ -1,5 +1,5 @@
 // Tokenizers of bytes and characters.
-#include "rondo/runtime/io/tokenizer.h"
+#include "rondo/runtime/text/simple_tokenizer.h"
 
 #include "rondo/tests/runtime/temp_folder.h"
 

@@ -4,11 +4,11 @@
 #include <limits>
 #include <random>
 
-#include "rondo/runtime/memory.h"
-#include "rondo/runtime/op.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
-#include "rondo/runtime/storage.h"
 #include "rondo/tests/bits.h"
 
 namespace rondo {

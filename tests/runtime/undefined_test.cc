@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "rondo/runtime/autograd.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/pixel_loss.h"
 #include "rondo/tests/errors.h"

@@ -1,5 +1,5 @@
 // CPU quotas, in made-up trees of a system's files.
-#include "rondo/runtime/usable_cores.h"
+#include "rondo/runtime/base/usable_cores.h"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "rondo/runtime/parallel.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo {

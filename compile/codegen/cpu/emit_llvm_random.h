@@ -1,5 +1,5 @@
-// Random numbers of a loop kernel in LLVM IR: Philox of runtime/random.h on a scalar counter or a vector of them, word
-// for word.
+// Random numbers of a loop kernel in LLVM IR: Philox of runtime/random/random.h on a scalar counter or a vector of
+// them, word for word.
 //
 // Counters and words live in the low halves of 64-bit lanes, whose upper halves hold anything (Note [Wide lanes] in
 // runtime/cpu/philox.h).

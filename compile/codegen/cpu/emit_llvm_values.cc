@@ -103,7 +103,7 @@ Value* ValueEmitter::round_to(Value* v, DType type) {
   return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
 }
 
-// BFloat16(float) of runtime/dtype.h, on integers: the hardware conversion flushes subnormals.
+// BFloat16(float) of runtime/base/dtype.h, on integers: the hardware conversion flushes subnormals.
 Value* ValueEmitter::bf16_bits_in_upper_half(Value* v) {
   const int width = width_of(v);
   Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));

@@ -5,7 +5,7 @@
 #include "rondo/compile/codegen/cuda/emit.h"
 #include "rondo/compile/codegen/cuda/kernel_emitter.h"
 #include "rondo/compile/codegen/loop_verify.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile::cuda {
 

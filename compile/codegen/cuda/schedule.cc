@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/codegen/flatten.h"
 #include "rondo/compile/codegen/tiles.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::compile::cuda {
 namespace {

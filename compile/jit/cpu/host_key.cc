@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/build_hash.h"
-#include "rondo/runtime/cpu_features.h"
+#include "rondo/runtime/base/cpu_features.h"
 
 namespace rondo::compile {
 

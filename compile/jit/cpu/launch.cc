@@ -7,12 +7,12 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/codegen/tiles.h"
 #include "rondo/compile/jit/cpu/rows_on_device.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/bad_index.h"
+#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/wrapping.h"
-#include "rondo/runtime/parallel.h"
 
 namespace rondo::compile::cpu {
 namespace {

@@ -22,7 +22,8 @@ inline constexpr const char* kKernelSymbol = "rondo_kernel";
 // The processor that code is generated for.
 struct CodeCpu {
   std::string name;  // RONDO_CPU; "native" is this host and every feature that it has
-  // If the name is not "native": the features that kernels are compiled for, as "avx2 fma" (runtime/cpu_features.h).
+  // If the name is not "native": the features that kernels are compiled for, as "avx2 fma"
+  // (runtime/base/cpu_features.h).
   std::string features;
 };
 

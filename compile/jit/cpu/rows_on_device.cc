@@ -3,7 +3,7 @@
 #include <cstring>
 #include <vector>
 
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile::cpu {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "rondo/compile/target/table.h"
-#include "rondo/runtime/storage.h"
+#include "rondo/runtime/device/storage.h"
 
 namespace rondo::compile::cpu {
 

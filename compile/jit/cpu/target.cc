@@ -5,7 +5,7 @@
 #include "rondo/compile/jit/cpu/launch.h"
 #include "rondo/compile/jit/cpu/object.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
-#include "rondo/runtime/cpu/backend.h"
+#include "rondo/runtime/onednn/product_library.h"
 
 namespace rondo::compile::cpu {
 namespace {

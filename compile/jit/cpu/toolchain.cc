@@ -20,10 +20,10 @@
 #include "rondo/compile/jit/cpu/plugin.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/target/code_generator.h"
-#include "rondo/runtime/error.h"
-#include "rondo/runtime/floating_point_scope.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/io/trusted_file.h"
-#include "rondo/runtime/memory.h"
 
 #ifndef RONDO_STATIC_JIT
 // The folder of the plug-in, where "$ORIGIN" is the folder of the shared library that holds this code. Defined beside

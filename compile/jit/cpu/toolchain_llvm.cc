@@ -134,9 +134,9 @@ Processor this_host() {
 }
 
 // Code for a named x86 or ARM uses what its kernels use, on top of what every x86-64 or aarch64 has: the check at the
-// first tensor then holds for both (runtime/cpu_features.h). The name, which compilers give more features than that
-// check knows, chooses speeds only. Kernels of other architectures say nothing of features: there the name does, or
-// stands for those that every processor has.
+// first tensor then holds for both (runtime/base/cpu_features.h). The name, which compilers give more features than
+// that check knows, chooses speeds only. Kernels of other architectures say nothing of features: there the name does,
+// or stands for those that every processor has.
 Processor named(const CodeCpu& wanted) {
   const Architecture& here = architecture();
   const std::unique_ptr<const llvm::MCSubtargetInfo> known(here.target->createMCSubtargetInfo(here.name, "", ""));

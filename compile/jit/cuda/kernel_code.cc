@@ -8,10 +8,10 @@
 #include "rondo/compile/codegen/loop_text.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/target/code_generator.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/error.h"
 
 namespace rondo::compile::cuda {
 namespace {

@@ -7,10 +7,10 @@
 
 #include "absl/container/inlined_vector.h"
 #include "rondo/compile/jit/cuda/kernel_code.h"
-#include "rondo/runtime/backend.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile::cuda {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/format.h"
+#include "rondo/runtime/base/format.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/text/jinja/evaluator.h"
 #include "rondo/runtime/text/jinja/python_text.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/error.h"
+#include "rondo/runtime/base/error.h"
 #include "rondo/runtime/io/utf8.h"
 #include "rondo/runtime/text/jinja/python_text.h"
 #include "rondo/runtime/text/jinja/value.h"

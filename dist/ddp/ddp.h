@@ -1,0 +1,224 @@
+// DistributedDataParallel: START HERE. Each process trains the same model on its own share of the batch; gradients are
+// averaged over the processes while backward still runs.
+//
+//   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process());   // under rondorun
+//   dist::DistributedDataParallel ddp(model, group);       // every rank now has rank 0's parameters
+//   compile::compile_regions(model);                       // or before, or not at all
+//   for (...) {
+//     model.loss(x, y).backward();                         // buckets leave at the seams of the model's blocks
+//     ddp.finish();                                        // the gradients are the averages
+//     optimizer.step();
+//     optimizer.zero_grad();
+//   }
+//
+// A model on a GPU needs a group that is connected with {.device = device}. Each rank reads its own batches:
+// data::BatchShare (runtime/data/batch_share.h) over a DataLoader gives a rank its share, in an order that holds for
+// any number of ranks. Rank 0 saves, and all ranks load (examples/job.h). When a step has several backward passes, all
+// but the last run under `const auto local = ddp.no_sync();`.
+//
+// Every rank makes the same updates. After an error of the group, load the last checkpoint.
+// The model must outlive this. Thread safety: the thread that runs backward.
+//
+// More at the end of this file: Note [Buffers], [When a gradient leaves], [What is an error], [Equal updates],
+// [Updates in backward], [Averages on a device].
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/dist/ddp/bucket.h"
+#include "rondo/dist/ddp/gradient_shards.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/modules/module.h"
+#include "rondo/optim/update_at_seams.h"
+#include "rondo/optim/update_facts.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::autograd {
+class GradientHome;
+}
+namespace rondo::dist {
+
+class Parcel;
+class RowParcel;
+class SharedBuffers;
+
+class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
+ public:
+  // A collective: compares the plans, then broadcasts rank 0's parameters and buffers. Throws MismatchError on every
+  // rank if the plans differ. Throws Error on every rank if a parameter or buffer of one rank is not on its group's
+  // device, or not in host memory where the group has none, and if no parameter requires a gradient. Throws Error if
+  // the group is null, if the model has a DistributedDataParallel already, or if an UpdateAtSeams would use the
+  // gradients before they are averaged.
+  DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group, BucketOptions options = {});
+  ~DistributedDataParallel() override;
+  // Throws Error unless models on this device can be wrapped with a group: for programs that know the device before
+  // they make the group or the model. `what`: for the message.
+  static void check_device(Device device, std::string_view what = "the model");
+  DistributedDataParallel(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+
+  nn::ModuleBase& module() const { return model_; }
+
+  // Ends a step: waits until every bucket is averaged and the buffers are shared; on a device, later work does. A
+  // collective. Throws MismatchError on every rank; the gradients of this step must then not be used, but the next step
+  // may be tried, unless the ranks had issued different collectives on a device.
+  void finish();
+  // finish() on a rank that ran no last backward in this step, because the batch has no part for it: that part counts
+  // as zeros, beside what backwards under no_sync() have added up. Averages divide by all ranks, also by this one:
+  // scale the loss by world_size over the number of ranks that have a part, if it is a mean. Not for a model whose
+  // layers wait for all ranks (a synchronised BatchNorm): there the rank runs forward and backward of a batch of 0
+  // rows.
+  void finish_with_zeros();
+
+  // With BucketOptions::allow_unused: the parameters that got no gradient on this rank in the step that the last
+  // finish() ended, by name.
+  const std::vector<std::string>& unused_parameters() const { return unused_; }
+
+  // For UpdateAtSeams. With a listener, backward() throws what finish() would if a bucket fails early.
+  int64_t on_final(Listener listener) override;
+  void remove_on_final(int64_t id) override;
+  void check_finished() const override;
+
+  // An optimizer has updated parameters: the next finish() compares how.
+  void on_update(UpdateFacts facts) override { updates_.push_back(std::move(facts)); }
+
+  // From the first step on, `shards` gets the averages of the parameters that it takes, and they have no .grad after
+  // finish(). See Note [Shards]. Throws Error after the first step. After remove_shards(), finish() throws Error.
+  void add_shards(GradientShards& shards);
+  void remove_shards(GradientShards& shards);
+
+  // While it lives, backward only adds to the gradients of this process.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(DistributedDataParallel& ddp);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DistributedDataParallel& ddp_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+
+  // A collective that checks: throws MismatchError on every rank unless each parameter has the same bits on all of
+  // them. Returns a hash of all parameters.
+  uint64_t check_parameters();
+
+  // From model and options before the first step, then in the learned order.
+  const BucketPlan& plan() const { return plan_; }
+  ProcessGroup& group() const { return *group_; }
+  const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
+
+ private:
+  struct Arrivals;  // what backward's callbacks have seen in this step
+  void compare_plans(const std::string& text);
+  void broadcast_state();
+  void watch_uses();
+  void arrive(size_t parameter);
+  void check_arrival(size_t parameter);
+  void take(size_t parameter);
+  void send_what_is_ready();
+  std::string agree_on_parts();
+  void agree_on_order();
+  void make_parcels();
+  GradientTaker taker_of(const Tensor& parameter) const;
+  void hand_to_shards(bool first);
+  void hand_over(size_t bucket);
+  bool delivers_early() const;
+  std::string describe_shards() const;
+  std::string misplaced(Device device, std::string_view what) const;
+  void check_places();
+  void send(size_t bucket);
+  void send_rows(size_t in_two_parts);
+  int64_t tag_of_rows(size_t parameter) const;
+  void check_rows();
+  void deliver_second_parts();
+  void put(Parcel& parcel, size_t slot);
+  bool is_usable(size_t bucket);
+  void deliver(size_t bucket);
+  void start_over();
+  std::vector<std::string> exchange_end_of_step(int64_t step);
+  void note_other_updates(const std::vector<UpdateFacts>& updates, std::vector<std::string>& troubles);
+  void check_no_stranger();
+  void set_claim(size_t parameter, bool claims);
+  void note(std::string trouble);
+
+  nn::ModuleBase& model_;
+  const std::shared_ptr<ProcessGroup> group_;
+  const BucketOptions options_;
+  Device device_;      // of the parameters
+  bool late_ = false;  // the device runs late: nothing of it is read, and finish() delivers
+  const std::unique_ptr<const SharedBuffers> buffers_;
+  std::vector<nn::NamedTensor> parameters_;  // that require a gradient
+  std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
+  std::vector<int64_t> hooks_;
+  std::vector<bool> claimed_;  // by parameter
+  BucketPlan plan_;
+  std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
+  bool learned_ = false;                      // plan_ is in the order in which gradients become final
+  bool shards_begun_ = false;                 // they know their buckets
+  std::vector<Parcel> parcels_;               // by bucket
+  std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
+  std::vector<std::unique_ptr<RowParcel>> rows_;  // by parameter; once plan_ is learned, null for those in one part
+  std::vector<size_t> in_two_parts_;              // parameters: Note [Two parts] in row_parcel.h
+  std::vector<size_t> first_part_at_;             // of those: where in the order of the gradients the first part was
+  std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter
+  std::vector<std::vector<size_t>> buckets_of_;                 // by parameter: one for each piece
+  std::shared_ptr<Arrivals> arrivals_;                          // shared with hooks that a tape may keep alive
+  size_t next_bucket_ = 0;                                      // buckets before it are sent
+  size_t next_rows_ = 0;                                        // of in_two_parts_: before it, rows are sent
+  size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
+  bool spoilt_ = false;        // no further average of this step may be used
+  std::vector<std::pair<int64_t, Listener>> listeners_;
+  int64_t step_ = 1;
+  std::vector<UpdateFacts> updates_;              // since the last exchange
+  std::string trouble_;                           // of this rank, in this step
+  std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
+};
+
+}  // namespace rondo::dist
+#pragma GCC visibility pop
+
+// Note [Buffers]. Each rank's forward writes buffers, such as BatchNorm's running statistics, from its own batches.
+// finish() sends rank 0's to every rank, so each forward that trains begins with them, and evaluations and checkpoints
+// have the same values on every rank. BucketOptions::buffers averages them, or leaves each rank its own. Statistics of
+// the batches of all ranks: convert_sync_batchnorm() (group_communicator.h).
+//
+// Note [When a gradient leaves]. A gradient leaves when all uses of its parameter have contributed, also those that
+// autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient leaves in two parts, so that
+// backward hides its all-reduce, too: Note [Two parts] in row_parcel.h. The first step learns the order in which
+// gradients become final (Note [Bucket order] in bucket.h): its buckets leave in finish(), those of later steps during
+// backward. The average differs from that of one process by the rounding of sums in another order.
+// From the moment its gradient is taken for sending, a parameter has no grad() until finish(), and Optimizer::step()
+// throws. After finish(), grad() is the average. It is a view of the bucket if the dtypes agree and the bucket holds
+// the whole parameter. It holds until the next backward, which makes its gradients there (Note [Born in the bucket] in
+// parcel.h).
+//
+// Note [What is an error]. The plan is equal on every rank. These are errors on every rank, which name the rank and the
+// parameter: a gradient that changes after it was sent, a gradient that does not come (unless
+// BucketOptions::allow_unused), a parameter in no bucket, and an all-reduce that did not happen.
+//
+// Note [Equal updates]. finish() compares the updates that optimizers have made since the finish() before, by a hash in
+// the exchange that it makes anyway. Another learning rate or other option, another group of parameters, other loaded
+// states (compared at their first step) or a step that one rank left out is a MismatchError on every rank, which names
+// the rank and the option. So it comes one step late, and no finish() compares the last step. Groups of parameters
+// without options have the defaults of the optimizer's options, on every rank (optimizer.h).
+//
+// Note [Updates in backward]. With an optimizer in backward (optim/update_at_seams.h), a bucket is updated when its
+// average has arrived: during the backward of a later block, or in finish(), while later buckets are still under way.
+// Every rank updates the same buckets: none from the first bucket on for which some rank lacks a gradient.
+//   optim::UpdateAtSeams updates(ddp, optimizer);
+//   for (...) { model.loss(x, y).backward(); ddp.finish(); updates.finish(); }
+// Optimizer states may be spread over the processes: dist::ShardedOptimizer (sharded_optimizer.h).
+//
+// Note [Averages on a device]. On a CUDA GPU everything is enqueued: one all-reduce for each bucket on the
+// communication stream while backward goes on, and the optimizer's work comes after it, by events. The host waits only
+// in finish(), and only for the other hosts: in one small exchange, made while the devices compute, the ranks compare
+// what they have issued. A step whose sequences differ gives no gradients. finish() also calls the listeners: an update
+// in the middle of backward would make backward wait for an average. After an error of the group, parameters may hold
+// numbers that mean nothing: steps that were enqueued behind the aborted all-reduce may have run. backward, finish()
+// and check_parameters() throw every time from then on (Note [Where an error surfaces] in process_group.h).

@@ -1,0 +1,92 @@
+// ParameterGather: brings the elements that each rank has updated to all ranks, bucket by bucket, while the program
+// goes on.
+//
+// Note [Values under way]. From start() until it has landed, a bucket's parameters have no storage and this object as
+// their recorder, as a value that is only recorded (recorder.h). Whoever reads such a tensor calls flush(), which waits
+// for the bucket and gives the storage back. So a forward waits for each parameter where it first uses it, and nothing
+// that is read through the parameter's handle is old. A view or a detached handle that was made before start() reads
+// old elements until then.
+//
+// On a device, a bucket lands when its copies are enqueued, and its collective may still fail. wait() then finds it
+// again: its parameters are under way once more, for ever, and every read throws.
+//
+// Thread safety: the thread that trains. Before another thread reads a parameter, call wait().
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/optim/param_slot.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/tensor/tensor.h"
+
+namespace rondo::dist {
+
+class ParameterGather final : public Recorder {
+ public:
+  // Elements of a parameter in a row of a bucket.
+  struct Piece {
+    size_t parameter;
+    int64_t begin, numel;
+    int rank;
+    int64_t offset;  // in the row
+    Tensor source;   // of this rank's pieces: the new values, a line
+  };
+
+  explicit ParameterGather(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
+  // Waits for what is under way; not while an exception unwinds. What then did not land is an error to read.
+  ~ParameterGather() override;
+
+  // `copy`: undefined, or a tensor in another dtype that follows the parameter.
+  size_t add_parameter(Tensor parameter, Tensor copy);
+  // `memory`: at least (world_size, row) elements of `dtype`, free from start() until the bucket has landed.
+  size_t add_bucket(std::vector<Piece> pieces, const Tensor& memory, int64_t row, DType dtype);
+  // The source of one of this rank's pieces has moved.
+  void set_source(size_t bucket, size_t piece, Tensor source) {
+    buckets_[bucket].pieces[piece].source = std::move(source);
+  }
+
+  // The contents that a parameter had when it last landed.
+  const optim::Contents& landed(size_t parameter) const { return parameters_[parameter].landed; }
+
+  void start(size_t bucket, const std::string& name);
+  void wait(size_t bucket);
+  void wait();
+
+  void record(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>, bool,
+              std::source_location where) override;
+  // A parameter under way lacks its memory only: its history is at hand.
+  void interrupt(const char*, std::source_location) override {}
+  void flush(const TensorImpl& tensor, std::source_location where) override;
+
+ private:
+  struct Parameter {
+    Tensor tensor, copy;
+    Storage storage, copy_storage;  // while it is under way
+    std::vector<size_t> buckets;
+    optim::Contents landed;
+    size_t under_way = 0;  // of these
+  };
+  struct Bucket {
+    Tensor all;  // (world_size, row)
+    std::vector<Piece> pieces;
+    std::vector<size_t> parameters;
+    Work work;  // the last one
+    bool under_way = false;
+  };
+  void take_parameter(Parameter& parameter);
+  void revoke_failed();
+  void take_storage(Tensor& tensor, Storage& kept);
+  static void give_back(Tensor& tensor, Storage& kept);
+
+  const std::shared_ptr<ProcessGroup> group_;
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  std::unordered_map<const TensorImpl*, size_t> parameter_of_;
+};
+
+}  // namespace rondo::dist

@@ -1,0 +1,41 @@
+// The state of a sharded optimizer as that of whole parameters, and back.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/modules/state_dict.h"
+#include "rondo/optim/param_slot.h"
+
+namespace rondo::dist {
+
+// What one slot of the optimizer is on this rank.
+struct ShardPiece {
+  size_t parameter = 0;          // of the optimizer before it was sharded
+  std::optional<size_t> bucket;  // of this optimizer; none: a frozen parameter, whole on every rank
+  size_t slot_in_bucket = 0;
+  int64_t begin = 0, numel = 0;  // elements of the parameter
+  int64_t offset = 0;            // of them, in this rank's row
+  bool is_cut = false;           // a line of elements; false: the whole parameter, or nothing
+  bool is_mine = true;           // false: a whole parameter of another rank, or no element
+  bool has_master = false;       // the slot's parameter is this rank's f32 weights
+  Tensor home;                   // a line: these elements of the parameter itself
+  bool is_unsure = true;         // with master weights: they may not be what the parameter was rounded from
+};
+
+// A collective. `local`: state_dict() of the optimizer over its pieces, with "state.<i>.master" for master weights.
+// `wanted` chooses among the names after "state.<i>."; groups' options are always there.
+nn::StateDict gather_state(ProcessGroup& group, const std::vector<Tensor>& parameters,
+                           const std::vector<ShardPiece>& pieces, const nn::StateDict& local,
+                           std::optional<int> only_on, absl::FunctionRef<bool(std::string_view name)> wanted);
+
+// What of the state of whole parameters belongs to the pieces, under their slots' names. Throws StateDictError, whose
+// message begins with `what`, for names and shapes that do not fit the parameters.
+nn::StateDict cut_state(const char* what, const std::vector<Tensor>& parameters, const std::vector<ShardPiece>& pieces,
+                        const std::vector<optim::ParamSlot>& slots, const nn::StateDict& whole);
+
+}  // namespace rondo::dist

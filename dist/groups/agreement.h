@@ -1,0 +1,64 @@
+// A rank's next collective, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would break
+// the group's connections; equal sizes with another meaning would give wrong numbers.
+//
+// No sockets and no threads here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "rondo/dist/groups/process_group.h"
+
+namespace rondo::dist {
+
+enum class CollectiveKind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
+
+// On the wire as it is in memory: all ranks run the same build.
+struct Call {
+  uint64_t number = 0;  // of the collective, from 1
+  uint64_t name = 0;    // a hash of its name
+  int64_t numel = 0;    // of the tensor that a rank sends
+  int32_t root = 0;
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  DType dtype = kU8;
+  uint8_t unused = 0;
+
+  size_t bytes() const { return static_cast<size_t>(numel) * size_of(dtype); }
+  bool operator==(const Call&) const = default;
+};
+
+// A tensor that fits comes along, so that the smallest collectives (a loss, the end of a step) take one message.
+constexpr size_t kInline = 32;
+struct CallMessage {
+  Call call;
+  unsigned char data[kInline] = {};
+};
+static_assert(sizeof(CallMessage) == 64);
+
+uint64_t hash_of_name(std::string_view name);
+// "all_reduce 2 (gradients; 8 f32, average)". Any bytes may be in `call`: it may come from a peer.
+std::string describe(const Call& call, std::string_view name);
+// Every field has a value that this build knows.
+bool is_valid(const Call& call, int world_size);
+// The first rank whose call is not that of rank 0; 0 if all agree.
+size_t first_that_differs(std::span<const CallMessage> calls, int world_size);
+
+// Texts of lines that should be equal: the first rank whose text is not that of rank 0, and the first line that
+// differs.
+struct TextDifference {
+  size_t rank, line;
+  std::string there, first;  // the line on that rank and on rank 0: quoted, or "nothing more"
+};
+std::optional<TextDifference> first_difference(std::span<const std::string> texts);
+
+// Up to this many bytes a tensor is exchanged whole, and every rank computes the result by itself.
+constexpr size_t kSmall = 768;
+// The result of a collective from the tensors of all ranks, in the order of the ranks: the same bits on every rank.
+// `all`: world_size times call.bytes(); `to`: this rank's output. REQUIRES: call.bytes() <= kSmall.
+void combine_small(const Call& call, int rank, int world_size, const unsigned char* all, void* to);
+
+}  // namespace rondo::dist

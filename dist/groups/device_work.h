@@ -1,0 +1,48 @@
+// A collective of a device's tensors that is on its way: Note [Device collectives] in nccl_communicator.h.
+//
+// Thread safety: all functions may be called from any thread.
+#pragma once
+
+#include <chrono>
+#include <optional>
+
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/groups/sequence.h"
+#include "rondo/dist/groups/work_state.h"
+#include "rondo/runtime/device/backend.h"
+
+namespace rondo::dist {
+
+class DeviceWork final : public Work::State {
+ public:
+  DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in);
+  ~DeviceWork() override;
+
+  // Before and after the collective is enqueued.
+  void join_communication();
+  void enqueued();
+
+  void wait() override;
+  void synchronize() override;
+  bool is_done() override;
+
+  const NamedCall& call() const { return call_; }
+  // When the device's work before the collective was seen to be done. Nothing: not yet. For one thread.
+  std::optional<std::chrono::steady_clock::time_point> started();
+  // The collective is lost: its error is known from now on. Before it is aborted: an event that is reached afterwards
+  // does not say that it is done.
+  void lose(Work::Outcome outcome, const std::string& why) noexcept;
+
+ private:
+  bool is_reached() { return done_ != nullptr && table_.reached(device_, done_); }
+  void let_go() noexcept;  // of the tensors. REQUIRES: mutex is held
+
+  const BackendTable& table_;
+  const int device_;
+  const NamedCall call_;
+  Tensor out_, in_;
+  EventHandle ready_ = nullptr, done_ = nullptr;
+  std::optional<std::chrono::steady_clock::time_point> started_;
+};
+
+}  // namespace rondo::dist

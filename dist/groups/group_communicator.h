@@ -1,0 +1,43 @@
+// GroupCommunicator: a process group as what layers add up their statistics with (runtime/op/communicator.h).
+//
+//   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module() or
+//   DistributedDataParallel
+//
+// Every rank then makes the same calls of `model` in the same order: a training step of a normalisation is a
+// collective, forward and backward, also for a rank whose batch is empty. Evaluation sends nothing.
+#pragma once
+
+#include <memory>
+
+#include "rondo/dist/groups/process_group.h"
+#include "rondo/modules/module.h"
+#include "rondo/runtime/op/communicator.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::dist {
+
+class GroupCommunicator final : public rondo::Communicator {
+ public:
+  // A subgroup of the ranks has connections of its own, so its small messages do not wait behind buckets of gradients.
+  explicit GroupCommunicator(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
+
+  // Throws Error if the group does not take the tensor, and the group's errors: Note [Where an error surfaces].
+  void all_reduce_sum(const Tensor& tensor) override;
+
+  // What has been sent so far: messages, and bytes of each rank's tensors. Any thread that issues collectives may ask.
+  int64_t messages() const { return messages_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const std::shared_ptr<ProcessGroup> group_;
+  int64_t messages_ = 0, bytes_ = 0;
+};
+
+// Ioffe and Szegedy's batch normalisation over the batches of all ranks: every BatchNorm1d and BatchNorm2d of `model`
+// takes its statistics in training from the sum over the ranks of 2 C + 1 numbers in f64, one message forward and one
+// backward. Batches may have different sizes, and a rank's may be empty. Names and state stay as they are. Throws Error
+// if the model has no such layer.
+std::shared_ptr<GroupCommunicator> convert_sync_batchnorm(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group);
+
+}  // namespace rondo::dist
+#pragma GCC visibility pop

@@ -1,0 +1,37 @@
+// A ProcessGroup of host tensors as the group of a device builds on it (nccl_group.h): it carries what the hosts tell
+// each other, and both fail together.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rondo/dist/groups/process_group.h"
+
+namespace rondo::dist {
+
+class PeerStatus;
+
+class HostGroup : public ProcessGroup {
+ public:
+  std::string failure() override = 0;  // returns at once
+  // The device's side has failed, and has told the launcher and the other ranks why: no collective can run any more.
+  // Returns at once. Any thread may call it.
+  virtual void give_up(const std::string& sentence) = 0;
+  // Null: this process is the only one.
+  virtual PeerStatus* peers() = 0;
+  int rank_in_job(int rank) const override = 0;
+  // As ProcessGroup::subgroup().
+  virtual std::shared_ptr<HostGroup> host_subgroup(const std::vector<int>& ranks, std::string_view name) = 0;
+  std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks, std::string_view name) override {
+    return host_subgroup(ranks, name);
+  }
+};
+
+// One process, with no messages and no threads. `rank_in_job`: of this process.
+std::shared_ptr<HostGroup> make_solo_group(const GroupOptions& options, int rank_in_job = 0);
+// Part of a subgroup's making: checks `ranks`, and that all ranks of `group` name the same.
+void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::string_view name);
+
+}  // namespace rondo::dist

@@ -1,0 +1,70 @@
+// The guard: a small process between the launcher and the ranks. It starts the ranks, reports how they end, and ends
+// every process below it when the job ends or the launcher dies, however it dies.
+//
+//   launcher -- guard -- rank 0 -- its children
+//                     `- rank 1
+//
+// Note [Who ends whom]. PR_SET_PDEATHSIG ends a rank with its parent, but a rank's own children do not inherit it. The
+// guard is a subreaper, so every orphan below it stays below it, also after setsid(). It sees the launcher's end by the
+// end of their connection, and has a process group of its own: a signal to the launcher's group does not reach it. If
+// the guard itself is killed, the ranks get SIGKILL by PR_SET_PDEATHSIG, and the launcher, a subreaper too, ends what
+// they leave. Not covered: SIGKILL to launcher and guard within the same moment (then only the ranks end), processes
+// of another user (setuid), and processes that a service outside of the job starts on request.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/dist/transport/socket.h"
+
+namespace rondo::dist {
+
+class Guard {
+ public:
+  struct Event {
+    enum class Kind : uint8_t { kStarted, kCannotStart, kExited };
+    Kind kind = Kind::kExited;
+    int rank = 0;
+    pid_t pid = -1;
+    int status = 0;    // as waitpid() gives it; errno for kCannotStart
+    int64_t time = 0;  // microseconds since 1970
+    Fd out, err;       // kStarted: what the rank writes to stdout and stderr
+  };
+
+  // Forks. REQUIRES: no thread of this process holds a lock that the child needs; so call it before starting threads.
+  // `mask`: the signals that the ranks block.
+  explicit Guard(const sigset_t& mask);
+  // Ends the guard and every process below it.
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  // `variables` ("NAME=value") are added to this process's environment, or replace what it has.
+  void start(int rank, const std::vector<std::string>& command, const std::vector<std::string>& variables);
+  // To the process group of a rank; kEveryRank: to all that run. A stopped rank is continued.
+  void signal(int rank, int signal);
+  static constexpr int kEveryRank = -1;
+  // Kills every process below the guard, also those that left their rank's process group. The guard then ends.
+  void end_all();
+
+  // Readable when there is an event.
+  int fd() const { return connection_.get(); }
+  // The next event, if there is one. Nothing more comes after lost() is true.
+  std::optional<Event> next();
+  // The guard has ended.
+  bool lost() const { return lost_; }
+
+ private:
+  void send(const std::string& order);
+
+  Fd connection_;
+  pid_t pid_ = -1;
+  bool lost_ = false;
+  std::vector<pid_t> strangers_;  // children that this process had before
+};
+
+}  // namespace rondo::dist

@@ -1,0 +1,44 @@
+// Text on its way to a reader that may be slow, stopped or gone. Writing happens on threads of this class, one for each
+// stream, so the launcher itself never waits for a reader.
+//
+// Thread safety: one thread uses the object. The writer may be called from two threads at once, for different streams.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string_view>
+
+#include "rondo/dist/transport/socket.h"
+
+namespace rondo::dist {
+
+class OutputQueue {
+ public:
+  // stream: STDOUT_FILENO or STDERR_FILENO. May block.
+  using Writer = std::function<void(int stream, std::string_view text)>;
+  // A stream with this much text on its way has no room.
+  static constexpr size_t kLimit = 1 << 20;
+
+  explicit OutputQueue(Writer writer);
+  // Text that is not written by now is dropped. A thread whose writer does not return is left to the end of the
+  // process.
+  ~OutputQueue();
+  OutputQueue(const OutputQueue&) = delete;
+  OutputQueue& operator=(const OutputQueue&) = delete;
+
+  // Always takes the text: the caller asks has_room() before it reads more.
+  void push(int stream, std::string_view text);
+  bool has_room(int stream) const;
+  // Everything was handed to the writer, and the writer has returned.
+  bool is_empty() const;
+  // Readable when a writer has returned since the last call of clear().
+  int fd() const;
+  void clear();
+
+ private:
+  struct Stream;
+  std::shared_ptr<Stream> streams_[2];
+  std::shared_ptr<Fd> progress_;
+};
+
+}  // namespace rondo::dist

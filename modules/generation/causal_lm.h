@@ -1,0 +1,51 @@
+// CausalLM: what a language model offers for generation (generation.h). GPT2 and Llama are CausalLMs; a model of your
+// own becomes one by three functions:
+//
+//   struct MyModel : nn::Module<MyModel>, nn::CausalLM {
+//     nn::ModuleBase& module() override { return *this; }
+//     nn::KVCacheOptions cache_options() const override { return {.layers = 4, .kv_heads = 2, ...}; }
+//     Tensor features(const Tensor& idx, nn::KVCache& cache, std::span<const int64_t> counts) override;
+//     Tensor head(const Tensor& features) override { return lm_head(features); }
+//   };
+//
+// `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i. A model that attends to an
+// encoder's output, too, says encoded_width, and hands the same to its CrossAttention (attention.h).
+#pragma once
+
+#include <span>
+
+#include "rondo/modules/layers/kv_cache.h"
+#include "rondo/modules/module.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::nn {
+
+class CausalLM {
+ public:
+  virtual ~CausalLM() = default;
+
+  virtual ModuleBase& module() = 0;
+  // The cache of one row that holds the longest sequence of this model, in the dtype of its weights. Under autocast the
+  // dtype is autocast's.
+  virtual KVCacheOptions cache_options() const = 0;
+  // The output layer's input for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b] tokens of
+  // row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
+  virtual Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) = 0;
+  // The output layer: (..., C) -> (..., V).
+  virtual Tensor head(const Tensor& features) = 0;
+
+  // Logits of what follows each new token: (B, T) -> (B, T, V).
+  Tensor cached_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts = {});
+  // Logits of what follows the last real token of each row: (B, T) -> (B, V). Computes no other logits.
+  Tensor next_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts = {});
+
+ protected:
+  // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache is made as
+  // cache_options() says, on that device, for any batch, dtype and up to that length.
+  void check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const;
+  // The dtype that attention computes in if weights are of this one.
+  static DType cached_dtype(DType weights);
+};
+
+}  // namespace rondo::nn
+#pragma GCC visibility pop

@@ -1,0 +1,194 @@
+// The modules that adapters add to a tree, and how the files of modules/lora*.cc find them. Not installed: lora.h.
+//
+//   h.0.attn.c_attn                     Linear, a target
+//     lora                              LoraLayer: wraps the target's calls, knows which adapter is active
+//       default                         LoraLinear, LoraLinearParts or LoraEmbedding: one adapter's matrices
+//   classifier                          Linear, a module to save
+//     modules_to_save                   SavedCopies: gives the classifier the tensors of the active adapter
+//       default                         TensorSet: one adapter's copies
+//     original_module                   TensorSet: the base's tensors
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rondo/modules/layers/layers.h"
+#include "rondo/modules/lora/lora.h"
+
+namespace rondo::nn {
+
+// What may differ from target to target: rank_pattern, alpha_pattern.
+struct LoraSize {
+  int64_t rank = 0;
+  double alpha = 0;
+  bool operator==(const LoraSize&) const = default;
+};
+
+// Shared by all parts of one adapter.
+struct AdapterInfo {
+  LoraOptions options;
+  bool trainable = true;
+  double scaling(const LoraSize& size) const;
+};
+using AdapterInfoPtr = std::shared_ptr<const AdapterInfo>;
+
+// Marks the modules of adapters: what is below them is no part of the base.
+struct AdapterPart {
+  virtual ~AdapterPart() = default;
+};
+
+// One adapter of one target.
+struct LoraDelta : AdapterPart {
+  explicit LoraDelta(AdapterInfoPtr info) : info(std::move(info)) {}
+  const AdapterInfoPtr info;
+  // The summand that a call of the target with x adds to its result.
+  virtual Tensor delta(const Tensor& x) = 0;
+  // The same as an update of the target's weight, in its shape.
+  virtual Tensor weight_delta() = 0;
+  // Under the names in PEFT's file, in its layout: views of the parameters.
+  virtual std::vector<NamedTensor> in_file() = 0;
+  virtual ModuleBase& as_module() = 0;
+};
+
+// delta(x) = B(A(dropout(x)) * scaling).
+struct LoraLinear final : Module<LoraLinear>, LoraDelta {
+  // `rows`: outputs of a part of the base; 0: all.
+  LoraLinear(const Linear& base, AdapterInfoPtr info, LoraSize size, int64_t rows = 0);
+  const LoraSize size;
+  Linear lora_A;
+  Linear lora_B;
+  Dropout lora_dropout;
+  Tensor forward(const Tensor& x);  // (..., in) -> (..., out), in A's dtype
+  Tensor delta(const Tensor& x) override { return (*this)(x); }
+  Tensor weight_delta() override;
+  std::vector<NamedTensor> in_file() override;
+  ModuleBase& as_module() override { return *this; }
+};
+
+// A module's rows of outputs that Transformers has as a module of its own, such as the queries of ViT's qkv. Or a whole
+// module: rows is 0.
+struct PublishedPart {
+  std::string path;  // as Transformers names it
+  int64_t row = 0, rows = 0;
+  std::string leaf() const { return path.substr(path.rfind('.') + 1); }
+};
+
+// A LoraLinear for each of some parts of a target. The other rows get nothing.
+struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
+  LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
+                  const std::vector<LoraSize>& sizes);
+  const int64_t n_out;
+  const std::vector<PublishedPart> parts;             // by row
+  std::vector<std::unique_ptr<LoraLinear>> matrices;  // of each part, named as its leaf
+  Tensor forward(const Tensor& x);                    // (..., in) -> (..., out)
+  Tensor delta(const Tensor& x) override { return (*this)(x); }
+  Tensor weight_delta() override;
+  std::vector<NamedTensor> in_file() override;  // "q_proj.lora_A.weight"
+  ModuleBase& as_module() override { return *this; }
+
+ private:
+  // One tensor for each part, joined along `dim` with zeros between them.
+  Tensor joined(const std::vector<Tensor>& of_parts, int64_t dim) const;
+};
+
+// delta(index) = B(A[index] * scaling); the base's padding row gets none.
+struct LoraEmbedding final : Module<LoraEmbedding>, LoraDelta {
+  LoraEmbedding(const Embedding& base, AdapterInfoPtr info, LoraSize size);
+  const LoraSize size;
+  Embedding lora_embedding_A;
+  Linear lora_embedding_B;
+  Tensor forward(const Tensor& indices);  // i64 (...) -> (..., C)
+  Tensor delta(const Tensor& indices) override { return (*this)(indices); }
+  Tensor weight_delta() override;
+  std::vector<NamedTensor> in_file() override;
+  ModuleBase& as_module() override { return *this; }
+};
+
+// All adapters of one target.
+struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
+  void around(const ModuleCall& call, absl::FunctionRef<void()> forward) override;
+  LoraDelta* find(const std::string& adapter) const;  // null: this target has no such adapter
+  // "" or a name that this target lacks: the base alone.
+  void activate(const std::string& adapter);
+  void merge(bool keep_base);
+  void unmerge();
+
+  LoraDelta* active = nullptr;
+  LoraDelta* merged = nullptr;
+  Tensor kept;                  // the base's weight before the merge; undefined: not kept
+  uint32_t merged_version = 0;  // of the weight
+  DType merged_dtype = kF32;
+  Device merged_device;
+};
+
+// Tensors under the names of another module's own.
+struct TensorSet final : Module<TensorSet>, AdapterPart {
+  // `copies`: with values of its own; otherwise it shares the module's tensors. `info` is null for the base's.
+  TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info);
+  const AdapterInfoPtr info;
+  const std::vector<Slot> slots;
+};
+
+// All adapters' copies of one module's own tensors.
+struct SavedCopies final : Module<SavedCopies>, AdapterPart {
+  explicit SavedCopies(ModuleBase& of) : slots(of.own_slots()) {}
+  const std::vector<Slot> slots;  // the module's
+  TensorSet* find(const std::string& adapter) const;
+  // The module's members are this adapter's copies from now on, or the base's tensors.
+  void activate(const std::string& adapter);
+};
+
+struct AdapterParts {
+  std::vector<LoraLayer*> layers;
+  std::vector<SavedCopies*> copies;
+};
+AdapterParts adapter_parts(ModuleBase& model);
+
+// The modules of the base, in the order of the tree.
+std::vector<NamedModule> base_modules(ModuleBase& model);
+
+// How Transformers names and stores the modules of this model.
+struct PublishedLayout {
+  std::string prefix;                                // of every path
+  std::vector<std::string> without;                  // but of those that begin with these
+  std::optional<std::string> conv1d = std::nullopt;  // below this path, "" for all, weights of layers are (in, out)
+  const char* task_type = nullptr;                   // PEFT's
+  std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
+  // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
+  std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
+};
+// Transformers' parts for the module at `path`: one, or several by row.
+std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
+                                           const std::string& path);
+PublishedLayout published_layout(const ModuleBase& model);
+
+// An adapter that is not in the tree yet.
+struct NewAdapter {
+  struct Target {
+    ModuleBase* module;
+    std::unique_ptr<ModuleBase> adapter;  // a LoraLinear, LoraLinearParts or LoraEmbedding
+  };
+  struct Saved {
+    ModuleBase* module;
+    std::unique_ptr<TensorSet> copies;
+  };
+  AdapterInfoPtr info;
+  std::vector<Target> targets;
+  std::vector<Saved> saved;
+  LoraReport report;
+};
+// Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
+void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
+struct LoraMatch;
+NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
+// Attaches it, activates it and freezes the rest.
+LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
+
+// Throws Error.
+void require_unmerged(const char* function, const AdapterParts& parts);
+AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter);
+// "": none. Needs no memory, since destructors call it.
+void activate(ModuleBase& model, const std::string& adapter);
+
+}  // namespace rondo::nn

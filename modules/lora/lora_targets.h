@@ -1,0 +1,36 @@
+// The modules that an adapter goes to. Not installed: lora.h.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rondo/modules/lora/lora_layer.h"
+
+namespace rondo::nn {
+
+struct LoraTarget {
+  std::string name;
+  ModuleBase& module;
+  std::vector<PublishedPart> parts = {};  // only these rows; empty: the whole module
+  std::vector<LoraSize> sizes = {};       // of each part, or of the whole module
+};
+
+struct LoraMatch {
+  std::vector<LoraTarget> targets;  // Linear and Embedding modules, in the order of the tree
+  std::vector<NamedModule> saved;   // the outermost modules that modules_to_save names
+};
+
+// `targets` holds names of modules: not all-linear, and there is no pattern.
+bool names_modules(const LoraOptions& options);
+
+// Throws Error as add_lora() does. A path matches as it is, or as Transformers names it (PublishedLayout).
+LoraMatch match_lora_targets(const char* function, ModuleBase& model, const LoraOptions& options);
+// As above, for names from a file: those that match nothing are left out, and so are other targets than Linear and
+// Embedding. The targets have no sizes yet: which parts the file has decides.
+LoraMatch match_lora_targets_leniently(const char* function, ModuleBase& model, const LoraOptions& options);
+// Gives the targets their sizes. A whole module whose parts have several becomes its parts. `lenient`: a pattern may
+// fit no target.
+void set_sizes(const char* function, const ModuleBase& model, const LoraOptions& options, bool lenient,
+               std::vector<LoraTarget>& targets);
+
+}  // namespace rondo::nn

@@ -1,0 +1,150 @@
+// Activation checkpointing: the tensors that a function would save are computed again in its backward.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/collective_log.h"
+#include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/random/random.h"
+
+namespace rondo::autograd {
+
+namespace {
+thread_local LeafNotes* leaf_notes = nullptr;
+}
+
+LeafNotes::LeafNotes() : previous_(std::exchange(leaf_notes, this)) {}
+LeafNotes::~LeafNotes() { leaf_notes = previous_; }
+LeafNotes* LeafNotes::now() { return leaf_notes; }
+void LeafNotes::note(const Tensor& operand) {
+  if (!operand.defined() || !operand.requires_grad() || !operand.is_leaf()) return;
+  std::shared_ptr<Node> leaf = gradient_edge(operand).node;
+  if (leaf != nullptr && std::find(leaves_.begin(), leaves_.end(), leaf) == leaves_.end())
+    leaves_.push_back(std::move(leaf));
+}
+
+namespace {
+
+// Runs `fn` again, with gradients, in its backward. Its edges are those of the inputs, and then one for each leaf that
+// fn reads by itself. No gradient flows along the latter: the inner backward adds it to .grad. They make the leaf wait,
+// so that whoever waits for its whole gradient is told once, when all uses of the leaf have contributed.
+class CheckpointNode final : public Node {
+ public:
+  using Fn = std::function<std::vector<Tensor>(std::span<const Tensor>)>;
+  CheckpointNode(Fn fn, std::span<const Tensor> inputs) : fn_(std::move(fn)) {
+    autocast_ = amp::autocast_dtype();
+    for (const Tensor& input : inputs) {
+      inputs_.emplace_back(input, false);
+      edges.push_back(input.defined() && input.requires_grad() ? gradient_edge(input) : Edge{});
+    }
+    n_inputs_ = edges.size();
+  }
+  const char* name() const override { return "checkpoint"; }
+  // The first run of fn, without gradients.
+  std::vector<Tensor> run(std::span<const Tensor> inputs) {
+    const NoGrad off;
+    const GeneratorScope note(GeneratorScope::kNote, generators_);
+    const CollectiveScope note_sums(CollectiveScope::kNote, collectives_);
+    autograd::LeafNotes leaves;
+    std::vector<Tensor> outputs = fn_(inputs);
+    for (std::shared_ptr<Node>& leaf : leaves.take())
+      if (std::none_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.node == leaf; }))
+        edges.push_back({std::move(leaf), 0});
+    return outputs;
+  }
+  // A leaf that fn reads by itself gets its gradient in .grad, from where grad() does not return it.
+  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>&) const override {
+    for (size_t i = n_inputs_; i < edges_asked.size(); ++i)
+      if (edges_asked[i])
+        throw Error(
+            "autograd::grad: a gradient is asked for that flows to a leaf inside of a checkpoint; pass the leaf to "
+            "checkpoint() among its inputs, and let the function read it from there");
+    return {};
+  }
+  void release_saved() override {
+    inputs_.clear();
+    collectives_.messages.clear();
+    released_ = true;
+  }
+  void backward(std::span<Tensor> grads_out, std::span<Tensor> grads_in) override {
+    const memory::Cause cause("backward of ", name(), {});
+    if (grad_enabled())
+      throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
+    if (released_)
+      throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
+    std::vector<Tensor> inputs;
+    for (const SavedTensor& saved : inputs_) {
+      const Tensor& input = saved.get("checkpoint", {});
+      Tensor copy = input.defined() ? input.detach() : input;
+      if (input.defined() && input.requires_grad()) copy.impl()->requires_grad = true;  // a leaf here, but no parameter
+      inputs.push_back(copy);
+    }
+    std::vector<Tensor> outputs;
+    {
+      const GeneratorScope replay(GeneratorScope::kReplay, generators_);
+      const CollectiveScope replay_sums(CollectiveScope::kReplay, collectives_);
+      GradMode on(true);
+      amp::Autocast autocast(autocast_);
+      outputs = fn_(inputs);
+    }
+    if (outputs.size() != grads_out.size())
+      throw Error(absl::StrCat("backward of checkpoint: the function returned ", grads_out.size(),
+                               " tensors in forward and ", outputs.size(), " in backward; both runs must do the same"));
+    std::vector<Tensor> roots, seeds;
+    for (size_t i = 0; i < outputs.size(); ++i)
+      if (grads_out[i].defined() && outputs[i].defined() && outputs[i].requires_grad()) {
+        roots.push_back(outputs[i]);
+        seeds.push_back(grads_out[i]);
+      }
+    // Parameters that fn uses are leaves of the inner tape and accumulate directly.
+    if (!roots.empty()) autograd::backward(roots, seeds, false, false, {});
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      if (!inputs[i].defined() || !inputs[i].grad().defined()) continue;
+      grads_in[i] = inputs[i].grad();
+      grads_in[i].storage().set_purpose(Purpose::kWorkspace);  // no .grad that a user sees
+    }
+  }
+
+ private:
+  Fn fn_;
+  std::vector<SavedTensor> inputs_;
+  std::vector<GeneratorState> generators_;  // that fn used, as they were before
+  CollectiveLog collectives_;               // that fn has made
+  std::optional<DType> autocast_;
+  bool released_ = false;
+  size_t n_inputs_ = 0;
+};
+
+// True if `view` looks into a parameter or one of `inputs`.
+bool views_any_of(const Tensor& view, std::span<const Tensor> inputs) {
+  const AutogradMeta& meta = *view.impl()->autograd;
+  return (meta.base.defined() && meta.base.requires_grad()) ||
+         std::any_of(inputs.begin(), inputs.end(),
+                     [&](const Tensor& input) { return input.defined() && input.storage() == view.storage(); });
+}
+
+}  // namespace
+
+std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
+                               std::span<const Tensor> inputs) {
+  if (!fn) throw Error("autograd::checkpoint: the function is empty");
+  if (!grad_enabled() || active_recorder() != nullptr) return fn(inputs);
+  auto node = std::make_shared<CheckpointNode>(std::move(fn), inputs);
+  std::vector<Tensor> outputs = node->run(inputs);
+  node->n_outputs = static_cast<int>(outputs.size());
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
+    // fn may return an input or a parameter, which keeps its own history. A view of a tensor of fn's own is a plain
+    // tensor to the user; a view of the user's tensor stays a view made under no_grad.
+    const bool views_users = is_no_grad_view(outputs[i]) && views_any_of(outputs[i], inputs);
+    if (!views_users &&
+        (outputs[i].requires_grad() || is_no_grad_view(outputs[i]) || outputs[i].impl()->refs.load() > 1))
+      outputs[i] = outputs[i].detach();
+    set_history(outputs[i], node, static_cast<int>(i));
+  }
+  return outputs;
+}
+
+}  // namespace rondo::autograd

@@ -1,0 +1,47 @@
+// The checks of DetectAnomaly (anomaly.h).
+#pragma once
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/runtime/op/op.h"
+
+namespace rondo::anomaly {
+
+// Read on every call, so not behind a function.
+extern constinit thread_local bool in_scope;   // of a DetectAnomaly
+extern constinit thread_local bool detecting;  // ... and not inside of what is checked as a whole
+
+// The worst value that a tensor holds.
+enum class Worst : uint8_t { kFinite, kInfinity, kNaN };
+Worst worst_of(const Tensor& tensor);  // kFinite for integers and undefined tensors
+
+// Collects operands, then checks what is computed from them. Detection is off while it lives: the ops that one op
+// consists of are not checked one by one.
+class Check {
+ public:
+  Check() : outer_(std::exchange(detecting, false)) {}
+  ~Check() { detecting = outer_; }
+  Check(const Check&) = delete;
+  Check& operator=(const Check&) = delete;
+  void operand(std::string_view name, const Tensor& tensor);
+  void operand(std::string_view name, double value);
+  // Throws Error if `result` holds a NaN, or an infinity while no operand held one. `statistic`: the op keeps it for
+  // its gradient, and infinity has a meaning there (a row of attention without any key). The message is "who: what,
+  // f32[8], has a NaN, first at [3]; <operands> (location)".
+  void result(std::string_view who, std::string_view what, const Tensor& result,
+              absl::FunctionRef<std::string()> location, bool statistic = false) const;
+
+ private:
+  bool outer_;
+  Worst worst_ = Worst::kFinite;
+  std::string operands_;  // those that are not finite
+};
+
+// Runs a call of `op` and checks its results. `run` writes them; in place, outputs are the operand that it overwrites.
+void checked_call(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                  std::span<const Tensor> outputs, absl::FunctionRef<void()> run);
+
+}  // namespace rondo::anomaly

@@ -1,0 +1,460 @@
+// One backward pass over the tape. A node runs when all gradients of its outputs have arrived; of the nodes that can
+// run, the one made last runs first.
+#include <queue>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/anomaly_check.h"
+#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/base/hash_map.h"
+#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/op/recorder.h"
+
+namespace rondo {
+
+const Edge& Node::successor(int) const { throw_internal("a node without successors is replaced", {}); }
+
+Node::OutputExtras& Node::extras_of(int output) {
+  if (replaced) {
+    const Edge& to = successor(output);
+    return to.node->extras_of(to.output);
+  }
+  for (OutputExtras& e : extras)
+    if (e.output == output) return e;
+  return extras.emplace_back(OutputExtras{output, {}, {}});
+}
+
+}  // namespace rondo
+
+namespace rondo::autograd {
+namespace {
+thread_local const Asked* asked = nullptr;
+}
+
+Asked::Asked(std::vector<bool> edges, std::vector<int> outputs)
+    : edges(std::move(edges)), outputs(std::move(outputs)), previous_(std::exchange(asked, this)) {}
+Asked::Asked() : previous_(std::exchange(asked, nullptr)) {}
+Asked::~Asked() { asked = previous_; }
+const Asked* Asked::now() { return asked; }
+
+namespace {
+
+class Backward;
+thread_local Backward* innermost = nullptr;  // of those that run
+
+// One run of the tape.
+class Backward {
+ public:
+  Backward(bool retain_graph, bool create_graph) : retain_graph_(retain_graph), mode_(create_graph) {
+    tasks_.reserve(16);  // small tapes are common, and a table that grows costs more than one of that size
+  }
+
+  Tensor home_of(const Node& node, int i) const {
+    if (captured_ || static_cast<size_t>(i) >= node.edges.size() || node.edges[i].node == nullptr) return {};
+    Node* const leaf = node.edges[i].node.get();
+    const auto task = tasks_.find(leaf);
+    if (!is_leaf_node(*leaf) || task == tasks_.end() || task->second.waiting != 1) return {};
+    for (const Tensor& grad : task->second.grads)
+      if (grad.defined()) return {};
+    return gradient_home(*leaf);
+  }
+  const Node* running() const { return running_; }
+  Backward* outer() const { return outer_; }  // the one in which this one runs
+  bool has_more(const Node& leaf) const {
+    const auto task = tasks_.find(const_cast<Node*>(&leaf));
+    return task != tasks_.end() && task->second.waiting > 0;
+  }
+  // A contribution to the leaf's gradient is not part of this backward's sum.
+  void note_apart(const Node& leaf) {
+    if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
+  }
+
+  // Note [Gradients handed over]
+  void end_leaf(const Node& node, Tensor grad) {
+    Node* const leaf = const_cast<Node*>(&node);
+    Task& task = tasks_[leaf];
+    task.waiting = 0;
+    task.ended = true;
+    if (grad.defined()) return leaf->backward({&grad, 1}, {});
+    if (task.came_apart) return complete_leaf(*leaf);
+    leaf->leaf_grad_added();
+  }
+  void give_part(const Node& node, Tensor& total) {
+    Node* const leaf = const_cast<Node*>(&node);
+    tasks_[leaf].came_apart |= offer_part(*leaf, total);
+  }
+
+  void seed(const Edge& edge, Tensor grad) {
+    roots_.push_back(edge.node);
+    add(edge, std::move(grad));
+  }
+  // The gradient that arrives at `edge` becomes captured[index].
+  void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
+
+  void run(std::vector<Tensor>* captured) {
+    outer_ = std::exchange(innermost, this);
+    const absl::Cleanup end = [this] { innermost = outer_; };
+    count_dependencies();
+    captured_ = captured != nullptr;
+    if (captured_) find_needed();
+    std::priority_queue<Node*, std::vector<Node*>, LaterFirst> ready;
+    for (auto& [node, task] : tasks_)
+      if (task.waiting == 0) ready.push(node);
+    std::vector<Tensor> grads_in;
+    std::vector<LeafGrad> leaf_grads;
+    while (!ready.empty()) {
+      Node* node = ready.top();
+      ready.pop();
+      running_ = node;
+      std::vector<Tensor> grads = std::move(tasks_[node].grads);
+      grads.resize(static_cast<size_t>(node->n_outputs));
+      drop_unasked(node, grads);
+      bool any = false;
+      for (Tensor& grad : grads) any = any || grad.defined();
+      const bool needed = captured == nullptr || needed_.contains(node);
+      const auto capture = captures_.find(node);
+      const bool captures = capture != captures_.end();
+      grads_in.assign(needed ? node->edges.size() : 0, Tensor());
+      const LastRead last(!retain_graph_);
+      if (tasks_[node].added_in_place) {
+        node->leaf_grad_added();
+      } else if (tasks_[node].came_apart && !(any && needed)) {
+        complete_leaf(*node);
+      } else if (node->adds_to_totals()) {
+        leaf_grads.assign(grads_in.size(), LeafGrad());
+        for (size_t i = 0; i < grads_in.size(); ++i) {
+          if (!any || !node->edges[i].node) continue;
+          const Edge& edge = target(node->edges[i]);
+          grads_in[i] = take(edge);
+          if (!grads_in[i].defined() && captured == nullptr && tasks_[edge.node.get()].waiting == 1)
+            leaf_grads[i].leaf = edge.node.get();
+        }
+        if (captures) watch(*node, capture->second, *captured);
+        const absl::Cleanup done = [&] {
+          if (captures) unwatch(*node, capture->second);
+        };
+        if (any && captured == nullptr) {
+          const Asked everything;
+          node->backward_onto(grads, grads_in, leaf_grads);
+        } else if (any && (needed || captures)) {
+          const Asked some(asked_edges(*node), captured_outputs(node));
+          node->backward_onto(grads, grads_in, leaf_grads);
+        }
+        for (size_t i = 0; i < leaf_grads.size(); ++i)
+          if (leaf_grads[i].added) tasks_[node->edges[i].node.get()].added_in_place = true;
+        leaf_grads.clear();
+      } else {
+        if (any && (needed || captures)) apply_extras(*node, grads);
+        if (captures)
+          for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
+        if (any && needed) node->backward(grads, grads_in);
+      }
+      grads.clear();
+      // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
+      if (!retain_graph_ && needed && any) node->release_saved();
+      for (size_t i = 0; i < node->edges.size(); ++i) {
+        if (!node->edges[i].node) continue;
+        const Edge& edge = target(node->edges[i]);
+        const bool arrives = needed && grads_in[i].defined();
+        if (arrives) add(edge, std::move(grads_in[i]));
+        Task& task = tasks_[edge.node.get()];
+        if (task.ended) continue;
+        if (--task.waiting == 0) ready.push(edge.node.get());
+        else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
+          task.came_apart |= offer_part(*edge.node, task.grads[0]);
+      }
+    }
+  }
+
+ private:
+  struct Task {
+    std::vector<Tensor> grads;
+    int waiting = 0;
+    bool added_in_place = false;  // a leaf's: LeafGrad::added
+    bool came_apart = false;      // a leaf's: complete_leaf()
+    bool ended = false;           // a leaf's: Note [Gradients handed over]
+    bool counted = false;         // its edges are in `waiting` of what they lead to
+  };
+  struct LaterFirst {
+    bool operator()(const Node* a, const Node* b) const {
+      return a->sequence != b->sequence ? a->sequence < b->sequence : a->within < b->within;
+    }
+  };
+
+  // Where a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes]. REQUIRES: edge.node.
+  const Edge& target(const Edge& edge) const {
+    return !edge.node->replaced || tasks_.contains(edge.node.get()) ? edge : edge.node->successor(edge.output);
+  }
+
+  void add(const Edge& edge, Tensor grad) {
+    Task& task = tasks_[edge.node.get()];
+    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
+    Tensor& total = task.grads[static_cast<size_t>(edge.output)];
+    if (!total.defined()) {
+      total = std::move(grad);
+    } else if (anomaly::detecting) [[unlikely]] {
+      anomaly::Check check;
+      check.operand("one", total);
+      check.operand("the other", grad);
+      total = total + grad;
+      check.result(absl::StrCat("backward of ", edge.node->name()), "the sum of the arriving gradients", total,
+                   [&] { return edge.node->location(); });
+    } else if (may_overwrite(total) && total.dtype() == grad.dtype() && total.sizes() == grad.sizes()) {
+      total.add_(grad);
+    } else {
+      total = total + grad;
+    }
+  }
+  // The gradient that has arrived at `edge` so far, moved out.
+  Tensor take(const Edge& edge) {
+    Task& task = tasks_[edge.node.get()];
+    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
+    return std::move(task.grads[static_cast<size_t>(edge.output)]);
+  }
+
+  void count_dependencies() {
+    absl::InlinedVector<Node*, 32> stack;
+    const auto visit = [&](Node* node, Task& task) {
+      if (!std::exchange(task.counted, true)) stack.push_back(node);
+    };
+    for (const auto& root : roots_) visit(root.get(), tasks_[root.get()]);
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      for (const Edge& edge : node->edges) {
+        if (!edge.node) continue;
+        Node* const below = target(edge).node.get();
+        Task& task = tasks_[below];
+        ++task.waiting;
+        visit(below, task);
+      }
+    }
+  }
+
+  // A root may be a gradient of which nothing that is captured depends.
+  void drop_unasked(const Node* node, std::span<Tensor> grads) const {
+    if (!leads_.contains(node)) return;
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (!is_asked(node, static_cast<int>(i))) grads[i] = Tensor();
+  }
+  std::vector<bool> asked_edges(const Node& node) const {
+    std::vector<bool> edges;
+    for (const Edge& edge : node.edges) edges.push_back(is_asked(edge));
+    return edges;
+  }
+  std::vector<int> captured_outputs(const Node* node) const {
+    std::vector<int> outputs;
+    if (const auto at = captures_.find(node); at != captures_.end())
+      for (auto [output, index] : at->second) outputs.push_back(output);
+    return outputs;
+  }
+  // A captured gradient is the one of this edge, or is computed from it.
+  bool is_asked(const Edge& edge) const {
+    return edge.node != nullptr && is_asked(target(edge).node.get(), target(edge).output);
+  }
+  bool is_asked(const Node* node, int output) const {
+    if (const auto at = captures_.find(node); at != captures_.end())
+      for (auto [captured, index] : at->second)
+        if (captured == output) return true;
+    const auto at = leads_.find(node);
+    return at == leads_.end() ? needed_.contains(node) : at->second[static_cast<size_t>(output)];
+  }
+  // A node that runs its hooks itself captures by one more hook.
+  static constexpr int64_t kCapture = -1;
+  static void watch(Node& node, std::span<const std::pair<int, size_t>> outputs, std::vector<Tensor>& captured) {
+    for (auto [output, index] : outputs)
+      node.extras_of(output).hooks.push_back({kCapture, [&captured, index = index](const Tensor& grad) {
+                                                captured[index] = grad;
+                                                return Tensor();
+                                              }});
+  }
+  static void unwatch(Node& node, std::span<const std::pair<int, size_t>> outputs) {
+    const auto is_capture = [](const Hook& hook) { return hook.id == kCapture; };
+    for (Node::OutputExtras& extra : node.extras) std::erase_if(extra.hooks, is_capture);
+    for (auto [output, index] : outputs) std::erase_if(node.extras_of(output).hooks, is_capture);  // replaced meanwhile
+  }
+
+  // Finds the nodes from which a captured edge can be reached. No other node runs.
+  void find_needed() {
+    HashSet<Node*> seen;
+    std::vector<std::pair<Node*, size_t>> path;  // a node and the next edge to follow
+    // One root at a time: everything below a node must be known when the search leaves the node, and one root may be
+    // below another.
+    for (const auto& root : roots_) {
+      if (seen.insert(root.get()).second) path.push_back({root.get(), 0});
+      while (!path.empty()) {
+        auto& [node, next] = path.back();
+        if (next == node->edges.size()) {
+          const std::vector<bool> edges = asked_edges(*node);
+          if (std::find(edges.begin(), edges.end(), true) != edges.end()) needed_.insert(node);
+          if (std::vector<bool> leads = node->leads_to(edges, captured_outputs(node)); !leads.empty())
+            leads_.try_emplace(node, std::move(leads));
+          path.pop_back();
+          continue;
+        }
+        const Edge& edge = node->edges[next++];
+        if (edge.node == nullptr) continue;
+        Node* const below = target(edge).node.get();
+        if (seen.insert(below).second) path.push_back({below, 0});
+      }
+    }
+  }
+
+  bool retain_graph_;
+  bool captured_ = false;  // a grad()
+  Backward* outer_ = nullptr;
+  const Node* running_ = nullptr;
+  GradMode mode_;
+  amp::Autocast as_recorded_{std::nullopt};  // gradients have the dtypes that the forward chose
+  std::vector<std::shared_ptr<Node>> roots_;
+  HashMap<Node*, Task> tasks_;
+  HashMap<const Node*, std::vector<std::pair<int, size_t>>> captures_;
+  HashSet<const Node*> needed_;
+  HashMap<const Node*, std::vector<bool>> leads_;  // Node::leads_to
+};
+
+// Returns the gradient of the root, if there is one root and its gradient was not given: 1.
+Tensor seed_roots(Backward& run, std::span<const Tensor> roots, std::span<const Tensor> grads,
+                  std::source_location where) {
+  if (grads.size() > roots.size())
+    throw_op_error("backward", absl::StrCat(grads.size(), " gradients are given for ", roots.size(), " tensors"),
+                   where);
+  Tensor one;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    const Tensor& root = roots[i];
+    if (!root.requires_grad(where))
+      throw_op_error(
+          "backward",
+          "the tensor does not require grad: no tensor that it was computed from does, or it was computed under NoGrad",
+          where);
+    Tensor grad = i < grads.size() ? grads[i] : Tensor();
+    if (!grad.defined()) {
+      if (root.numel() != 1)
+        throw_op_error("backward",
+                       "the tensor has shape " + to_string(root.sizes()) +
+                           ", not one element; reduce it with sum() or mean(), or pass its gradient",
+                       where);
+      grad = Tensor::ones(root.sizes(), {root.dtype(), root.device()});
+      if (roots.size() == 1) one = grad;
+    }
+    if (!(grad.sizes() == root.sizes()))
+      throw_op_error("backward",
+                     "the gradient has shape " + to_string(grad.sizes()) + ", the tensor " + to_string(root.sizes()),
+                     where);
+    if (grad.dtype() != root.dtype())
+      throw_op_error("backward",
+                     absl::StrCat("the gradient is ", std::string(name_of(grad.dtype())), ", the tensor ",
+                                  std::string(name_of(root.dtype()))),
+                     where);
+    if (!(grad.device() == root.device()))
+      throw_op_error("backward",
+                     absl::StrCat("the gradient is on ", to_string(grad.device()), ", the tensor on ",
+                                  to_string(root.device()), "; move it with .to(Device)"),
+                     where);
+    run.seed(gradient_edge(root), apart_from_grads(std::move(grad)));
+  }
+  return one;
+}
+
+thread_local Node* rows_of = nullptr;
+thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
+
+}  // namespace
+
+bool outer_backward_has_more(const Node& leaf) {
+  if (innermost == nullptr) return false;
+  for (Backward* run = innermost->outer(); run != nullptr; run = run->outer()) {
+    if (!run->has_more(leaf)) continue;
+    run->note_apart(leaf);
+    return true;
+  }
+  return false;
+}
+
+bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
+
+bool hand_over(const LeafGrad& to, Tensor& grad) {
+  if (to.leaf == nullptr || !is_leaf_node(*to.leaf)) return false;
+  innermost->end_leaf(*to.leaf, std::move(grad));
+  return true;
+}
+
+bool comes_in_parts(const LeafGrad& to) {
+  return to.leaf != nullptr && is_leaf_node(*to.leaf) && parts_of(*to.leaf) != nullptr;
+}
+
+void give_part(const LeafGrad& to, Tensor& total) { innermost->give_part(*to.leaf, total); }
+
+bool offer_rows(const LeafGrad& to, const Tensor& rows, const Tensor& indices) {
+  const RowsOfLeaf scope(const_cast<Node*>(to.leaf));
+  return offer_rows(rows, indices);
+}
+
+// Rules also run where they are traced, or replayed; then the running node is not that of the rule.
+Tensor home_of_operand(int i) {
+  const Node* const node = node_of_rule();
+  if (node == nullptr || innermost == nullptr || innermost->running() != node || active_recorder() != nullptr)
+    return {};
+  return innermost->home_of(*node, i);
+}
+
+RowsOfLeaf::RowsOfLeaf(Node* leaf)
+    : previous_(std::exchange(rows_of, leaf != nullptr && is_leaf_node(*leaf) ? leaf : nullptr)),
+      previous_taker_(std::exchange(rows_to, nullptr)) {}
+RowsOfLeaf::RowsOfLeaf(GradientParts& taker)
+    : previous_(std::exchange(rows_of, nullptr)), previous_taker_(std::exchange(rows_to, &taker)) {}
+RowsOfLeaf::~RowsOfLeaf() {
+  rows_of = previous_;
+  rows_to = previous_taker_;
+}
+
+bool offer_rows(const Tensor& rows, const Tensor& indices) {
+  GradientParts* const parts = rows_of != nullptr ? parts_of(*rows_of) : rows_to;
+  if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
+  if (rows_of != nullptr) innermost->note_apart(*rows_of);
+  return true;
+}
+
+void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool retain_graph, bool create_graph,
+              std::source_location where) try {
+  const RecordingPause pause("backward() is called", where);
+  Backward run(retain_graph || create_graph, create_graph);
+  const KnownOne one(seed_roots(run, roots, grads, where));
+  run.run(nullptr);
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("backward");
+}
+
+std::vector<Tensor> grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> grads,
+                         bool retain_graph, bool create_graph, bool allow_unused, std::source_location where) try {
+  const RecordingPause pause("autograd::grad() is called", where);
+  Backward run(retain_graph || create_graph, create_graph);
+  const KnownOne one(seed_roots(run, roots, grads, where));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (!inputs[i].defined()) throw_op_error("autograd::grad", absl::StrCat("input ", i, " is undefined"), where);
+    if (!inputs[i].requires_grad(where))
+      throw_op_error("autograd::grad", absl::StrCat("input ", i, " does not require grad"), where);
+    run.capture(gradient_edge(inputs[i]), i);
+  }
+  std::vector<Tensor> captured(inputs.size());
+  run.run(&captured);
+  for (size_t i = 0; i < inputs.size() && !allow_unused; ++i)
+    if (!captured[i].defined())
+      throw_op_error("autograd::grad",
+                     absl::StrCat("input ", i, " was not used; pass allow_unused = true if that is meant"), where);
+  // Note [Gradients do not alias]
+  HashSet<const void*> taken;
+  for (const Tensor& seed : grads)
+    if (seed.defined()) taken.insert(seed.storage().id());
+  for (Tensor& gradient : captured)
+    if (gradient.defined() && !taken.insert(gradient.storage().id()).second) gradient = gradient.clone();
+  return captured;
+} catch (const std::bad_alloc&) {
+  throw_out_of_memory("autograd::grad");
+}
+
+}  // namespace rondo::autograd

@@ -1,0 +1,26 @@
+// A library that computes for kernels failed, or cannot be loaded.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include "rondo/runtime/base/error.h"
+
+namespace rondo {
+
+// What the library said. A kernel throws it; whoever runs the kernel names the op and the line.
+class LibraryError : public Error {
+ public:
+  using Error::Error;
+};
+
+// run(). A LibraryError leaves as Error "op: what (file:line, in module.path)".
+template <class F> decltype(auto) naming_op(std::string_view op, std::source_location where, F&& run) {
+  try {
+    return std::forward<F>(run)();
+  } catch (const LibraryError& error) {
+    throw_op_error(op, error.what(), where);
+  }
+}
+
+}  // namespace rondo

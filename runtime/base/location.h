@@ -1,0 +1,43 @@
+// Where in the user's program a call stands.
+#pragma once
+
+#include <string>
+#include <utility>
+
+#include "rondo/runtime/base/source_location.h"
+
+namespace rondo {
+
+// `where`, or, if that is one of Rondo's own files, the innermost call of a module (ModuleFrame) that is not. A few
+// nanoseconds: cheap enough for every recorded op.
+std::source_location user_location(std::source_location where);
+
+// A call's place, by value: what runs later, perhaps on another thread, can still name it.
+class CallSite {
+ public:
+  // The call that this thread makes now, at `where`.
+  explicit CallSite(std::source_location where);
+  // " (train.cc:41, in h.3.mlp)"
+  std::string text() const;
+
+ private:
+  std::source_location where_;  // outside of Rondo
+  std::string module_;          // its path; empty outside of modules
+  bool known_;
+};
+
+// While in scope, every error of this thread names `site`.
+class CallSiteScope {
+ public:
+  explicit CallSiteScope(const CallSite& site) : outer_(std::exchange(current_, &site)) {}
+  ~CallSiteScope() { current_ = outer_; }
+  CallSiteScope(const CallSiteScope&) = delete;
+  CallSiteScope& operator=(const CallSiteScope&) = delete;
+  static const CallSite* current() { return current_; }
+
+ private:
+  const CallSite* outer_;
+  static inline thread_local const CallSite* current_ = nullptr;
+};
+
+}  // namespace rondo

@@ -1,0 +1,13 @@
+// Kernels of eager calls whose device runs them later (backend.h, enqueue).
+#pragma once
+
+#include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/op/op.h"
+
+namespace rondo {
+
+// Runs the kernel on the device's compute stream. Nothing of `context` has to live until then but the operands' memory,
+// which is freed in stream order.
+void queue_kernel(Device device, KernelFn kernel, const KernelContext& context);
+
+}  // namespace rondo

@@ -1,0 +1,109 @@
+#include "rondo/runtime/onednn/onednn_library.h"
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/base/library_error.h"
+#include "rondo/runtime/onednn/own_names.h"
+
+// Note [Neighbours]. A program may hold other libraries that export what oneDNN exports, and the dynamic linker binds a
+// name to the first one that it meets. libtorch exports templates of a oneDNN of its own: beside it, the tables of that
+// one were filled, those of ours stayed empty, and every product failed. So the library is
+// - opened with RTLD_LOCAL: its names are nobody else's;
+// - bound to its own names (own_names.h), also where the program exports the same ones.
+// What it takes from others it takes as every library does: a program may have its own malloc() and operator new.
+//
+// Limits. While the library is opened, its constructors run as the dynamic linker has bound them; those of 2.6.3 and
+// 3.7.2 use no name that could be another's (tests/neighbours/decoys.sh). Three constants of the standard library are
+// unique in a process (STB_GNU_UNIQUE), and equal wherever they come from. If the program or another library has
+// loaded the same file (by its soname), we are given that copy; what it did before, it did as it was bound then.
+
+// Note [At exit]. Ops may run while the process ends: in destructors of global objects, and in what atexit() was given.
+// oneDNN's functions have static objects (kernels, lists of kernels, a cache), which would be destroyed before what
+// main() had registered earlier runs: a product of a new shape then hung or crashed. So they are never destroyed. Where
+// the library registers a destructor, it calls a function that does nothing instead. That one is the C library's: a
+// plug-in that holds Rondo may be unloaded, and oneDNN stays. Objects that are made as the library is opened are
+// destroyed; backend.cc says when it is opened.
+
+namespace rondo::cpu {
+namespace {
+
+// Closes it again, unless it is released: the next call may find another file under the name.
+using Opened = std::unique_ptr<void, decltype([](void* library) { dlclose(library); })>;
+
+// Null, and why not.
+Opened open_file(const char* file, std::string& why_not) {
+  if (*file == '\0') return nullptr;
+  Opened library(dlopen(file, RTLD_NOW | RTLD_LOCAL));
+  if (library == nullptr) why_not = dlerror();
+  return library;
+}
+
+Opened open_library() {
+  std::string why_not;
+  if (Opened library = open_file(kLibraryFile.name, why_not)) return library;
+  if (Opened library = open_file(kLibraryFile.path, why_not)) return library;
+  // Where Rondo carries other libraries with it (an archive, cmake/packages.cmake), the dynamic linker looks in Rondo's
+  // folder for what Rondo opens, but not for what that needs, unless the program names the folder.
+  for (const char* const* needed = kLibraryFile.needs; *needed != nullptr; ++needed)
+    static_cast<void>(dlopen(*needed, RTLD_NOW | RTLD_LOCAL));
+  if (Opened library = open_file(kLibraryFile.name, why_not)) return library;
+  throw LibraryError(absl::StrCat("oneDNN cannot be loaded: ", why_not, ". Install oneDNN ", DNNL_VERSION_MAJOR,
+                                  " (its package is the one that has ", kLibraryFile.name,
+                                  "), or start the program with its folder in LD_LIBRARY_PATH"));
+}
+
+// A function of the library itself.
+template <class Function> void bind(Function*& function, void* library, const char* name) {
+  function = reinterpret_cast<Function*>(dlsym(library, name));
+  if (function == nullptr)
+    throw LibraryError(absl::StrCat("oneDNN cannot be used: ", kLibraryFile.name, " has no function ", name,
+                                    "; Rondo was built for oneDNN ", DNNL_VERSION_MAJOR, ".", DNNL_VERSION_MINOR));
+}
+
+// oneDNN 2 from 2.6 on (cmake/onednn.cmake): earlier ones have kernels that read outside of their memory.
+void check_version(const dnnl_version_t& version) {
+  if (version.major == DNNL_VERSION_MAJOR && (version.major != 2 || version.minor >= 6)) return;
+  throw LibraryError(absl::StrCat("oneDNN cannot be used: ", kLibraryFile.name, " is version ", version.major, ".",
+                                  version.minor, ", and Rondo was built for version ", DNNL_VERSION_MAJOR,
+                                  DNNL_VERSION_MAJOR == 2 ? " from 2.6 on" : ""));
+}
+
+Library load() {
+  Opened opened = open_library();
+  void* const file = opened.get();
+  Library table;
+  bind(table.dnnl_version, file, "dnnl_version");
+  check_version(*table.dnnl_version());
+#define RONDO_ONEDNN_BIND(name) bind(table.name, file, #name);
+  RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_BIND)
+  RONDO_ONEDNN_FUNCTIONS_OF_VERSION(RONDO_ONEDNN_BIND)
+#undef RONDO_ONEDNN_BIND
+  use_own_names(file);
+  use_instead(file, "__cxa_atexit", reinterpret_cast<void*>(&getppid));
+  // Several OpenMPs may be in the process, and a plug-in that holds Rondo may have one: the library's is the one whose
+  // functions it calls.
+  const char* const threads = "omp_get_max_threads";
+  const bool needed = function_used(file, threads) == dlsym(file, threads);
+  const auto openmp = [&](const char* name) {
+    void* const of_program = needed ? nullptr : dlsym(RTLD_DEFAULT, name);
+    return of_program != nullptr ? of_program : dlsym(file, name);
+  };
+  table.omp_get_max_threads = reinterpret_cast<int (*)()>(openmp(threads));
+  table.omp_set_num_threads = reinterpret_cast<void (*)(int)>(openmp("omp_set_num_threads"));
+  static_cast<void>(opened.release());
+  return table;
+}
+
+}  // namespace
+
+const Library& library() {
+  static Library loaded = load();  // tests put functions of their own in it
+  return loaded;
+}
+
+}  // namespace rondo::cpu

@@ -1,0 +1,52 @@
+#include "rondo/runtime/op/op.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace rondo {
+
+void IntList::push_back_many(int64_t value) {
+  if (many_ == nullptr) many_ = std::make_unique<std::vector<int64_t>>(few_, few_ + kFew);
+  many_->push_back(value);
+  ++size_;
+}
+
+void InferContext::output(int i, DType dtype, const Dims& sizes) {
+  strided_output(i, dtype, sizes, contiguous_strides(sizes));
+}
+
+void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
+  meta(i) = {dtype, inputs_.empty() ? default_device() : inputs_[0]->device(), sizes, strides, 0};
+}
+
+void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
+  meta(i) = {dtype(0), inputs_[0]->device(), sizes, strides, offset};
+}
+
+void InferContext::fail(std::string_view what) const {
+  // Promotion, autocast and index_operand() change dtypes, not shapes.
+  std::string shapes;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    if (!inputs_[i]->defined()) continue;
+    DType dtype = inputs_[i]->dtype();
+    if (i < given_.size()) dtype = given_[i].given.value_or(given_[i].tensor.dtype());
+    absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(dtype)), to_string(inputs_[i]->sizes()));
+  }
+  throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
+}
+
+void InferContext::fail_undefined(int i) const { fail(absl::StrCat("operand ", i, " is an undefined tensor")); }
+
+void InferContext::require_floating(int i) const {
+  if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point; cast it with .to(kF32)");
+}
+void InferContext::require_same_dtype(int a, int b) const {
+  if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
+}
+
+void require_defined(const char* op, const TensorArg& operand) {
+  if (!operand.tensor.defined())
+    throw_op_error(op, "an operand is an undefined tensor (a .grad() is undefined until backward() reaches it)",
+                   operand.where);
+}
+
+}  // namespace rondo

@@ -1,0 +1,445 @@
+// OpDef: everything one op is, in one entry. A new op is an OpDef in its family file, a public
+// function in ops/ops.h and samples for the tests (README.md). The sweep test, autograd, recording and fusion read the
+// entry.
+//
+//   constexpr OpDef kCumsum = {.name = "cumsum", .kind = OpKind::kOpaque, .infer = ..., .on = {{&cpu::cumsum_kernel}},
+//                              .grad = ...};
+//
+// OpDefs are constants: every thread may use them.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "rondo/runtime/base/source_location.h"
+#include "rondo/runtime/base/sym_float.h"
+#include "rondo/runtime/op/amp.h"
+#include "rondo/runtime/tensor/tensor.h"
+
+#pragma GCC visibility push(default)
+namespace rondo {
+
+class LoopBuilder;
+struct OpDef;
+namespace ops {
+struct ElementwiseBody;
+}
+
+// A fusion pass may assume this much of an op.
+enum class OpKind : uint8_t {
+  kElementwise,  // output element i reads only element i of each input (after broadcasting)
+  kReduction,    // reduces dimensions, in the order of ops/reduction_order.h
+  kView,         // shares the storage of input 0
+  kContraction,  // matrix products
+  kOpaque,       // anything else: runs as one call
+};
+
+// Integers of a call: a few, stored inline; those of an op with many operands are on the heap. Most calls have none, so
+// to make, move and drop an empty list costs next to nothing.
+class IntList {
+ public:
+  IntList() = default;
+  IntList(std::initializer_list<int64_t> values) { append(values); }
+  IntList(const IntList& other) : size_(other.size_) {
+    if (other.many_ != nullptr) many_ = std::make_unique<std::vector<int64_t>>(*other.many_);
+    copy_few(other);
+  }
+  IntList(IntList&& other) noexcept : size_(std::exchange(other.size_, 0)), many_(std::move(other.many_)) {
+    copy_few(other);
+  }
+  IntList& operator=(const IntList& other) {
+    many_ = other.many_ == nullptr ? nullptr : std::make_unique<std::vector<int64_t>>(*other.many_);
+    size_ = other.size_;
+    copy_few(other);
+    return *this;
+  }
+  IntList& operator=(IntList&& other) noexcept {
+    many_ = std::move(other.many_);
+    size_ = std::exchange(other.size_, 0);
+    copy_few(other);
+    return *this;
+  }
+  template <class It> void assign(It begin, It end) {
+    size_ = 0;
+    many_ = nullptr;
+    for (; begin != end; ++begin) push_back(*begin);
+  }
+  void push_back(int64_t value) {
+    if (size_ < kFew) few_[size_++] = value;
+    else push_back_many(value);
+  }
+  void append(std::span<const int64_t> values) {
+    for (int64_t value : values) push_back(value);
+  }
+  void append(std::initializer_list<int64_t> values) { append(std::span(values.begin(), values.size())); }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  const int64_t* data() const { return many_ == nullptr ? few_ : many_->data(); }
+  int64_t* data() { return many_ == nullptr ? few_ : many_->data(); }
+  const int64_t* begin() const { return data(); }
+  const int64_t* end() const { return data() + size_; }
+  int64_t operator[](size_t i) const { return data()[i]; }
+  int64_t& operator[](size_t i) { return data()[i]; }
+  friend bool operator==(const IntList& a, const IntList& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  static constexpr size_t kFew = kMaxRank + 4;
+  void push_back_many(int64_t value);
+  // After size_ and many_ are set. A loop, as a call of memmove takes longer than the few numbers.
+  void copy_few(const IntList& other) {
+    if (many_ == nullptr)
+      for (size_t i = 0; i < size_; ++i) few_[i] = other.few_[i];
+  }
+  size_t size_ = 0;
+  std::unique_ptr<std::vector<int64_t>> many_;  // all of them, if they are more than kFew; else null
+  int64_t few_[kFew];                           // otherwise the first size_ of them
+};
+
+// Floats of a call: two at most. As with integers, an empty list costs next to nothing.
+class FloatList {
+ public:
+  FloatList() = default;
+  FloatList(std::initializer_list<SymFloat> values) {
+    for (SymFloat value : values) push_back(value);
+  }
+  FloatList(const FloatList& other) { *this = other; }
+  FloatList& operator=(const FloatList& other) {
+    size_ = other.size_;
+    for (size_t i = 0; i < size_; ++i) values_[i] = other.values_[i];
+    return *this;
+  }
+  void push_back(SymFloat value) {
+    if (size_ == kMost) throw Error("too many attributes");
+    values_[size_++] = value;
+  }
+  size_t size() const { return size_; }
+  const SymFloat* begin() const { return values_; }
+  const SymFloat* end() const { return values_ + size_; }
+  SymFloat operator[](size_t i) const { return values_[i]; }
+  SymFloat& operator[](size_t i) { return values_[i]; }
+  friend bool operator==(const FloatList& a, const FloatList& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
+
+ private:
+  static constexpr size_t kMost = 2;
+  size_t size_ = 0;
+  SymFloat values_[kMost];  // the first size_ of them
+};
+
+// Operands that are no tensors. In a compiled region floats are run-time scalars (sym_float.h); ints are part of the
+// key.
+struct Attrs {
+  IntList ints = {};
+  FloatList floats = {};
+  friend bool operator==(const Attrs&, const Attrs&) = default;
+};
+
+// The tensors saved for backward, as bit masks over inputs and outputs: exactly those that the gradient reads. An op
+// that saves something has fewer than 32 of them.
+struct SavedSpec {
+  uint32_t inputs = 0;
+  uint32_t outputs = 0;
+  bool input(size_t i) const { return i < 32 && (inputs >> i & 1u) != 0; }
+  bool output(size_t i) const { return i < 32 && (outputs >> i & 1u) != 0; }
+  // A product: the gradient of input 0 reads input 1 and not input 0, that of input 1 reads input 0 and not input 1.
+  // The tape then keeps no operand for a gradient that is not wanted, such as the input of a layer with a frozen
+  // weight.
+  bool product = false;
+};
+
+// Most ops have at most so many. More are allowed (split, cat), and cost an allocation.
+inline constexpr int kUsualInputs = 8;
+inline constexpr int kUsualOutputs = 8;
+
+struct TensorMeta {
+  DType dtype = kF32;
+  Device device;
+  Dims sizes;
+  Dims strides;
+  int64_t offset = 0;  // views only: in elements, from the start of the storage
+};
+
+// The facts that a gradient rule has about an input, even if the input was not saved.
+struct InputMeta {
+  DType dtype = kF32;
+  Dims sizes;
+  bool needs_grad = false;  // its gradient is wanted
+};
+
+// Computes shapes and dtypes of the outputs. It must not read data.
+class InferContext {
+ public:
+  // `given`: the operands as the caller gave them, one for each input, where some were converted since.
+  InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where,
+               std::span<const TensorArg> given = {})
+      : op_(op), inputs_(inputs), attrs_(attrs), where_(where), given_(given) {}
+  int n_inputs() const { return static_cast<int>(inputs_.size()); }
+  bool has(int i) const { return i < n_inputs() && inputs_[i]->defined(); }
+  // These fail() if operand i is undefined. Test an optional operand with has() first.
+  const Dims& sizes(int i) const { return operand(i).sizes(); }
+  const Dims& strides(int i) const { return operand(i).strides(); }
+  int64_t offset(int i) const { return operand(i).storage_offset(); }
+  DType dtype(int i) const { return operand(i).dtype(); }
+  int64_t integer(int i) const { return attrs_.ints[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
+  const Attrs& attrs() const { return attrs_; }
+  // A dense output.
+  void output(int i, DType dtype, const Dims& sizes);
+  // A dense output with permuted strides.
+  void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
+  // Output i is a view of input 0.
+  void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
+  // Throws Error with the op's name, the dtypes and shapes of all inputs as the caller gave them, and his line.
+  [[noreturn]] void fail(std::string_view what) const;
+  // fail() unless input i has one of the floating dtypes.
+  void require_floating(int i) const;
+  void require_same_dtype(int a, int b) const;
+
+  std::span<const TensorMeta> outputs() const { return {outputs_.data(), n_outputs_}; }
+
+ private:
+  const Tensor& operand(int i) const {
+    if (!has(i)) [[unlikely]]
+      fail_undefined(i);
+    return *inputs_[i];
+  }
+  [[noreturn, gnu::cold]] void fail_undefined(int i) const;
+  TensorMeta& meta(int i) {
+    const auto at = static_cast<size_t>(i);
+    n_outputs_ = std::max(n_outputs_, at + 1);
+    while (at >= outputs_.size()) outputs_.emplace_back();
+    return outputs_[at];
+  }
+  const OpDef& op_;
+  std::span<const Tensor* const> inputs_;
+  const Attrs& attrs_;
+  std::source_location where_;
+  std::span<const TensorArg> given_;
+  absl::InlinedVector<TensorMeta, 1> outputs_ = absl::InlinedVector<TensorMeta, 1>(
+      1);  // nearly every call has one: it is there from the start
+  size_t n_outputs_ = 0;
+};
+
+// Elementwise ops that a product can apply to its result before it stores it.
+enum class Epilogue : uint8_t {
+  kNone,
+  kAdd,  // result + operand, of the result's shape and dtype; if the operand is the result's memory, adds in place
+  kGelu,
+  kGeluTanh,
+  kWiden,  // a bf16 product's first epilogue: the result stays f32 and is not rounded to bf16
+};
+inline constexpr int kMaxEpilogues = 2;  // of one product
+struct EpilogueCall {
+  Epilogue kind = Epilogue::kNone;
+  const Tensor* operand = nullptr;  // kAdd
+};
+
+// A kernel's arguments. Outputs are allocated as `infer` said; for an in-place call output 0 is input 0.
+struct KernelContext {
+  const OpDef& op;
+  std::span<const Tensor* const> inputs;
+  std::span<Tensor> outputs;
+  const Attrs& attrs;
+  std::source_location where;
+  std::span<const EpilogueCall> epilogues = {};  // in order; only those that the op `absorbs`
+  bool has(int i) const { return i < static_cast<int>(inputs.size()) && inputs[i]->defined(); }
+  const Tensor& in(int i) const { return *inputs[i]; }
+  Tensor& out(int i = 0) const { return outputs[i]; }
+};
+
+// One call as its gradient rule (vector-Jacobian product) sees it. Rules are written in public ops, so they can be
+// recorded, fused and differentiated again.
+class GradContext {
+ public:
+  GradContext(const Attrs& attrs, std::span<const Tensor> inputs, std::span<const Tensor> outputs,
+              std::span<const Tensor> grads_out, std::span<const InputMeta> input_metas, std::span<Tensor> grads_in)
+      : attrs_(attrs),
+        inputs_(inputs),
+        outputs_(outputs),
+        grads_out_(grads_out),
+        input_metas_(input_metas),
+        grads_in_(grads_in) {}
+  const Tensor& input(int i) const { return inputs_[i]; }    // defined only if in SavedSpec and given
+  const Tensor& output(int i) const { return outputs_[i]; }  // defined only if in SavedSpec
+  const Tensor& grad_out(int i = 0) const { return grads_out_[i]; }
+  bool needs(int i) const { return i < n_inputs() && input_metas_[i].needs_grad; }
+  const Dims& input_sizes(int i) const { return input_metas_[i].sizes; }
+  DType input_dtype(int i) const { return input_metas_[i].dtype; }
+  int64_t integer(int i) const { return attrs_.ints[i]; }
+  SymFloat scalar(int i) const { return attrs_.floats[i]; }
+  const Attrs& attrs() const { return attrs_; }
+  int n_inputs() const { return static_cast<int>(input_metas_.size()); }
+  int n_outputs() const { return static_cast<int>(grads_out_.size()); }
+  void set(int i, Tensor grad) const { grads_in_[i] = std::move(grad); }
+  // Only in ops with `grad_adds`, for input 0: the gradient that has arrived there so far, undefined if there is none.
+  // The rule then passes the sum with its own gradient to set().
+  Tensor take_total(int i) const { return std::exchange(grads_in_[i], Tensor()); }
+  // Sums over broadcast dimensions, casts to the input's dtype, and calls set().
+  void set_reduced(int i, Tensor grad) const;
+
+ private:
+  const Attrs& attrs_;
+  std::span<const Tensor> inputs_, outputs_, grads_out_;
+  std::span<const InputMeta> input_metas_;
+  std::span<Tensor> grads_in_;
+};
+
+// A kernel that has done everything that depends on shapes, and needs only addresses to run. Thread safe.
+class PreparedKernel {
+ public:
+  virtual ~PreparedKernel() = default;
+  // The addresses of element 0 of the inputs, the operands of epilogues and the outputs, in this order. The address of
+  // an undefined tensor is null.
+  virtual void run(std::span<std::byte* const> addresses) const = 0;
+};
+
+using InferFn = void (*)(InferContext&);
+using KernelFn = void (*)(const KernelContext&);
+// The kernel for tensors like the context's, whose data it does not read. `variant` 0 gives the kernel's results bit
+// for bit; the others compute the same product in another way, for a tuner to choose. Null: there is no such variant,
+// or only the kernel itself can run this call.
+using PrepareFn = std::unique_ptr<const PreparedKernel> (*)(const KernelContext&, int variant);
+// True if the op's kernel can apply these epilogues to a result of this dtype; `exact`: with the bits of the separate
+// ops.
+using AbsorbsFn = bool (*)(std::span<const Epilogue>, DType, bool exact);
+// The op in simpler ops, one result per output. It runs if there is no kernel, a compiler may fuse it, and tests
+// compare the kernel with it.
+using DecomposeFn = void (*)(std::span<const Tensor> inputs, const Attrs&, std::span<Tensor> outputs);
+// Makes a call whose operands may lie channels last. Results that are images lie so, too. The op is a parameter, as one
+// function serves several.
+using ChannelsLastFn = void (*)(const OpDef& op, std::span<const TensorArg> inputs, const Attrs&,
+                                std::span<Tensor> outputs);
+using GradFn = void (*)(const GradContext&);
+using LowerFn = void (*)(LoopBuilder&);
+
+// The functions that one backend has for an op.
+struct BackendEntry {
+  KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
+  PrepareFn prepare = nullptr;
+  AbsorbsFn absorbs = nullptr;
+};
+
+// Properties of single ops (sum, cat, cast, attention_grad) that a compiler uses. They stand here so that no pass has
+// to know an op by its name.
+struct Traits {
+  bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
+  // Reductions: `lower` is one LoopBuilder::reduce() and output(), so results over parts can be reduced again.
+  bool folds = false;
+  // Output 0 has, at each element, the sum of input 0 along dimension ints[0] up to there (LoopBuilder::scan); with
+  // ints[1], from there on, which no kernel does.
+  bool scans = false;
+  // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
+  bool assembles = false;
+  // An elementwise op whose input 0 is a table: it reads it at the place that input 1 (i64) names, not at its own
+  // element (LoopBuilder::pick). ints[0]: the dimension of the table that is indexed.
+  bool picks = false;
+  // The input that is a random state (Note [Random state] in random_state.h), of an elementwise op that draws numbers:
+  // not one element of it belongs to each element of the output.
+  int32_t random_state = -1;
+  bool converts = false;  // output 0 is input 0 in another dtype
+  // Products of matrices: the dimension of input 1 that is summed over, from the end (1 or 2); of input 0 it is the
+  // last.
+  int8_t sums_over = 0;
+  // Each place of output 0 is the sum, in order, of what input 0 has for it, onto input 2, where there is one. Input 1,
+  // i64, names places: of elements along dimension ints[0] if it has input 0's shape, else of rows (all of input 0's
+  // dimensions but the last).
+  bool scatters = false;
+  bool zeros = false;  // output 0 is zeros
+  // Output 0 is the same number in every element. Its sizes are the ints from this one on.
+  int32_t filled_sizes = -1;
+  // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
+  // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
+  bool sums_segments = false;
+  // A convolution has an int (at least 0) that says how output 0, an image, lies in memory (ops::ResultLayout).
+  int32_t layout_int = -1;
+  // Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
+  // results: those that are not channels last are converted on the way.
+  bool converts_images = false;
+  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
+  // Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
+  // calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
+  // no pass drops one, joins two equal ones, moves one past another, or computes one again in backward. Neighbours that
+  // do not read of each other may travel as one message (transform/merge_collectives.cc).
+  bool communicates = false;
+};
+
+struct OpDef {
+  const char* name;  // also the IR mnemonic
+  OpKind kind;
+  int n_outputs = 1;  // -1: as many as the caller passes (split)
+  SavedSpec saved = {};
+  AmpPolicy amp = AmpPolicy::kNone;
+  InferFn infer = nullptr;
+  BackendEntry on[kNumBackends] = {};          // in the order of Backend; read with entry_of()
+  const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
+  DecomposeFn decompose = nullptr;
+  GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
+  LowerFn lower = nullptr;  // null: runs as a library call
+  Traits traits = {};
+  // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
+  ChannelsLastFn channels_last = nullptr;
+  // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
+  // the result of another call equals, bit for bit, one call of the other's operands and then its own (a compiler makes
+  // one of them), if the ints before those of the operands are equal.
+  int32_t chains = -1;
+  // For memory planning.
+  int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place
+  // The input whose memory output 0 may take if both are dense and of one dtype: the kernel reads all that it needs of
+  // an element before it overwrites it.
+  int32_t reuses = -1;
+  bool grad_adds = false;  // `grad` adds to the gradient that has arrived at input 0 so far: GradContext::take_total()
+  Epilogue epilogue =
+      Epilogue::kNone;  // as which epilogue a product applies this op; operand 0 (kAdd: either) is the product's result
+  bool fuse_parts = true;  // false: a compiler must not use `decompose`; it is for tests and second derivatives
+  // Note [Checks are effects]. The op looks at values of its operands and throws for bad ones, such as an index out of
+  // range. That is an effect: where eager execution runs the call, a compiled program runs it, even if nothing reads
+  // its results. So a recording without results runs if it has checks, and dead-code elimination keeps them. What a
+  // backward computes again was checked by the forward: it is computed only if something reads it.
+  bool checks = false;
+
+  // The call does something beside its results.
+  constexpr bool has_effects() const { return checks || traits.communicates; }
+};
+
+// The functions that `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if
+// this process has no such backend.
+const BackendEntry& entry_of(const OpDef& op, Device device);
+
+// Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the
+// device has no kernel, the parts of `decompose` run, and their results are copied; without those, too, throws Error.
+void run_kernel(const KernelContext& context);
+
+// All ops, in a fixed order.
+std::span<const OpDef* const> all_ops();
+const OpDef* find_op(std::string_view name);  // null if there is none
+
+// Throws Error "op: operand is an undefined tensor" unless it is defined. For public functions that read shapes before
+// they call an op.
+void require_defined(const char* op, const TensorArg& operand);
+
+// The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
+Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
+// Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.
+void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
+// call(kAdd, {a, b})
+inline Tensor call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
+  return call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
+}
+inline void call(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs) {
+  call(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs), outputs);
+}
+inline void call_in_place(const OpDef& op, std::initializer_list<TensorArg> inputs, Attrs attrs = {}) {
+  call_in_place(op, std::span<const TensorArg>(inputs.begin(), inputs.size()), std::move(attrs));
+}
+
+}  // namespace rondo
+#pragma GCC visibility pop

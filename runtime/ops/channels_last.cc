@@ -1,0 +1,121 @@
+#include "rondo/runtime/ops/channels_last.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/ops.h"
+
+namespace rondo {
+
+bool lies_channels_last(const Tensor& x) {
+  return x.rank() == 4 && !x.is_contiguous() && ops::is_channels_last(x.sizes(), x.strides());
+}
+Tensor channels_to_back(const TensorArg& x) { return ops::permute(x, {0, 2, 3, 1}); }
+Tensor channels_to_front(const TensorArg& x) { return ops::permute(x, {0, 3, 1, 2}); }
+
+Tensor result_to_front(const Tensor& result, std::source_location where) {
+  const Tensor front = channels_to_front({result, where});
+  return autograd::is_no_grad_view(front) ? front.detach() : front;
+}
+
+Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
+  if (x.strides() == strides || x.numel() == 0) return x;
+  if (is_contiguous(x.sizes(), strides)) return x.contiguous();
+  return channels_to_front(channels_to_back(x).contiguous());
+}
+
+namespace {
+
+// Numbers of a generator, and places of a table, belong to the elements in their usual order.
+bool elements_have_an_order(const OpDef& op) { return op.traits.picks || op.traits.random_state >= 0; }
+
+// The sums of (B, H, W, C), as those of (B, C, H, W) lie.
+bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                          std::span<Tensor> outputs) {
+  constexpr int kRank = 4;
+  const int64_t mask = attrs.ints[0];
+  const bool keepdim = attrs.ints[1] != 0;
+  Attrs moved = attrs;
+  moved.ints[0] = 0;
+  for (int d = 0; d < kRank; ++d)
+    if (mask >> d & 1) moved.ints[0] |= int64_t{1} << dim_at_back(d);
+  call(op, {{channels_to_back(inputs[0]), inputs[0].where}}, moved, outputs);
+  for (Tensor& output : outputs) {
+    if (!is_floating(output.dtype())) return false;  // the place of an element
+    if (keepdim) {
+      output = channels_to_front(output).contiguous();
+      continue;
+    }
+    // The dimensions that are left, in their order.
+    Dims order;
+    for (int d = 0; d < kRank; ++d) {
+      if (mask >> d & 1) continue;
+      int64_t at = 0;
+      for (int e = 0; e < kRank; ++e) at += (mask >> e & 1) == 0 && dim_at_back(e) < dim_at_back(d);
+      order.push_back(at);
+    }
+    if (order.rank() > 1) output = ops::permute(output, order).contiguous();
+  }
+  return true;
+}
+
+}  // namespace
+
+void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs) {
+  call(op, inputs, attrs, outputs);
+}
+
+bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs) {
+  if (op.channels_last != nullptr) return op.channels_last(op, inputs, attrs, outputs), true;
+  if (op.kind == OpKind::kElementwise && !elements_have_an_order(op)) {
+    // With another operand a result may have more dimensions than an image has.
+    const bool images = std::all_of(inputs.begin(), inputs.end(), [](const TensorArg& input) {
+      return input.tensor.defined() && input.tensor.rank() <= 4;
+    });
+    if (images) call_channels_last(op, inputs, attrs, outputs);
+    return images;
+  }
+  return op.kind == OpKind::kReduction && inputs[0].tensor.rank() == 4 &&
+         reduce_channels_last(op, inputs, attrs, outputs);
+}
+
+bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
+  // A clone is dense in the usual layout (Tensor::to keeps the layout itself).
+  if (op.traits.converts || elements_have_an_order(op)) return false;
+  const Tensor* first = nullptr;
+  Dims sizes;
+  for (const TensorArg& input : inputs) {
+    if (!input.tensor.defined() || input.tensor.rank() > 4 ||
+        !broadcast_shapes(Dims(sizes), input.tensor.sizes(), sizes))
+      return false;
+    if (first == nullptr || input.tensor.numel() > first->numel()) first = &input.tensor;
+  }
+  return first != nullptr && first->sizes() == sizes && lies_channels_last(*first);
+}
+
+void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs) {
+  std::vector<Tensor> views;  // operands refer to them
+  views.reserve(inputs.size());
+  std::vector<TensorArg> operands;
+  for (const TensorArg& input : inputs) {
+    Dims sizes = input.tensor.sizes();
+    if (sizes.empty()) {
+      views.push_back(input.tensor);
+    } else {
+      while (sizes.rank() < 4) sizes.insert(0, 1);
+      const Tensor image = sizes == input.tensor.sizes() ? input.tensor : ops::reshape(input, sizes);
+      views.push_back(channels_to_back({image, input.where}));
+    }
+    operands.emplace_back(views.back(), input.where);
+    operands.back().given = input.given;
+  }
+  std::vector<Tensor> results(outputs.size());
+  call(op, operands, attrs, results);
+  for (size_t i = 0; i < outputs.size(); ++i) outputs[i] = result_to_front(results[i], inputs[0].where);
+}
+
+}  // namespace rondo

@@ -1,0 +1,48 @@
+// Images whose layout is channels last (B, C, H, W), through elementwise ops.
+//
+// Note [Channels last results]. As in PyTorch, images keep their layout: a result of an elementwise op lies in memory
+// as its first operand of the result's size does. If that is channels last (Note [Channels last] of ops/convolution.h),
+// the op runs on views (B, H, W, C), which are dense, and its result is viewed back. Recordings hold the same calls, so
+// a compiler needs to know nothing of it. Sums over such images follow the order of (B, H, W, C): gradients of what was
+// broadcast to them, and statistics of batch_norm.
+#pragma once
+
+#include <span>
+
+#include "rondo/runtime/op/op.h"
+
+namespace rondo {
+
+// True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.
+bool lies_channels_last(const Tensor& x);
+// (B, C, H, W) -> (B, H, W, C), and back. Views.
+Tensor channels_to_back(const TensorArg& x);
+Tensor channels_to_front(const TensorArg& x);
+// What an op made of such a view, as a result of the call that the user made: to him it is no view.
+Tensor result_to_front(const Tensor& result, std::source_location where);
+// Where dimension `dim` of (B, C, H, W) is in (B, H, W, C).
+constexpr int dim_at_back(int dim) { return dim == 0 ? 0 : dim == 1 ? 3 : dim - 1; }
+// x, or a copy of it with these strides: those of a dense tensor, or of a dense one that is channels last.
+Tensor with_dense_strides(const Tensor& x, const Dims& strides);
+
+// For call(): an elementwise op whose result is channels last.
+bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs);
+void call_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs);
+// For a compiler that chooses layouts: makes the call, some of whose images are channels last, so that results that are
+// images are, too. False, and no call, if the op does not keep the layout.
+bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
+                        std::span<Tensor> outputs);
+// An OpDef::channels_last of ops whose own call does it.
+void call_as_usual(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs, std::span<Tensor> outputs);
+// False: it is not, which is seen without looking at the operands for long.
+inline bool may_be_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
+  if (op.kind != OpKind::kElementwise) return false;
+  for (const TensorArg& input : inputs) {
+    const TensorImpl* impl = input.tensor.impl();
+    if (impl != nullptr && impl->sizes.rank() == 4 && impl->strides[3] != 1) return true;
+  }
+  return false;
+}
+
+}  // namespace rondo

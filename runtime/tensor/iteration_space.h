@@ -1,0 +1,47 @@
+// Elementwise work on strided operands: the dimensions that it has to walk through.
+#pragma once
+
+#include <array>
+
+#include "rondo/runtime/tensor/tensor.h"
+
+namespace rondo {
+
+// N operands over one space, dimensions merged where all strides allow it. It has at least one dimension.
+template <int N> struct IterationSpace {
+  Dims sizes;
+  std::array<Dims, N> strides;  // elements
+
+  // `full`: strides of each operand for `shape`, 0 where it is broadcast.
+  IterationSpace(const Dims& shape, const std::array<Dims, N>& full) {
+    for (int d = 0; d < shape.rank(); ++d) {
+      if (shape[d] == 1) continue;
+      const int last = sizes.rank() - 1;
+      bool merges = last >= 0;
+      for (int k = 0; merges && k < N; ++k) merges = strides[k][last] == full[k][d] * shape[d];
+      if (merges) {
+        sizes[last] *= shape[d];
+        for (int k = 0; k < N; ++k) strides[k][last] = full[k][d];
+      } else {
+        sizes.push_back(shape[d]);
+        for (int k = 0; k < N; ++k) strides[k].push_back(full[k][d]);
+      }
+    }
+    if (sizes.empty()) {
+      sizes.push_back(1);
+      for (int k = 0; k < N; ++k) strides[k].push_back(0);
+    }
+  }
+  // Operands that broadcast to `shape`.
+  IterationSpace(const Dims& shape, const std::array<const Tensor*, N>& operands)
+      : IterationSpace(shape, broadcast(shape, operands)) {}
+
+ private:
+  static std::array<Dims, N> broadcast(const Dims& shape, const std::array<const Tensor*, N>& operands) {
+    std::array<Dims, N> full;
+    for (int k = 0; k < N; ++k) full[k] = broadcast_strides(operands[k]->sizes(), operands[k]->strides(), shape);
+    return full;
+  }
+};
+
+}  // namespace rondo
