@@ -20,7 +20,7 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
     for (int64_t size : output.sizes()) call = absl::HashOf(call, size);
   }
   // Each draw has another place in its stream.
-  const bool draws = op.traits.random_state >= 0;
+  const bool draws = op.random_state() >= 0;
   return {.call = call,
           .parameters = parameters,
           .integers = draws ? 0 : absl::HashOf(absl::MakeConstSpan(attrs.ints.data(), attrs.ints.size())),

@@ -139,8 +139,8 @@ class UnitLowering final : public LoopBuilder {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, place);
   }
   LoopValue reduce(LoopOp op, LoopValue v) override {
-    if (node_->op->traits.sums_segments) return sum_segments(v);
-    if (!node_->op->traits.folds || !sums_rows(unit_, domain_, node_->attrs.ints[0]))
+    if (node_->op->is<trait::SumSegments>()) return sum_segments(v);
+    if (!node_->op->is<trait::Fold>() || !sums_rows(unit_, domain_, node_->attrs.ints[0]))
       return append({.op = op, .type = v.type, .a = v.id}, {.row = true, .level = placement(v.id).level + 1});
     if (!is_floating(v.type)) v = emit(LoopOp::kCast, kI64, v, {}, {});
     Operand partial;
@@ -182,7 +182,7 @@ class UnitLowering final : public LoopBuilder {
   void output(int i, LoopValue v) override {
     const ValueId id = node_->outputs[static_cast<size_t>(i)];
     const Value& value = graph_.value(id);
-    if (unit_.starts != kNoValue && node_->op->traits.sums_segments) return;  // the sums are there
+    if (unit_.starts != kNoValue && node_->op->is<trait::SumSegments>()) return;  // the sums are there
     if (column_result_) {
       column_result_->value = id;
       result_.column_results.push_back(*column_result_);

@@ -170,7 +170,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
 }
 
 std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
-  if (std::any_of(nodes.begin(), nodes.end(), [&](int32_t n) { return graph_.node(n).op->traits.communicates; }))
+  if (std::any_of(nodes.begin(), nodes.end(), [&](int32_t n) { return graph_.node(n).op->is<trait::Exchange>(); }))
     return "";  // alone, it would send again
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";

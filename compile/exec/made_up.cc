@@ -15,16 +15,15 @@ struct Places {
 };
 
 void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& places) {
-  const Traits& traits = node.op->traits;
   const auto below = [&](int64_t bound) { places.bound = std::min(places.bound, bound); };
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (node.inputs[i] != id) continue;
-    if (traits.sums_segments && i == 1) {
+    if (node.op->is<trait::SumSegments>() && i == 1) {
       places.known = true;
       places.segmented = graph.value(node.inputs[0]).sizes[0];
-    } else if (traits.picks && i == 1) {
+    } else if (const auto* pick = node.op->as<trait::Pick>(); pick != nullptr && i == 1) {
       places.known = true;
-      below(graph.value(node.inputs[0]).sizes[static_cast<int>(node.attrs.ints[0])]);
+      below(graph.value(node.inputs[0]).sizes[pick->dim(node.attrs)]);
     } else if (node.op->checks && node.inputs.size() == 1) {
       // A check of indices, and a sort of them, have the number of places as their first int.
       places.known = true;
@@ -32,7 +31,7 @@ void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& 
     } else {
       // Which dimension an index goes into only the op knows, so every dimension of what it reads and writes beside it
       // is a bound.
-      places.known = places.known || node.op->checks || (traits.scatters && i == 1);
+      places.known = places.known || node.op->checks || (node.op->is<trait::SumByIndex>() && i == 1);
       for (const ValueIds* list : {&node.inputs, &node.outputs})
         for (const ValueId other : *list) {
           if (other == kNoValue || other == id) continue;
@@ -46,7 +45,7 @@ Places places_of(const Graph& graph, ValueId id) {
   Places places;
   for (const GraphNode& node : graph.nodes) {
     if (std::find(node.inputs.begin(), node.inputs.end(), id) == node.inputs.end()) continue;
-    if (node.op->kind != OpKind::kView && !node.op->traits.assembles) {
+    if (node.op->kind != OpKind::kView && !node.op->is<trait::SideBySide>()) {
       note_reader(graph, node, id, places);
     } else {
       for (const ValueId shown : node.outputs) {  // in a view, or beside others

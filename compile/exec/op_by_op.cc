@@ -93,7 +93,7 @@ ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   run_eagerly(plain, values, nullptr, [&](const GraphNode& node) {
     if (node.op->kind == OpKind::kView) return;
     // The sum was not made of this run's operand.
-    if (node.op->traits.communicates && sums_ != nullptr)
+    if (node.op->is<trait::Exchange>() && sums_ != nullptr)
       values[node.outputs[0]].add_(values[node.inputs[0]] - values_[node.inputs[0]]);
     for (ValueId id : node.outputs) nudge(values[id], *random);
   });
@@ -156,7 +156,7 @@ std::string OpByOp::first_difference_in(const CollectiveLog& sums) const {
   const RecorderScope eager(nullptr);
   CollectiveReader sent(sums);
   for (const GraphNode& node : graph_.nodes) {
-    if (!node.op->traits.communicates) continue;
+    if (!node.op->is<trait::Exchange>()) continue;
     const Tensor& operand = values_[node.inputs[0]];
     if (!operand.defined()) continue;
     std::vector<Tensor> parts;

@@ -51,7 +51,7 @@ class PlanTuner {
     const Launch& launch = plan_.launches[index];
     // The other processes do not tune at this moment.
     const bool is_called = std::any_of(launch.nodes.begin(), launch.nodes.end(),
-                                       [&](int32_t n) { return plan_.graph.node(n).op->traits.communicates; });
+                                       [&](int32_t n) { return plan_.graph.node(n).op->is<trait::Exchange>(); });
     bool made = false;
     if (!is_called) {
       try {

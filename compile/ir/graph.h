@@ -96,7 +96,7 @@ inline std::source_location line_of(const GraphNode& node) {
 
 // True if the op's results may lie inside of a larger value, with gaps between their rows (transform/assemble.cc).
 inline bool writes_parts(const OpDef& op) {
-  return op.traits.strided_outputs || (op.kind == OpKind::kElementwise && op.lower != nullptr);
+  return op.strided_outputs || (op.kind == OpKind::kElementwise && op.lower != nullptr);
 }
 
 // ---- Tables of a graph: one T for each of its values, or for each of its nodes.

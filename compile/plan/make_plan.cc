@@ -18,9 +18,10 @@ namespace {
 
 // True if the parts that the node would assemble were written in their places already.
 bool is_in_place(const Graph& graph, const GraphNode& node) {
-  if (!node.op->traits.assembles) return false;
+  const auto* const trait = node.op->as<trait::SideBySide>();
+  if (trait == nullptr) return false;
   const Value& whole = graph.value(node.outputs[0]);
-  const auto dim = static_cast<int>(node.attrs.ints[0]);
+  const int dim = trait->dim(node.attrs);
   int64_t offset = whole.offset;
   for (ValueId id : node.inputs) {
     const Value& part = graph.value(id);

@@ -154,7 +154,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       for (size_t n = 0; n < entry_.forward_graph.nodes.size(); ++n) {
         const GraphNode& node = entry_.forward_graph.nodes[n];
         if (std::count(node.inputs.begin(), node.inputs.end(), watched) > 0) return true;
-        if (node.op->traits.communicates && static_cast<int32_t>(n) > producer && !extra.hooks.empty()) return true;
+        if (node.op->is<trait::Exchange>() && static_cast<int32_t>(n) > producer && !extra.hooks.empty()) return true;
       }
     }
     return false;
@@ -165,7 +165,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (!entry_.communicates || autograd::Asked::now() == nullptr) return false;
     const OpSet all = ops_passed(entry_.forward_graph, arriving.gradients);
     for (size_t n = 0; n < all.size(); ++n)
-      if (all[n] && !(*pass.ops)[n] && entry_.forward_graph.nodes[n].op->traits.communicates) return true;
+      if (all[n] && !(*pass.ops)[n] && entry_.forward_graph.nodes[n].op->is<trait::Exchange>()) return true;
     return false;
   }
 

@@ -61,7 +61,7 @@ class FailedRun final : public RegionNode, public std::enable_shared_from_this<F
     for (size_t n = graph.nodes.size(); n-- > 0;) {
       const GraphNode& node = graph.nodes[n];
       if (std::none_of(node.outputs.begin(), node.outputs.end(), is_wanted)) continue;
-      if (node.op->traits.communicates)
+      if (node.op->is<trait::Exchange>())
         throw Error(absl::StrCat("backward of ", node.op->name,
                                  ": its region failed, and to run it again would repeat the collective, which the "
                                  "other processes do not",

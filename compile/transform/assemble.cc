@@ -42,7 +42,7 @@ class Assembler {
         read_by_library_(graph, false) {
     for (size_t v = 0; v < graph.values.size(); ++v) views_[graph.values[v].root].push_back(static_cast<ValueId>(v));
     for (const GraphNode& node : graph.nodes) {
-      const bool library = node.op->kind != OpKind::kView && !node.op->traits.assembles &&
+      const bool library = node.op->kind != OpKind::kView && !node.op->is<trait::SideBySide>() &&
                            !space_of(graph, node).unit.fused;
       for (ValueId id : node.inputs) {
         if (id == kNoValue) continue;
@@ -55,7 +55,7 @@ class Assembler {
 
   Graph run() {
     for (const GraphNode& node : graph_.nodes)
-      if (node.op->traits.assembles) assemble(node);
+      if (node.op->is<trait::SideBySide>()) assemble(node);
     return std::move(result_);
   }
 
@@ -66,7 +66,7 @@ class Assembler {
     // A value has one place.
     if (value.producer < 0 || value.root != part || placed_[part] || returned_[part]) return false;
     const GraphNode& maker = graph_.node(value.producer);
-    if (maker.op->traits.strided_outputs) return true;
+    if (maker.op->strided_outputs) return true;
     // What else reads it would be fused with its producer, if it stayed where it is.
     return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 &&
            uses_[part] == 1;
@@ -75,7 +75,7 @@ class Assembler {
   void assemble(const GraphNode& node) {
     const ValueId whole = node.outputs[0];
     const Value& out = result_.value(whole);
-    const int dim = static_cast<int>(node.attrs.ints[0]);
+    const int dim = node.op->as<trait::SideBySide>()->dim(node.attrs);
     if (out.root != whole || out.sizes.numel() == 0) return;
     std::vector<std::pair<ValueId, Value>> changes;
     std::vector<ValueId> parts;
@@ -120,7 +120,7 @@ class Assembler {
 
 std::optional<Graph> assemble_in_place(const Graph& graph) {
   if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
-                   [](const GraphNode& node) { return node.op->traits.assembles; }))
+                   [](const GraphNode& node) { return node.op->is<trait::SideBySide>(); }))
     return std::nullopt;
   return Assembler(graph).run();
 }

@@ -168,7 +168,7 @@ class Chooser {
     }
     for (size_t i = 0; i < graph_.nodes.size(); ++i) {
       const GraphNode& node = graph_.nodes[i];
-      const int64_t cost = node.op->traits.communicates ? FlowNetwork::kInfinite : costs[i];
+      const int64_t cost = node.op->is<trait::Exchange>() ? FlowNetwork::kInfinite : costs[i];
       if (cost > 0) network.add_edge(source, sink + 1 + i, cost);
       for (ValueId out : node.outputs)
         network.add_edge(sink + 1 + i, 2 * static_cast<size_t>(out), FlowNetwork::kInfinite);

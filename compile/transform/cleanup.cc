@@ -57,7 +57,7 @@ std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
   ValueMap<ValueId> renamed = identity(graph);
   for (size_t i = 0; i < graph.nodes.size(); ++i) {
     const GraphNode& node = graph.nodes[i];
-    if (node.op->traits.communicates) continue;
+    if (node.op->is<trait::Exchange>()) continue;
     ValueIds inputs = node.inputs;
     for (ValueId& id : inputs)
       if (id != kNoValue) id = renamed[id];

@@ -51,7 +51,7 @@ ValueId shown_elements(const Graph& graph, ValueId id) {
 }
 
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
-  if (!node.op->traits.converts) return false;
+  if (!node.op->is<trait::Convert>()) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
   // What the caller gets is his to write to.
   for (ValueId id : graph.outputs)
@@ -202,7 +202,7 @@ class Fuser {
   // Note [Checks that wait]. At the end, so that a check does not choose the space of a kernel.
   void join_check(size_t check, size_t begin, size_t end, Reachability& reach) {
     const ValueId indices = graph_.written(graph_.node(units_[check].unit.nodes[0]).inputs[0]);
-    const auto looks_up = [&](int32_t n) { return graph_.node(n).op->traits.picks; };
+    const auto looks_up = [&](int32_t n) { return graph_.node(n).op->is<trait::Pick>(); };
     const auto reads = [&](int32_t n) {
       const ValueIds& inputs = graph_.node(n).inputs;
       return std::any_of(inputs.begin(), inputs.end(),
@@ -274,17 +274,17 @@ class Fuser {
       Candidate& c = units_.emplace_back();
       c.unit = space.unit;
       c.unit.nodes = {static_cast<int32_t>(i)};
-      if (node.op->traits.communicates) c.after = std::exchange(latest_collective, unit_of_[i]);
+      if (node.op->is<trait::Exchange>()) c.after = std::exchange(latest_collective, unit_of_[i]);
       if (node.op->checks && !may_wait(node)) c.unit.fused = false;
       if (!c.unit.fused) continue;
       c.only_checks = node.op->checks;
       c.takes_any = space.takes_any;
       if (space.sums_rows) c.column_results = {node.outputs[0]};
-      c.scans = node.op->traits.scans;
+      c.scans = node.op->is<trait::Scan>();
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.sums_rows;
       // Kernels do not become one to share a random state.
       for (size_t k = 0; k < node.inputs.size(); ++k)
-        if (static_cast<int32_t>(k) != node.op->traits.random_state)
+        if (static_cast<int32_t>(k) != node.op->random_state())
           c.touched.push_back(shown_elements(graph_, node.inputs[k]));
       c.touched.insert(c.touched.end(), node.outputs.begin(), node.outputs.end());
       std::sort(c.touched.begin(), c.touched.end());

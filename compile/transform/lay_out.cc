@@ -17,7 +17,7 @@ bool is_usual_image(const Value& v) {
          is_contiguous(v.sizes, v.strides);
 }
 int64_t image_bytes(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
-bool names_layout(const OpDef& op) { return op.traits.layout_int >= 0; }
+bool names_layout(const OpDef& op) { return op.is<trait::Images>() && op.as<trait::Images>()->layout_int >= 0; }
 bool keeps_layout(const OpDef& op) {
   return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
 }
@@ -88,7 +88,7 @@ class LayoutChooser {
     if (some_last && !ends && keeps_layout(*node.op)) {
       // Sums and norms read each element more than once.
       const bool moves = node.op->kind != OpKind::kElementwise && node.op->kind != OpKind::kView &&
-                         !node.op->traits.converts_images;
+                         !node.op->is<trait::Images>();
       std::vector<TensorArg> args = arguments(
           node, [&](ValueId id) { return moves || is_filled_image(id) ? last(id) : as_it_lies(id); });
       if (keep_channels_last(*node.op, args, node.attrs, outputs)) {
@@ -103,7 +103,7 @@ class LayoutChooser {
 
   void convolve(const GraphNode& node, bool some_last, std::span<Tensor> outputs) {
     Attrs attrs = node.attrs;
-    int64_t& layout = attrs.ints[static_cast<size_t>(node.op->traits.layout_int)];
+    int64_t& layout = attrs.ints[static_cast<size_t>(node.op->as<trait::Images>()->layout_int)];
     const ValueId result = node.outputs[0];
     const bool makes_last = makes_channels_last(node);
     if (makes_last) layout = static_cast<int64_t>(ops::ResultLayout::kChannelsLast);
@@ -153,12 +153,13 @@ class LayoutChooser {
     const Value& v = graph_.value(id);
     if (v.producer < 0 || !is_usual_image(v)) return false;
     const GraphNode& node = graph_.node(v.producer);
-    return node.op->traits.filled_sizes >= 0 && node.inputs.empty();
+    return node.op->is<trait::Fill>() && node.inputs.empty();
   }
   static Tensor filled_last(const GraphNode& node) {
     Attrs attrs = node.attrs;
-    const int sizes = node.op->traits.filled_sizes;
-    for (int dim = 0; dim < 4; ++dim) attrs.ints[sizes + dim_at_back(dim)] = node.attrs.ints[sizes + dim];
+    const size_t sizes = node.op->as<trait::Fill>()->first_size_int;
+    for (int dim = 0; dim < 4; ++dim)
+      attrs.ints[sizes + static_cast<size_t>(dim_at_back(dim))] = node.attrs.ints[sizes + static_cast<size_t>(dim)];
     return channels_to_front({call(*node.op, {}, attrs), node.where});
   }
 
@@ -222,7 +223,7 @@ Conversions count_conversions(const Graph& graph) {
     return id;
   };
   for (const GraphNode& node : graph.nodes) {
-    if (node.op->traits.converts_images) {
+    if (node.op->is<trait::Images>()) {
       const auto count = [&](ValueId id) {
         if (!is_usual_image(graph.value(id))) return;
         ++found.in_products;
@@ -230,7 +231,8 @@ Conversions count_conversions(const Graph& graph) {
       };
       count(node.inputs[0]);
       count(names_layout(*node.op) ? node.outputs[0] : node.inputs[1]);
-    } else if (node.op->traits.converts && graph.value(node.inputs[0]).dtype == graph.value(node.outputs[0]).dtype) {
+    } else if (node.op->is<trait::Convert>() &&
+               graph.value(node.inputs[0]).dtype == graph.value(node.outputs[0]).dtype) {
       const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
       const Value& image = graph.value(source(node.inputs[0]));
       // A sum over the batch has three dimensions.

@@ -25,7 +25,7 @@ std::vector<Group> find_groups(const Graph& graph) {
     size_t latest = 0;
     for (ValueId id : node.inputs)
       if (id != kNoValue) latest = std::max(latest, reads_of[id]);
-    if (node.op->traits.communicates) {
+    if (node.op->is<trait::Exchange>()) {
       const Value& value = graph.value(node.outputs[0]);
       const auto may_join = [&](const GraphNode& other) {
         const Value& first = graph.value(other.outputs[0]);
@@ -48,7 +48,7 @@ Graph put_together(const Graph& graph, const std::vector<Group>& groups) {
   size_t at = 0;
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     const GraphNode& node = graph.nodes[n];
-    const bool is_member = at < groups.size() && n >= groups[at][0] && node.op->traits.communicates;
+    const bool is_member = at < groups.size() && n >= groups[at][0] && node.op->is<trait::Exchange>();
     bool waits = is_member;
     for (ValueId id : node.inputs) waits = waits || (id != kNoValue && awaited[id]);
     if (!waits) {
@@ -87,7 +87,7 @@ std::optional<Graph> merge_collectives(const Graph& graph) {
   int64_t begin = 0;
   return retrace(ordered, [&](size_t n, const Symbols& symbols, std::span<Tensor> outputs) {
     const GraphNode& node = ordered.nodes[n];
-    if (!node.op->traits.communicates) return false;
+    if (!node.op->is<trait::Exchange>()) return false;
     const size_t members = groups[group].size();
     if (members == 1) {
       ++group;

@@ -65,7 +65,7 @@ class Finder {
   bool is_matrix(ValueId id) const { return id != kNoValue && graph_.value(id).sizes.rank() == 2; }
   bool has_dense_rows(ValueId id) const { return graph_.value(id).strides[1] == 1; }
   bool is_product(const GraphNode& node) const {
-    return node.op->kind == OpKind::kContraction && node.op->traits.sums_over > 0 && is_matrix(node.inputs[0]) &&
+    return node.op->kind == OpKind::kContraction && node.op->is<trait::Product>() && is_matrix(node.inputs[0]) &&
            is_matrix(node.inputs[1]);
   }
 
@@ -77,7 +77,7 @@ class Finder {
   }
   bool is_sum_of_rows(const GraphNode& node) const {
     constexpr int64_t kFirstDimension = 1;  // as a mask
-    return node.op->kind == OpKind::kReduction && node.op->traits.additive && node.inputs.size() == 1 &&
+    return node.op->kind == OpKind::kReduction && node.op->is_additive() && node.inputs.size() == 1 &&
            is_matrix(node.inputs[0]) && node.attrs.ints[0] == kFirstDimension;
   }
 
@@ -243,8 +243,8 @@ class Rewriter {
     }
     Tensor sum = like.op->kind == OpKind::kReduction
                      ? call(*like.op, {side_by_side(products, 0, 0)}, like.attrs)
-                     : call(*like.op,
-                            {side_by_side(products, 0, 1), side_by_side(products, 1, 2 - like.op->traits.sums_over)});
+                     : call(*like.op, {side_by_side(products, 0, 1),
+                                       side_by_side(products, 1, 2 - like.op->as<trait::Product>()->sums_over)});
     if (products.start != kNoValue) sum = call(*graph_.node(products.adds.back()).op, {symbol(products.start), sum});
     symbols_[graph_.node(products.adds.back()).outputs[0]] = sum;
   }

@@ -40,7 +40,7 @@ bool saves_input(const Graph& recorded, const GraphNode& node, size_t i) {
 
 bool communicates(const Graph& recorded) {
   return std::any_of(recorded.nodes.begin(), recorded.nodes.end(),
-                     [](const GraphNode& node) { return node.op->traits.communicates; });
+                     [](const GraphNode& node) { return node.op->is<trait::Exchange>(); });
 }
 
 std::vector<ValueId> collectives_read(const Graph& recorded) {
@@ -55,10 +55,10 @@ std::vector<ValueId> collectives_read(const Graph& recorded) {
       const ValueId id = node.outputs[i];
       read[id] = read[id] || (on_tape && node.op->saved.output(i));
       runs = runs || read[id];
-      if (read[id] && node.op->traits.communicates) results.push_back(id);
+      if (read[id] && node.op->is<trait::Exchange>()) results.push_back(id);
     }
     for (size_t i = 0; i < node.inputs.size(); ++i)
-      if ((runs && node.inputs[i] != kNoValue && !node.op->traits.communicates) ||
+      if ((runs && node.inputs[i] != kNoValue && !node.op->is<trait::Exchange>()) ||
           (on_tape && saves_input(recorded, node, i)))
         read[node.inputs[i]] = true;
   }

@@ -57,7 +57,7 @@ struct Unit {
   int64_t rows = 0;
   int64_t cols = 0;
   int64_t inner = 1;
-  ValueId starts = kNoValue;  // where segments of the rows begin, if they are added up (Traits::sums_segments)
+  ValueId starts = kNoValue;  // where segments of the rows begin, if they are added up (trait::SumSegments)
 };
 // In an order in which they can run. Cheap nodes are in several units where that pays: repeat_cheap_nodes().
 std::vector<Unit> fuse(const Graph& graph, const EpilogueChains& epilogues = {}, const Capabilities& limits = {});

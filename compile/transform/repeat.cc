@@ -77,8 +77,8 @@ class Repeater {
   void repeat(int32_t n) {
     const GraphNode& node = graph_.node(n);
     const int home = unit_of_[n];
-    if (home < 0 || node.op->kind != OpKind::kElementwise || node.outputs.size() != 1 ||
-        node.op->traits.random_state >= 0 || node.op->traits.picks)
+    if (home < 0 || node.op->kind != OpKind::kElementwise || node.outputs.size() != 1 || node.op->random_state() >= 0 ||
+        node.op->is<trait::Pick>())
       return;
     const Unit& own = units_[static_cast<size_t>(home)];
     const ValueId result = node.outputs[0];

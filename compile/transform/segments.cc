@@ -4,7 +4,7 @@
 // once.
 //
 // Note [Rows in another order]. An elementwise node makes row i of its result of row i of its operands, of the same
-//   elements for all rows, or (Traits::picks) of a table's row that an index names. So a row of the result in another
+//   elements for all rows, or (trait::Pick) of a table's row that an index names. So a row of the result in another
 //   order is that of operands in this order. This holds unless the node has no operand with such rows, or draws random
 //   numbers, which depend on the place. It is a matter of an operand's role, and not of its value: reads_rows() says
 //   which operands are read row by row. One value may be both, as h is in gather(h, 0, index) + h: such a value is made
@@ -41,7 +41,7 @@ class RowSorter {
     const GraphNode& node = graph_.nodes[n];
     made_.clear();
     sum_ = static_cast<int32_t>(n);
-    if (!node.op->traits.scatters) return false;
+    if (!node.op->is<trait::SumByIndex>()) return false;
     const Value &values = graph_.value(node.inputs[0]), &index = graph_.value(node.inputs[1]);
     rows_ = values.sizes.empty() ? 0 : values.sizes[0];
     const bool adds_up = values.dtype == kF32 || values.dtype == kF64 || values.dtype == kI64;
@@ -86,14 +86,15 @@ class RowSorter {
   }
   bool is_zeros(ValueId id) const {
     const int32_t maker = graph_.value(graph_.value(id).root).producer;
-    return maker >= 0 && graph_.node(maker).op->traits.zeros;
+    return maker >= 0 && graph_.node(maker).op->fills_zeros();
   }
 
   // One index belongs to each row of the values, and names a row of the result.
   bool names_rows(const GraphNode& node, const Value& values, const Value& index) const {
     if (index.sizes.rank() + 1 == values.sizes.rank()) return index.sizes.rank() == 1;
     const Dims& result = graph_.value(node.outputs[0]).sizes;
-    if (index.sizes.rank() != values.sizes.rank() || node.attrs.ints[0] != 0) return false;
+    if (index.sizes.rank() != values.sizes.rank() || node.op->as<trait::SumByIndex>()->dim(node.attrs) != 0)
+      return false;
     for (int d = 1; d < index.sizes.rank(); ++d)
       if (index.sizes[d] != result[d] || (index.sizes[d] > 1 && index.strides[d] != 0)) return false;
     return true;
@@ -105,15 +106,15 @@ class RowSorter {
   // row of it: neither a table nor what broadcasts to all rows.
   bool reads_rows(const GraphNode& node, size_t at) const {
     const ValueId id = node.inputs[at];
-    const bool is_table = node.op->traits.picks && at == 0;
+    const bool is_table = node.op->is<trait::Pick>() && at == 0;
     return id != kNoValue && !is_table && has_rows(graph_.value(id).sizes, graph_.value(node.outputs[0]).sizes.rank());
   }
   bool keeps_rows(const GraphNode& node) const {
-    if (node.op->kind != OpKind::kElementwise || node.op->lower == nullptr || node.op->traits.random_state >= 0 ||
+    if (node.op->kind != OpKind::kElementwise || node.op->lower == nullptr || node.op->random_state() >= 0 ||
         node.op->checks)
       return false;
     const int rank = graph_.value(node.outputs[0]).sizes.rank();
-    if (node.op->traits.picks && node.attrs.ints[0] != 0) return false;
+    if (const auto* pick = node.op->as<trait::Pick>(); pick != nullptr && pick->dim(node.attrs) != 0) return false;
     bool any = false;
     for (size_t i = 0; i < node.inputs.size(); ++i) any = any || reads_rows(node, i);
     return any && std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
@@ -178,7 +179,8 @@ class RowSorter {
 }  // namespace
 
 std::optional<Graph> sort_scattered_rows(const Graph& graph) {
-  if (std::none_of(graph.nodes.begin(), graph.nodes.end(), [](const GraphNode& n) { return n.op->traits.scatters; }))
+  if (std::none_of(graph.nodes.begin(), graph.nodes.end(),
+                   [](const GraphNode& n) { return n.op->is<trait::SumByIndex>(); }))
     return std::nullopt;
   RowSorter sorter(graph);
   bool any = false;

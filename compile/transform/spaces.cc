@@ -17,12 +17,12 @@ constexpr int64_t kOneRow = 1 << 13;
 // The space of a reduction over one run: Note [Spaces].
 NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
-  const Traits& traits = node.op->traits;
   const Value& input = graph.value(node.inputs[0]);
   const ops::ReducedRun run = ops::last_run(input.sizes, node.attrs.ints[0]);
   if (!run.is_all) return space;
   Unit& unit = space.unit;
-  if (run.by_columns && run.outer == 1 && traits.folds && (traits.additive || run.inner < kManyRows)) {
+  if (run.by_columns && run.outer == 1 && node.op->is<trait::Fold>() &&
+      (node.op->is_additive() || run.inner < kManyRows)) {
     space.sums_rows = true;
     unit.rows = run.reduced;
     unit.cols = run.inner;
@@ -46,14 +46,14 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
 NodeSpace scan_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
   const Value& input = graph.value(node.inputs[0]);
-  const auto dim = static_cast<int>(node.attrs.ints[0]);
+  const auto& scan = *node.op->as<trait::Scan>();
+  const int dim = scan.dim(node.attrs);
   Unit& unit = space.unit;
   unit.cols = input.sizes[dim];
   for (int d = dim + 1; d < input.sizes.rank(); ++d) unit.inner *= input.sizes[d];
   unit.rows = input.sizes.numel() / unit.cols;
   const std::optional<DimRange> columns = columns_of(unit, input.sizes);
-  const bool reverse = node.attrs.ints[1] != 0;
-  unit.fused = !reverse && columns && merged_stride(input.sizes, input.strides, *columns);
+  unit.fused = !scan.is_reverse(node.attrs) && columns && merged_stride(input.sizes, input.strides, *columns);
   return space;
 }
 
@@ -82,12 +82,12 @@ NodeSpace segment_space(const Graph& graph, const GraphNode& node) {
 NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const OpDef& op = *node.op;
   NodeSpace space;
-  const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.traits.scans ||
-                       op.traits.sums_segments || op.checks;
+  const bool fusible = op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction || op.is<trait::Scan>() ||
+                       op.is<trait::SumSegments>() || op.checks;
   if (op.lower == nullptr || !fusible) return space;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     const ValueId id = node.inputs[i];
-    if (static_cast<int32_t>(i) == op.traits.random_state) {
+    if (static_cast<int32_t>(i) == op.random_state()) {
       if (!is_contiguous(graph.value(id).sizes, graph.value(id).strides)) return space;
       continue;
     }
@@ -96,8 +96,8 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node) {
   const Dims& sizes = domain_of(graph, node);
   if (sizes.empty() || sizes.numel() == 0) return space;
   if (op.kind == OpKind::kReduction) return reduction_space(graph, node);
-  if (op.traits.scans) return scan_space(graph, node);
-  if (op.traits.sums_segments) return segment_space(graph, node);
+  if (op.is<trait::Scan>()) return scan_space(graph, node);
+  if (op.is<trait::SumSegments>()) return segment_space(graph, node);
   space.takes_any = true;
   space.unit.cols = sizes.back();
   space.unit.rows = sizes.numel() / sizes.back();
@@ -135,9 +135,10 @@ std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, Dim
 
 Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain) {
   const Value& value = graph.value(node.inputs[i]);
-  if (!node.op->traits.picks || i != 0) return broadcast_strides(value.sizes, value.strides, domain);
+  const auto* const pick = node.op->as<trait::Pick>();
+  if (pick == nullptr || i != 0) return broadcast_strides(value.sizes, value.strides, domain);
   Dims strides = value.strides;
-  strides[static_cast<int>(node.attrs.ints[0])] = 0;
+  strides[pick->dim(node.attrs)] = 0;
   return strides;
 }
 
@@ -149,10 +150,10 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   const Dims& domain = domain_of(graph, node);
   const std::optional<DimRange> columns = columns_of(unit, domain);
   // Code for vectors along rows neither looks up, nor checks, nor draws numbers.
-  const bool row_by_row = node.op->traits.picks || node.op->checks || node.op->traits.random_state >= 0;
+  const bool row_by_row = node.op->is<trait::Pick>() || node.op->checks || node.op->random_state() >= 0;
   if (!columns || (unit.inner > 1 && row_by_row)) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
-    if (static_cast<int32_t>(i) == node.op->traits.random_state) continue;
+    if (static_cast<int32_t>(i) == node.op->random_state()) continue;
     if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;
   }
   // A part of a larger value is written row by row.
@@ -187,8 +188,8 @@ bool is_same_shape(const Dims& seen, const Dims& domain) {
 }  // namespace
 
 bool is_table(const GraphNode& node, ValueId id) {
-  return (node.op->traits.picks && node.inputs[0] == id) ||
-         (node.op->traits.sums_segments && node.inputs.size() > 2 && node.inputs[2] == id);
+  return (node.op->is<trait::Pick>() && node.inputs[0] == id) ||
+         (node.op->is<trait::SumSegments>() && node.inputs.size() > 2 && node.inputs[2] == id);
 }
 
 bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consumer, ValueId id) {

@@ -3,7 +3,7 @@
 //   over the last run of dimensions    (outer, reduced, 1)
 //   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
 //   a sum over the first run           (reduced, inner, 1): each row is added to sums of all columns; so it is with the
-//                                      other reductions that fold (Traits::folds), unless inner is large
+//                                      other reductions that fold (trait::Fold), unless inner is large
 //   a sum over segments of the rows    (rows, columns, 1); such a kernel reduces nothing else
 //   a running sum along a dimension    as a reduction over it; such a kernel reduces nothing, because
 //                                      on a GPU one thread takes a row
@@ -28,7 +28,7 @@ struct DimRange {
 // The sizes that a node of a kernel works through: those of the operand that is reduced or checked, else those of the
 // results.
 inline const Dims& domain_of(const Graph& graph, const GraphNode& node) {
-  const bool of_operand = node.op->kind == OpKind::kReduction || node.op->traits.sums_segments || node.op->checks;
+  const bool of_operand = node.op->kind == OpKind::kReduction || node.op->is<trait::SumSegments>() || node.op->checks;
   return graph.value(of_operand ? node.inputs[0] : node.outputs[0]).sizes;
 }
 
@@ -45,7 +45,7 @@ NodeSpace space_of(const Graph& graph, const GraphNode& node);
 std::optional<DimRange> columns_of(const Unit& unit, const Dims& domain);
 // The one stride of a group of dimensions in memory; 0 if it has one element. nullopt: there is none.
 std::optional<int64_t> merged_stride(const Dims& sizes, const Dims& strides, DimRange dims);
-// The strides of a node's operand `i` over the node's domain; 0 where an index says the place (Traits::picks).
+// The strides of a node's operand `i` over the node's domain; 0 where an index says the place (trait::Pick).
 Dims strides_over(const Graph& graph, const GraphNode& node, size_t i, const Dims& domain);
 // True if the reduction over `mask`, in this unit, is a sum over the rows.
 bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask);

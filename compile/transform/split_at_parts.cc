@@ -72,7 +72,7 @@ class SplitFinder {
     return std::all_of(windows_.begin(), windows_.end(), [](const Windows& w) { return w.empty(); }) &&
            std::none_of(split_.begin(), split_.end(), [](bool split) { return split; }) &&
            std::none_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const GraphNode& node) {
-             return !parts_[node.outputs[0]].empty() && !node.op->traits.assembles;
+             return !parts_[node.outputs[0]].empty() && !node.op->is<trait::SideBySide>();
            });
   }
   // The parts of a node that only lays its operands side by side.
@@ -92,8 +92,8 @@ class SplitFinder {
   bool is_split(ValueId id) const { return split_[id]; }
   bool is_pointwise(const GraphNode& node) const {
     const OpDef& op = *node.op;
-    return op.kind == OpKind::kElementwise && op.lower != nullptr && !op.traits.picks && op.traits.random_state < 0 &&
-           node.outputs.size() == 1 && !node.inputs.empty() && (node.attrs.ints.empty() || op.traits.converts) &&
+    return op.kind == OpKind::kElementwise && op.lower != nullptr && !op.is<trait::Pick>() && op.random_state() < 0 &&
+           node.outputs.size() == 1 && !node.inputs.empty() && (node.attrs.ints.empty() || op.is<trait::Convert>()) &&
            std::none_of(node.inputs.begin(), node.inputs.end(), [](ValueId id) { return id == kNoValue; }) &&
            space_of(graph_, node).unit.fused;
   }
@@ -112,7 +112,7 @@ class SplitFinder {
   // Sums over (at least) the dimension along which the operand is split. A sum that is a library call stays one: more
   // calls, for its parts and to add these up, cost more than the parts' copies.
   bool adds_parts(const GraphNode& node) const {
-    if (exact_ || node.op->kind != OpKind::kReduction || !node.op->traits.additive || !node.op->traits.folds ||
+    if (exact_ || node.op->kind != OpKind::kReduction || !node.op->is_additive() || !node.op->is<trait::Fold>() ||
         node.inputs.size() != 1 || !space_of(graph_, node).unit.fused)
       return false;
     const Windows& parts = windows_[node.inputs[0]].empty() ? parts_[node.inputs[0]] : windows_[node.inputs[0]];
@@ -303,7 +303,7 @@ class SplitRewriter {
       for (size_t i : side->order) {
         const Tensor part = whole(node.inputs[i]);
         // The gradient of slices adds all but its first operand to zeros: -0 becomes 0.
-        narrow_[out].push_back(exact_ && !node.op->traits.assembles && i > 0 ? part + 0.0 : part);
+        narrow_[out].push_back(exact_ && !node.op->is<trait::SideBySide>() && i > 0 ? part + 0.0 : part);
       }
       if (!found_.is_split(out)) whole(out);
     } else if (node.op->kind == OpKind::kView) {

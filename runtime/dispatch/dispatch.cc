@@ -17,121 +17,14 @@
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/lowered.h"
-#include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/tensor/dynamic_range.h"
 
 namespace rondo {
 
 namespace {
-thread_local Recorder* recorder = nullptr;
-thread_local RecorderScope* innermost_scope = nullptr;
 // While an op runs in parts: the line of its call, which errors of the parts name.
 thread_local const std::source_location* call_in_parts = nullptr;
-}  // namespace
-
-Recorder* active_recorder() { return recorder; }
-RecorderScope::RecorderScope(Recorder* r) : recorder_(r), outer_(std::exchange(innermost_scope, this)) { recorder = r; }
-RecorderScope::~RecorderScope() {
-  innermost_scope = outer_;
-  recorder = outer_ == nullptr ? nullptr : outer_->recorder_;
-}
-
-constinit thread_local int writing_recordings = 0;
-
-bool Recorder::append_known(const OpDef&, std::span<const Tensor* const>, const Attrs&, std::span<Tensor>,
-                            std::source_location) {
-  return false;
-}
-void Recorder::before_write(const Storage&, std::source_location) {}
-void Recorder::before_read(const Storage&, std::source_location) {}
-void Recorder::before_history_change(const Tensor&, std::source_location) {}
-void Recorder::interrupt(const char* what, std::source_location where) {
-  throw_internal(std::string("a rule that is traced may not call this: ") + what, where);
-}
-
-// A scope in which ops run may lie inside one whose recording is pending.
-void before_write(const Storage& storage, std::source_location where) {
-  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
-    if (scope->recorder_ != nullptr) scope->recorder_->before_write(storage, where);
-}
-
-void before_read_of_written(const Storage& storage, std::source_location where) {
-  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
-    if (scope->recorder_ != nullptr) scope->recorder_->before_read(storage, where);
-}
-
-void settle_history(const Tensor& tensor, std::source_location where) {
-  const TensorImpl& impl = *tensor.impl();
-  if (impl.recorder != nullptr) impl.recorder->interrupt("the history of a value is asked for", where);
-  if (impl.storage) before_read(impl.storage, where);  // a pending write may end this history
-}
-
-void before_history_change(const Tensor& tensor, std::source_location where) {
-  settle_history(tensor, where);
-  for (RecorderScope* scope = innermost_scope; scope != nullptr; scope = scope->outer_)
-    if (scope->recorder_ != nullptr) scope->recorder_->before_history_change(tensor, where);
-}
-
-namespace {
-Recorder* interrupted(const char* what, std::source_location where) {
-  if (recorder != nullptr) recorder->interrupt(what, where);
-  return nullptr;
-}
-}  // namespace
-RecordingPause::RecordingPause(const char* what, std::source_location where) : eager_(interrupted(what, where)) {}
-
-void IntList::push_back_many(int64_t value) {
-  if (many_ == nullptr) many_ = std::make_unique<std::vector<int64_t>>(few_, few_ + kFew);
-  many_->push_back(value);
-  ++size_;
-}
-
-void InferContext::output(int i, DType dtype, const Dims& sizes) {
-  strided_output(i, dtype, sizes, contiguous_strides(sizes));
-}
-
-void InferContext::strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides) {
-  meta(i) = {dtype, inputs_.empty() ? default_device() : inputs_[0]->device(), sizes, strides, 0};
-}
-
-void InferContext::view(const Dims& sizes, const Dims& strides, int64_t offset, int i) {
-  meta(i) = {dtype(0), inputs_[0]->device(), sizes, strides, offset};
-}
-
-void InferContext::fail(std::string_view what) const {
-  // Promotion, autocast and index_operand() change dtypes, not shapes.
-  std::string shapes;
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (!inputs_[i]->defined()) continue;
-    DType dtype = inputs_[i]->dtype();
-    if (i < given_.size()) dtype = given_[i].given.value_or(given_[i].tensor.dtype());
-    absl::StrAppend(&shapes, shapes.empty() ? "" : ", ", std::string(name_of(dtype)), to_string(inputs_[i]->sizes()));
-  }
-  throw_op_error(op_.name, absl::StrCat(std::string(what), "; got ", shapes), where_);
-}
-
-void InferContext::fail_undefined(int i) const { fail(absl::StrCat("operand ", i, " is an undefined tensor")); }
-
-void InferContext::require_floating(int i) const {
-  if (!is_floating(dtype(i))) fail("operand " + std::to_string(i) + " must be floating point; cast it with .to(kF32)");
-}
-void InferContext::require_same_dtype(int a, int b) const {
-  if (dtype(a) != dtype(b)) fail("operands must have the same dtype; cast one with .to()");
-}
-
-void GradContext::set_reduced(int i, Tensor grad) const {
-  grad = ops::sum_to(grad, input_sizes(i));
-  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
-}
-
-void require_defined(const char* op, const TensorArg& operand) {
-  if (!operand.tensor.defined())
-    throw_op_error(op, "an operand is an undefined tensor (a .grad() is undefined until backward() reaches it)",
-                   operand.where);
-}
-
-namespace {
 
 const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
   return op.on[static_cast<size_t>(backend.kernels)];
@@ -241,6 +134,7 @@ class Dispatcher {
 
   // `homes`: by output, the memory that the caller wants it in, if it fits and a kernel runs.
   void run(std::span<Tensor> outputs, std::span<const Tensor> homes = {}) {
+    Recorder* const recorder = active_recorder();
     if (recorder != nullptr && recorder->append_known(op_, inputs(), attrs_, outputs, where_)) return;
     InferContext infer(op_, inputs(), attrs_, where_, args_);
     op_.infer(infer);
@@ -326,7 +220,7 @@ class Dispatcher {
                                   " and cannot be written in place into ", std::string(name_of(target.dtype()))),
                      where_);
     const bool differentiable = needs_grad() && is_floating(target.dtype());
-    if (recorder != nullptr) {
+    if (Recorder* const recorder = active_recorder(); recorder != nullptr) {
       Tensor next = make_handle(meta);
       next.impl()->requires_grad = differentiable;
       recorder->record(op_, inputs(), attrs_, {&next, 1}, /*in_place=*/true, where_);
@@ -439,8 +333,9 @@ class Dispatcher {
       const Tensor& input = *inputs_[i];
       // f64 is asked for by the user and never lowered.
       if (!input.defined() || !is_floating(input.dtype()) || input.dtype() == kF64 || input.dtype() == target) continue;
-      cast_[i] = recorder == nullptr && is_low_precision(target) && amp::keeps_copy(input) ? lowered(input, target)
-                                                                                           : input.to(target, where_);
+      cast_[i] = active_recorder() == nullptr && is_low_precision(target) && amp::keeps_copy(input)
+                     ? lowered(input, target)
+                     : input.to(target, where_);
       inputs_[i] = &cast_[i];
     }
   }

@@ -89,17 +89,17 @@ class LoopBuilder {
   virtual LoopValue constant(double value, DType type) = 0;
   virtual LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b = {}, LoopValue c = {}) = 0;
   // Reduces over the dimensions that the op's attributes name. op: kReduceSum, kReduceMax or kReduceMin. Ops with
-  // Traits::folds pass the result to output() as it is.
+  // trait::Fold pass the result to output() as it is.
   virtual LoopValue reduce(LoopOp op, LoopValue v) = 0;
   // Defines output i; rounds to its dtype.
   virtual void output(int i, LoopValue v) = 0;
-  // Traits::scans: the sum of v over the elements along the op's dimension up to the current one, in order. Builders of
+  // trait::Scan: the sum of v over the elements along the op's dimension up to the current one, in order. Builders of
   // ops that scan nothing need not have it: throws InternalError.
   virtual LoopValue scan(LoopValue v);
   // The index of the current element along dimension `dim` of what the op works through, an i64. Builders of ops that
   // ask for none need not have it: throws InternalError.
   virtual LoopValue index(int dim);
-  // Traits::picks: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
+  // trait::Pick: the element of input `table` where its dimension ints[0] has the index that input `index` holds.
   // Builders of ops that pick nothing need not have it: throws InternalError.
   virtual LoopValue pick(int table, int index);
   // Reports an index, which input `index` holds, that is not in [0, size): the call fails as the op's own kernel does.

@@ -13,6 +13,7 @@
 #include <memory>
 #include <span>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
@@ -327,49 +328,76 @@ struct BackendEntry {
   AbsorbsFn absorbs = nullptr;
 };
 
-// Properties of single ops (sum, cat, cast, attention_grad) that a compiler uses. They stand here so that no pass has
-// to know an op by its name.
-struct Traits {
-  bool additive = false;  // reductions: results over parts of the input add up to the result over all of it
-  // Reductions: `lower` is one LoopBuilder::reduce() and output(), so results over parts can be reduced again.
-  bool folds = false;
-  // Output 0 has, at each element, the sum of input 0 along dimension ints[0] up to there (LoopBuilder::scan); with
-  // ints[1], from there on, which no kernel does.
-  bool scans = false;
-  // Output 0 is the inputs side by side along dimension ints[0], so the ops that make them may write them there.
-  bool assembles = false;
-  // An elementwise op whose input 0 is a table: it reads it at the place that input 1 (i64) names, not at its own
-  // element (LoopBuilder::pick). ints[0]: the dimension of the table that is indexed.
-  bool picks = false;
-  // The input that is a random state (Note [Random state] in random_state.h), of an elementwise op that draws numbers:
-  // not one element of it belongs to each element of the output.
-  int32_t random_state = -1;
-  bool converts = false;  // output 0 is input 0 in another dtype
-  // Products of matrices: the dimension of input 1 that is summed over, from the end (1 or 2); of input 0 it is the
-  // last.
-  int8_t sums_over = 0;
-  // Each place of output 0 is the sum, in order, of what input 0 has for it, onto input 2, where there is one. Input 1,
-  // i64, names places: of elements along dimension ints[0] if it has input 0's shape, else of rows (all of input 0's
-  // dimensions but the last).
-  bool scatters = false;
-  bool zeros = false;  // output 0 is zeros
-  // Output 0 is the same number in every element. Its sizes are the ints from this one on.
-  int32_t filled_sizes = -1;
-  // Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
-  // i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
-  bool sums_segments = false;
-  // A convolution has an int (at least 0) that says how output 0, an image, lies in memory (ops::ResultLayout).
-  int32_t layout_int = -1;
-  // Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
-  // results: those that are not channels last are converted on the way.
-  bool converts_images = false;
-  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
-  // Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
-  // calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
-  // no pass drops one, joins two equal ones, moves one past another, or computes one again in backward. Neighbours that
-  // do not read of each other may travel as one message (transform/merge_collectives.cc).
-  bool communicates = false;
+// Note [Traits]. What a compiler has to know of single ops (sum, cat, cast), so that no pass knows an op by its name.
+// An op has one trait or none. Numbers in a trait that end in `int` are indices into the call's attributes
+// (Attrs::ints).
+namespace trait {
+
+// A reduction whose `lower` is one LoopBuilder::reduce() and output(): results over parts can be reduced again.
+struct Fold {
+  bool additive = false;  // results over parts of the input add up to the result over all of it
 };
+// Output 0 has, at each element, the sum of input 0 along a dimension up to there (LoopBuilder::scan). If the other int
+// is 1 it is the sum from there on, which no kernel does.
+struct Scan {
+  size_t dim_int = 0, reverse_int = 1;
+  int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
+  bool is_reverse(const Attrs& attrs) const { return attrs.ints[reverse_int] != 0; }
+};
+// Output 0 is the inputs side by side along a dimension, so the ops that make them may write them there.
+struct SideBySide {
+  size_t dim_int = 0;
+  int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
+};
+// An elementwise op whose input 0 is a table: it reads it at the place that input 1 (i64) names along a dimension of
+// the table, not at its own element (LoopBuilder::pick).
+struct Pick {
+  size_t dim_int = 0;
+  int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
+};
+// An op that draws numbers. The input `state` is a random state (Note [Random state] in random_state.h): not one
+// element of it belongs to each element of the output.
+struct Draw {
+  int32_t state;
+};
+// Output 0 is input 0 in another dtype.
+struct Convert {};
+// A product of matrices. `sums_over`: the dimension of input 1 that is summed over, from the end (1 or 2); of input 0
+// it is the last.
+struct Product {
+  int32_t sums_over;
+};
+// Each place of output 0 is the sum, in order, of what input 0 has for it, onto input 2, where there is one. Input 1,
+// i64, names places: of elements along a dimension if it has input 0's shape, else of rows (all of input 0's dimensions
+// but the last).
+struct SumByIndex {
+  size_t dim_int = 0;
+  int dim(const Attrs& attrs) const { return static_cast<int>(attrs.ints[dim_int]); }
+};
+// Row k of output 0 (segments, ...) is the sum, in order, of rows input1[k] to input1[k + 1] of input 0; input 1 is
+// i64 (segments + 1). `lower` is LoopBuilder::reduce() and output().
+struct SumSegments {};
+// Output 0 is the same number in every element.
+struct Fill {
+  size_t first_size_int;  // its sizes are the ints from this one on
+  bool zeros = false;     // the number is 0
+};
+// Input 0, and input 1 if output 0 is no image, are images. They may lie in either layout, with the same bits for
+// results: those that are not channels last are converted on the way. `layout_int`: where the call says how output 0,
+// an image, lies in memory (ops::ResultLayout); -1: output 0 is none.
+struct Images {
+  int32_t layout_int = -1;
+};
+// Note [Collectives are effects]. The op exchanges numbers with other processes, every one of which makes the same
+// calls in the same order. So a compiled program makes each call that was recorded, once, in the order of recording:
+// no pass drops one, joins two equal ones, moves one past another, or computes one again in backward. Neighbours that
+// do not read of each other may travel as one message (transform/merge_collectives.cc).
+struct Exchange {};
+
+}  // namespace trait
+using Trait =
+    std::variant<std::monostate, trait::Fold, trait::Scan, trait::SideBySide, trait::Pick, trait::Draw, trait::Convert,
+                 trait::Product, trait::SumByIndex, trait::SumSegments, trait::Fill, trait::Images, trait::Exchange>;
 
 struct OpDef {
   const char* name;  // also the IR mnemonic
@@ -383,7 +411,8 @@ struct OpDef {
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
   LowerFn lower = nullptr;  // null: runs as a library call
-  Traits traits = {};
+  Trait trait = {};
+  bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
   // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
   ChannelsLastFn channels_last = nullptr;
   // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
@@ -405,8 +434,15 @@ struct OpDef {
   // backward computes again was checked by the forward: it is computed only if something reads it.
   bool checks = false;
 
+  // Null: the op has another trait, or none.
+  template <class T> constexpr const T* as() const { return std::get_if<T>(&trait); }
+  template <class T> constexpr bool is() const { return as<T>() != nullptr; }
+  constexpr bool is_additive() const { return is<trait::Fold>() && as<trait::Fold>()->additive; }
+  constexpr bool fills_zeros() const { return is<trait::Fill>() && as<trait::Fill>()->zeros; }
+  // The input that is a random state, or -1.
+  constexpr int32_t random_state() const { return is<trait::Draw>() ? as<trait::Draw>()->state : -1; }
   // The call does something beside its results.
-  constexpr bool has_effects() const { return checks || traits.communicates; }
+  constexpr bool has_effects() const { return checks || is<trait::Exchange>(); }
 };
 
 // The functions that `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if

@@ -39,8 +39,11 @@ class Recorder {
   virtual void interrupt(const char* what, std::source_location where);
 };
 
+namespace detail {
+extern constinit thread_local Recorder* recorder;
+}
 // The recorder of this thread, or null.
-Recorder* active_recorder();
+inline Recorder* active_recorder() { return detail::recorder; }
 
 // While it lives, this thread's ops go to `recorder`; null: they run.
 class RecorderScope {

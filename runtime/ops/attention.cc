@@ -164,7 +164,7 @@ constexpr OpDef kAttentionGrad = {
     .infer = &infer_attention_grad,
     .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
-    .traits = {.strided_outputs = true},
+    .strided_outputs = true,
     .fuse_parts = false,
 };
 // The same, and the gradient of the masked scores (B, H, Tq, Tk) in the compute dtype: that of a mask that is added,
@@ -181,7 +181,7 @@ constexpr OpDef kAttentionScoresGrad = {
         },
     .on = {{&cpu::attention_grad_kernel}},
     .decompose = &decompose_attention_grad,
-    .traits = {.strided_outputs = true},
+    .strided_outputs = true,
     .fuse_parts = false,
 };
 

@@ -17,7 +17,7 @@ constexpr OpDef kCast = {
     .on = {{&cpu::cast_kernel}, {&cuda::cast_kernel}},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
-    .traits = {.converts = true},
+    .trait = trait::Convert{},
     .epilogue = Epilogue::kWiden,
 };
 

@@ -29,7 +29,7 @@ Tensor with_dense_strides(const Tensor& x, const Dims& strides) {
 namespace {
 
 // Numbers of a generator, and places of a table, belong to the elements in their usual order.
-bool elements_have_an_order(const OpDef& op) { return op.traits.picks || op.traits.random_state >= 0; }
+bool elements_have_an_order(const OpDef& op) { return op.is<trait::Pick>() || op.random_state() >= 0; }
 
 // The sums of (B, H, W, C), as those of (B, C, H, W) lie.
 bool reduce_channels_last(const OpDef& op, std::span<const TensorArg> inputs, const Attrs& attrs,
@@ -84,7 +84,7 @@ bool keep_channels_last(const OpDef& op, std::span<const TensorArg> inputs, cons
 
 bool results_are_channels_last(const OpDef& op, std::span<const TensorArg> inputs) {
   // A clone is dense in the usual layout (Tensor::to keeps the layout itself).
-  if (op.traits.converts || elements_have_an_order(op)) return false;
+  if (op.is<trait::Convert>() || elements_have_an_order(op)) return false;
   const Tensor* first = nullptr;
   Dims sizes;
   for (const TensorArg& input : inputs) {

@@ -70,7 +70,7 @@ constexpr OpDef kAllReduceSum = {
         },
     .on = {{&all_reduce_kernel}, {&all_reduce_kernel}},
     .grad = [](const GradContext& g) { g.set(0, call(kAllReduceSum, {g.grad_out()}, g.attrs())); },
-    .traits = {.communicates = true},
+    .trait = trait::Exchange{},
 };
 
 Tensor all_reduce_sum(TensorArg x, const Communicator& communicator) {

@@ -234,7 +234,7 @@ constexpr OpDef kConv2d = {
           }
           if (g.needs(2)) g.set(2, sum(g.grad_out(), {0, 2, 3}));
         },
-    .traits = {.layout_int = Convolution::kLayoutInt, .converts_images = true},
+    .trait = trait::Images{.layout_int = Convolution::kLayoutInt},
     .fuse_parts = false,
 };
 
@@ -275,7 +275,7 @@ constexpr OpDef kConv2dGradInput = {
           if (g.needs(0)) g.set(0, call(kConv2d, {g.grad_out(), g.input(1)}, conv.attrs()));
           if (g.needs(1)) g.set(1, call(kConv2dGradWeight, {g.input(0), g.grad_out()}, conv.attrs({w[2], w[3]})));
         },
-    .traits = {.layout_int = Convolution::kLayoutInt, .converts_images = true},
+    .trait = trait::Images{.layout_int = Convolution::kLayoutInt},
     .fuse_parts = false,
 };
 
@@ -319,7 +319,7 @@ constexpr OpDef kConv2dGradWeight = {
           if (g.needs(0)) g.set(0, call(kConv2d, {g.input(1), g.grad_out()}, conv.attrs()));
           if (g.needs(1)) g.set(1, call(kConv2dGradInput, {g.input(0), g.grad_out()}, conv.attrs({x[2], x[3]})));
         },
-    .traits = {.converts_images = true},
+    .trait = trait::Images{},
     .channels_last = &call_as_usual,
     .fuse_parts = false,
 };

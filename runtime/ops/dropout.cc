@@ -36,7 +36,7 @@ constexpr OpDef kDropout = {
           const LoopValue scaled = b.emit(LoopOp::kMul, x.type, x, b.scalar(1));
           b.output(0, b.emit(LoopOp::kSelect, x.type, kept, scaled, b.constant(0.0, x.type)));
         },
-    .traits = {.random_state = 1},
+    .trait = trait::Draw{.state = 1},
 };
 
 Attrs dropout_attrs(SymFloat p, int64_t increment) {

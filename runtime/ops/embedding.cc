@@ -20,7 +20,7 @@ constexpr OpDef kEmbeddingGrad = {
         },
     .on = {{&cpu::embedding_grad_kernel}, {&cuda::embedding_grad_kernel}},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
-    .traits = {.scatters = true},
+    .trait = trait::SumByIndex{},
     .checks = true,
 };
 

@@ -80,7 +80,7 @@ constexpr OpDef kFilled = {
     .infer = &filled_infer<1>,
     .on = {{&cpu::fill_kernel}, {&cuda::fill_kernel}},
     .lower = [](LoopBuilder& b) { b.output(0, b.scalar(0)); },
-    .traits = {.filled_sizes = 1},
+    .trait = trait::Fill{.first_size_int = 1},
 };
 
 constexpr OpDef kZeros = {
@@ -89,7 +89,7 @@ constexpr OpDef kZeros = {
     .infer = &filled_infer<0>,
     .on = {{&cpu::zeros_kernel}, {&cuda::zeros_kernel}},
     .lower = [](LoopBuilder& b) { b.output(0, b.constant(0, kF64)); },
-    .traits = {.zeros = true, .filled_sizes = 1},
+    .trait = trait::Fill{.first_size_int = 1, .zeros = true},
 };
 
 Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options) {

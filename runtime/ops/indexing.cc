@@ -120,7 +120,7 @@ constexpr OpDef kScatterSum = {
           if (g.needs(0)) g.set(0, gather(g.grad_out(), g.integer(0), g.input(1)));
           if (g.needs(2)) g.set(2, g.grad_out());
         },
-    .traits = {.scatters = true},
+    .trait = trait::SumByIndex{},
     .reuses = 2,
     .checks = true,
 };
@@ -146,7 +146,7 @@ constexpr OpDef kPick = {
     .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
     .grad = &gather_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.pick(0, 1)); },
-    .traits = {.picks = true},
+    .trait = trait::Pick{},
 };
 
 // Inputs x, index.
@@ -246,7 +246,7 @@ constexpr OpDef kCumsum = {
           const LoopValue x = b.input(0);
           b.output(0, b.scan(b.emit(LoopOp::kCast, is_floating(x.type) ? kF64 : kI64, x)));
         },
-    .traits = {.scans = true},
+    .trait = trait::Scan{},
 };
 
 Tensor gather(TensorArg x, int64_t dim, TensorArg index) {

@@ -71,7 +71,7 @@ constexpr OpDef kMatmul = {
           if (g.input_sizes(1).rank() == 2) g.set(1, matmul(transpose(as_rows(a), 0, 1), as_rows(grad)));
           else g.set_reduced(1, matmul(transpose(a, -1, -2), grad));
         },
-    .traits = {.sums_over = 2},
+    .trait = trait::Product{.sums_over = 2},
 };
 
 constexpr OpDef kLinear = {
@@ -89,7 +89,7 @@ constexpr OpDef kLinear = {
           if (g.needs(1)) g.set(1, matmul(transpose(grad, 0, 1), as_rows(g.input(0))));
           if (g.needs(2)) g.set(2, sum(grad, {0}));
         },
-    .traits = {.sums_over = 1},
+    .trait = trait::Product{.sums_over = 1},
 };
 
 Tensor matmul(TensorArg a, TensorArg b) { return call(kMatmul, {a, b}); }

@@ -74,13 +74,14 @@ Parts parts_of_slice_grad(const KernelContext& context) {
 
 std::optional<SideBySide> side_by_side(const OpDef& op, const Attrs& attrs, std::span<const Dims> inputs,
                                        const Dims& result) {
-  if ((!op.traits.assembles && &op != &kSliceGrad) || inputs.size() < 2 || result.numel() == 0) return std::nullopt;
+  const auto* const trait = op.as<trait::SideBySide>();
+  if ((trait == nullptr && &op != &kSliceGrad) || inputs.size() < 2 || result.numel() == 0) return std::nullopt;
   const auto rank = static_cast<size_t>(result.rank());
   SideBySide side;
-  side.dim = static_cast<int>(attrs.ints[op.traits.assembles ? 0 : rank]);
+  side.dim = trait != nullptr ? trait->dim(attrs) : static_cast<int>(attrs.ints[rank]);
   side.order.resize(inputs.size());
   std::iota(side.order.begin(), side.order.end(), size_t{0});
-  if (op.traits.assembles) return side;
+  if (trait != nullptr) return side;
   const auto place = [&](size_t i) { return attrs.ints.begin() + rank + 3 * i; };  // {dim, begin, step}
   std::sort(side.order.begin(), side.order.end(), [&](size_t a, size_t b) { return place(a)[1] < place(b)[1]; });
   int64_t covered = 0;

@@ -75,7 +75,7 @@ constexpr OpDef kAnyTrue = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = count(truths(in[0]), attrs).to(kBool); },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, truth_of(b))); },
-    .traits = {.folds = true},
+    .trait = trait::Fold{},
 };
 constexpr OpDef kAllTrue = {
     .name = "all",
@@ -85,7 +85,7 @@ constexpr OpDef kAllTrue = {
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = (1.0 - truths(count(1.0 - truths(in[0]), attrs))).to(kBool); },
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMin, truth_of(b))); },
-    .traits = {.folds = true},
+    .trait = trait::Fold{},
 };
 
 Tensor isfinite(TensorArg x) { return call(kIsFinite, {x}); }

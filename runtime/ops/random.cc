@@ -34,7 +34,7 @@ constexpr OpDef kDraw = {.name = "draw",
                          .infer = [](InferContext& c) { infer_draw(c, 2, 3, true); },
                          .on = {{&cpu::draw_kernel}, {&cuda::draw_kernel}},
                          .lower = &lower_draw,
-                         .traits = {.random_state = 0}};
+                         .trait = trait::Draw{.state = 0}};
 constexpr OpDef kDrawIntegers = {.name = "draw_integers",
                                  .kind = OpKind::kOpaque,
                                  .infer = [](InferContext& c) { infer_draw(c, 1, 4, false); },

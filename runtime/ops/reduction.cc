@@ -151,7 +151,7 @@ constexpr OpDef kSum = {
           if (!is_floating(x.type)) x = b.emit(LoopOp::kCast, kI64, x);
           b.output(0, b.reduce(LoopOp::kReduceSum, x));
         },
-    .traits = {.additive = true, .folds = true},
+    .trait = trait::Fold{.additive = true},
 };
 
 namespace {
@@ -178,7 +178,7 @@ constexpr OpDef kMax = {
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMax, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMax, b.input(0))); },
-    .traits = {.folds = true},
+    .trait = trait::Fold{},
 };
 
 constexpr OpDef kMin = {
@@ -191,7 +191,7 @@ constexpr OpDef kMin = {
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMin, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceMin, b.input(0))); },
-    .traits = {.folds = true},
+    .trait = trait::Fold{},
 };
 
 Tensor sum(TensorArg x, const ReduceDims& dims, bool keepdim) {
@@ -242,3 +242,12 @@ Tensor sum_to(TensorArg x, const Dims& sizes) {
 constexpr OpList kReductionOps = {&kSum, &kMax, &kMin};
 
 }  // namespace rondo::ops
+
+namespace rondo {
+
+void GradContext::set_reduced(int i, Tensor grad) const {
+  grad = ops::sum_to(grad, input_sizes(i));
+  set(i, grad.dtype() == input_dtype(i) ? std::move(grad) : grad.to(input_dtype(i)));
+}
+
+}  // namespace rondo

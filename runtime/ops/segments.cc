@@ -45,7 +45,7 @@ constexpr OpDef kSumSegments = {
         },
     .on = {{&cpu::sum_segments_kernel}, {&cuda::sum_segments_kernel}},
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
-    .traits = {.sums_segments = true},
+    .trait = trait::SumSegments{},
 };
 
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments) {

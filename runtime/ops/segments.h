@@ -11,7 +11,7 @@ struct SortedRows {
   Tensor order;   // (N), i64: the rows of each segment, in ascending order, one segment after the other
   Tensor starts;  // (segments + 1), i64: where in `order` each of them begins
 };
-// index (N), i64. Fails as `scatters`, an op with Traits::scatters, does unless all lie in [0, segments).
+// index (N), i64. Fails as `scatters`, an op with trait::SumByIndex, does unless all lie in [0, segments).
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
 // Row i of the result is row order[i] of x.
 Tensor in_order(const Tensor& x, const Tensor& order);

@@ -326,7 +326,8 @@ constexpr OpDef kCat = {
             begin += n;
           }
         },
-    .traits = {.assembles = true, .strided_outputs = true},
+    .trait = trait::SideBySide{},
+    .strided_outputs = true,
     .channels_last = &cat_channels_last,
     .chains = 0,
 };

@@ -38,7 +38,7 @@ std::vector<bool> in_place(const Graph& graph) {
   EXPECT_EQ(check_graph(graph), "") << to_string(graph);
   std::vector<bool> cats;
   for (const GraphNode& node : made.nodes)
-    if (node.op->traits.assembles)
+    if (node.op->is<trait::SideBySide>())
       cats.push_back(std::all_of(node.inputs.begin(), node.inputs.end(),
                                  [&](ValueId id) { return made.value(id).root == made.value(node.outputs[0]).root; }));
   return cats;

@@ -285,7 +285,7 @@ TEST(ChecksInAGraph, EveryOpThatThrowsForItsDataSaysSo) {
   for (const OpDef* op : all_ops()) {
     const test::OpSpec* spec = test::find_spec(op->name);
     // The op before it has looked at the indices.
-    if (spec == nullptr || op->traits.picks || op->traits.sums_segments) continue;
+    if (spec == nullptr || op->is<trait::Pick>() || op->is<trait::SumSegments>()) continue;
     bool throws = false;
     for (const test::OpSample& sample : test::samples_of(*spec)) {
       // Every integer operand, in turn, full of an index that nothing has.

@@ -290,7 +290,7 @@ TEST_F(FloatArguments, OfEveryOp) {
       const compile::Regions regions = compile::compile_module(compiled, {.exact = true});
       for (double share : {1.0, 0.875, 0.375, 0.875}) {
         for (size_t i = 0; i < attrs.floats.size(); ++i) attrs.floats[i] = sample.attrs.floats[i] * share;
-        if (const double p = attrs.floats[0].value(); op.traits.random_state >= 0)
+        if (const double p = attrs.floats[0].value(); op.random_state() >= 0)
           attrs.floats[1] = p < 1 ? 1 / (1 - p) : 0;  // dropout's second float follows from its first
         const auto run = [&](Block& block) {
           inputs = sample.inputs_as(kF32);

@@ -46,7 +46,7 @@ std::vector<Tensor> results_of(const OpDef& op, const OpSample& sample, Setting 
   call(op, args, sample.attrs, outputs);
   for (Tensor& out : outputs) {
     if (setting != Setting::kFused) break;
-    if (in_f64 && op.traits.converts) out = operands[0] + (out.to(kF64) - operands[0]).detach();
+    if (in_f64 && op.is<trait::Convert>()) out = operands[0] + (out.to(kF64) - operands[0]).detach();
     else if (in_f64 && is_floating(out.dtype())) out = out.to(kF64);
     if (is_floating(out.dtype())) out = out * out + 0.5;
     else if (out.dtype() == kBool) out = ops::where(out, 1.5, 0.5);

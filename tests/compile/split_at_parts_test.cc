@@ -53,7 +53,7 @@ Counts counts(const Graph& graph, bool exact = true) {
   for (const Unit& unit : fuse(made)) {
     const GraphNode& node = made.node(unit.nodes[0]);
     const ValueId whole = node.outputs[0];
-    const bool in_place = node.op->traits.assembles &&
+    const bool in_place = node.op->is<trait::SideBySide>() &&
                           std::all_of(node.inputs.begin(), node.inputs.end(),
                                       [&](ValueId id) { return made.value(id).root == made.value(whole).root; });
     if (unit.fused) ++result.kernels;
