@@ -5,6 +5,7 @@
 #   insert FILE TEXT <<< ADDED         puts standard input in front of the line that begins with TEXT
 #   changes FILE...                    fails unless exactly these differ from the sources, or are new
 #   compile FILE [LIKE]                as the build compiles it, or the file LIKE
+#   objects_of FILE...                 compiles the units with these files, once each; prints their NAMEs
 #   link PROGRAM NAME...               PROGRAM with the objects of NAME.cc in front of the archives, which leaves theirs out
 build=$(cd "$1" && pwd)
 source=$(cd "$(dirname "$0")/../.." && pwd)
@@ -57,6 +58,18 @@ compile() {
   sed -E "s| -I$include | -I$work/include |; s| -MD -MT [^ ]+ -MF [^ ]+||; s| -include [^ ]+/precompiled/[^ ]+||
           s| -o [^ ]+| -o $work/objects/$name.o|; s| -c $compiled| -c $copied|" <<<"$command" >"$work/compile_$name"
   (cd "$build" && sh -e "$work/compile_$name") || fail "$1 does not compile"
+}
+# objects_of FILE...: compiles all units that have these files, once each, and prints the names of their objects.
+objects_of() {
+  local file unit seen=""
+  commands=$(ninja -C "$build" -t commands bin/test_runtime bin/test_modules bin/test_compile)
+  for file; do
+    unit=$(grep -lsF "\"rondo/$file\"" "$units"/*.cc | grep -xFf <(grep -oE ' -c [^ ]+' <<<"$commands" | cut -c 5-) || echo "$file")
+    case $seen in *" $unit "*) continue ;; esac
+    seen+=" $unit "
+    compile "$file" >&2
+    basename "$file" .cc
+  done
 }
 link() {
   local program=$1 objects="" command object
