@@ -1,9 +1,11 @@
-// A tensor's values for the host, and its gradient: what members of Tensor do that may run a recording first.
+// What Tensor does that knows the tape: the life of a handle, its values for the host, its gradient. The last two may
+// run a recording first.
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/base/cause.h"
+#include "rondo/runtime/base/per_thread.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"
@@ -12,8 +14,52 @@
 
 namespace rondo {
 
+// ---- The life of a handle, in one file: it is made and freed at every op
+
+namespace {
+
+// Freed handles of this thread, as a list through their own memory.
+struct HandleCache {
+  struct Free {
+    Free* next;
+  };
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  static constexpr int kMost = 0;  // so that the sanitizer sees every lifetime
+#else
+  static constexpr int kMost = 256;
+#endif
+  Free* first = nullptr;
+  int count = 0;
+
+  HandleCache() = default;
+  ~HandleCache() {
+    while (first != nullptr) ::operator delete(std::exchange(first, first->next));
+  }
+};
+
+}  // namespace
+
+void* TensorImpl::operator new(size_t bytes) {
+  HandleCache* cache = PerThread<HandleCache>::get();
+  if (cache == nullptr || cache->first == nullptr) return ::operator new(bytes);
+  --cache->count;
+  return std::exchange(cache->first, cache->first->next);
+}
+void TensorImpl::operator delete(void* memory) noexcept {
+  HandleCache* cache = PerThread<HandleCache>::get();
+  if (cache == nullptr || cache->count >= HandleCache::kMost) return ::operator delete(memory);
+  cache->first = new (memory) HandleCache::Free{cache->first};
+  ++cache->count;
+}
+
 TensorImpl::TensorImpl() = default;
 TensorImpl::~TensorImpl() = default;
+
+void intrusive_release(TensorImpl* impl) noexcept {
+  // The last holder need not lock the bus to know that it is.
+  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
+    delete impl;
+}
 
 // ---- Host access
 

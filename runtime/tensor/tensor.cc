@@ -1,52 +1,9 @@
 #include "rondo/runtime/tensor/tensor.h"
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/base/per_thread.h"
 #include "rondo/runtime/base/within_memory.h"
 
 namespace rondo {
-
-namespace {
-
-// Freed handles of this thread, as a list through their own memory.
-struct HandleCache {
-  struct Free {
-    Free* next;
-  };
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  static constexpr int kMost = 0;  // so that the sanitizer sees every lifetime
-#else
-  static constexpr int kMost = 256;
-#endif
-  Free* first = nullptr;
-  int count = 0;
-
-  HandleCache() = default;
-  ~HandleCache() {
-    while (first != nullptr) ::operator delete(std::exchange(first, first->next));
-  }
-};
-
-}  // namespace
-
-void* TensorImpl::operator new(size_t bytes) {
-  HandleCache* cache = PerThread<HandleCache>::get();
-  if (cache == nullptr || cache->first == nullptr) return ::operator new(bytes);
-  --cache->count;
-  return std::exchange(cache->first, cache->first->next);
-}
-void TensorImpl::operator delete(void* memory) noexcept {
-  HandleCache* cache = PerThread<HandleCache>::get();
-  if (cache == nullptr || cache->count >= HandleCache::kMost) return ::operator delete(memory);
-  cache->first = new (memory) HandleCache::Free{cache->first};
-  ++cache->count;
-}
-
-void intrusive_release(TensorImpl* impl) noexcept {
-  // The last holder need not lock the bus to know that it is.
-  if (impl->refs.load(std::memory_order_acquire) == 1 || impl->refs.fetch_sub(1, std::memory_order_acq_rel) == 1)
-    delete impl;
-}
 
 Tensor Tensor::from_storage(Storage storage, int64_t offset, const Dims& sizes, const Dims& strides, DType dtype,
                             std::source_location where) {
