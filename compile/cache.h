@@ -17,22 +17,22 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// ---- Artifacts: every kernel that this process has compiled or loaded, for all its devices, with what
-// Mode::kMaxAutotune has measured, as one file, stream or string. The format is that of the disk cache, so a host
-// without the compiler (LLVM, NVRTC) can use them.
+// ---- Artifacts. An artifact is one file, stream or string. It holds every kernel that this process has compiled or
+// loaded, for all its devices, and what Mode::kMaxAutotune has measured. The format is that of the disk cache, so a
+// host without the compiler (LLVM, NVRTC) can use an artifact.
 //
 //   store.put("model.rondo", compile::artifact_bytes());                 // object storage: a client of your own
 //   compile::load_artifact_bytes(store.get("model.rondo"));              // in the next process: compiles nothing
 //
-// They are code that will be run: load them from a place that only you can write to.
+// The process will run the code in an artifact: load one only from a place that nobody but you can write to.
 
-// Artifacts cannot be used here. path(): of the file; "artifacts" for a stream or a string.
+// Thrown when an artifact cannot be used here. path(): that of the file; "artifacts" for a stream or a string.
 class ArtifactError : public FileError {
  public:
   enum class Cause : uint8_t {
-    kDamaged,       // changed, cut short, or something else
-    kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make them again
-    kOtherMachine,  // none of it is for a device that is here: another processor or architecture
+    kDamaged,       // the bytes are changed, cut short, or no artifact
+    kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
+    kOtherMachine,  // it has no code for the devices that are here: another processor or architecture
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}
@@ -55,7 +55,7 @@ int load_artifacts(const std::string& path);
 int load_artifacts(std::istream& in);
 int load_artifact_bytes(std::string_view bytes);
 
-// Where the code of this process came from, for all its devices.
+// Counts the sources of this process's code, for all its devices.
 struct CacheReport {
   std::string folder;       // of the disk cache; "": none
   int64_t from_memory = 0;  // kernels asked for that were there already

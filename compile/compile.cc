@@ -120,7 +120,7 @@ class RegionTrace final : public Trace {
 
   void flush_gradient(const TensorImpl& tensor, std::source_location where) override {
     if (has_writes()) return graph_break("a gradient is watched", where);
-    // What has read the tensor already goes into a piece of its own, behind the hook.
+    // The ops that have already read the tensor go into a piece of their own, behind the hook.
     region_.break_graph("a gradient is watched" + describe_location(where));
     broken_ = true;
     stop_following();
@@ -149,7 +149,7 @@ class RegionTrace final : public Trace {
 
   void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
 
-  // Where it throws, too, the recording is gone: it must not run twice.
+  // The recording is gone afterwards, also if this throws: it must not run twice.
   void finish() {
     const absl::Cleanup forget = [this] {
       loop_.forget();
@@ -260,7 +260,7 @@ class RegionTrace final : public Trace {
     if (!loop_.is_running() && !begins_known_loop(line)) {
       // Zeros that a loop begins with would be a piece of their own.
       if (inputs.empty() && graph.nodes.empty()) return call_now(op, inputs, attrs, outputs, where), true;
-      // What puts all steps together has as many operands as there are steps.
+      // The op that puts all steps together has as many operands as there are steps.
       if (!in_pieces_ || inputs.size() <= LoopSteps::kSteps) return false;
       finish();
       return call_now(op, inputs, attrs, outputs, where), true;
@@ -305,8 +305,8 @@ class RegionTrace final : public Trace {
         operand = &found->second.dense;
     Trace::record(op, operands, attrs, outputs, /*in_place=*/false, where);
   }
-  // Runs what is recorded: `steps` steps, or (0) the piece that the loop was found in. If that throws, the loop is
-  // over: its last steps are not there to be run.
+  // Runs the recording: `steps` steps, or with 0 the piece in which the loop was found. If that throws, the loop is
+  // over, because its last steps can no longer be run.
   void run_steps(int steps) {
     absl::Cleanup forget_loop = [this] { loop_.forget(); };
     const absl::Cleanup forget = [this] { forget_recording(); };
@@ -316,7 +316,7 @@ class RegionTrace final : public Trace {
     random_.restart();
     std::move(forget_loop).Cancel();
   }
-  // What is left is cut into few lengths, so that few recordings serve all numbers of steps.
+  // Runs the steps that are left in pieces of few lengths, so that few recordings serve all numbers of steps.
   void run_steps_left() {
     if (loop_.steps_left() == 0) return;
     Tail tail = cut(-1);
@@ -385,7 +385,7 @@ class RegionHook final : public nn::CallHook {
   }
   ~RegionHook() override { end_watch(); }
 
-  // What of the module was used.
+  // Notes which part of the module was used.
   void note_use(const std::string& what) {
     // Generation calls the parts of a model on purpose: blocks run compiled in its steps, the whole does not.
     if (HooksAside::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
@@ -395,7 +395,7 @@ class RegionHook final : public nn::CallHook {
 
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {
     if (!called_.exchange(true)) end_watch();
-    // Inside another recording the block is simply part of it.
+    // A block inside another recording is part of that recording, so it only runs its forward.
     if (active_recorder() != nullptr) return forward();
     if (const char* why = why_bypassed(); why != nullptr) {
       count(Outcome::kBypassed, why);

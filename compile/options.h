@@ -14,12 +14,13 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// The work of a call of a compiled module.
+// What a call of a compiled module does.
 enum class Capture : uint8_t {
   kRecord,  // runs the module's C++, which records; the recording decides what runs. Always right
-  kReplay,  // reuses a recording of the same module without running its C++. Guards check the arguments' dtypes,
-            // devices, shapes, strides, requires_grad and is_leaf, train/eval, grad mode, autocast and the default
-            // device: forward must depend on nothing else but the next numbers of the thread's default generator
+  // Reuses a recording of the same module without running its C++. Guards check the arguments' dtypes, devices, shapes,
+  // strides, requires_grad and is_leaf, train/eval, grad mode, autocast and the default device. Besides these, forward
+  // may depend on nothing but the next numbers of the thread's default generator.
+  kReplay,
   kVerify,  // records, and throws Error if kReplay would run something else
 };
 
@@ -106,18 +107,19 @@ struct CompileOptions {
   // that is among the least used is dropped for each new one, and a backward that was used longest ago. What comes
   // again is recorded and planned anew: RegionReport::forgotten counts it, and one warning says so.
   int max_entries = 256;
-  // Recordings and backwards of a region that need machine code which this process does not have, whether it is
-  // generated or comes from disk: a warm start has the same limit. Those that share code (another length of the same
-  // loop, say) do not count. Beyond it, what is new runs eagerly, with one warning. With 0, everything runs eagerly.
+  // How many recordings and backwards of a region may need machine code that this process does not have. The code
+  // counts whether it is generated or comes from disk: a warm start has the same limit. Recordings and backwards that
+  // share code (another length of the same loop, say) do not count. Beyond the limit, new ones run eagerly, with one
+  // warning. With 0, everything runs eagerly.
   int recompile_limit = 32;
 };
 
-// The treatment, in all regions of the process, of a new recording, or of a backward of other gradients than before.
+// What all regions of the process do with a new recording, or with a backward of other gradients than before.
 enum class Stance : uint8_t {
   kDefault,           // compile it
   kFailOnRecompile,   // a region's first recording compiles; later, throw Error with the difference if code is needed
                       // that no cache has. No code is generated, so the same call fails again
-  kEagerOnRecompile,  // a region's first recording compiles; what is new later runs eagerly
+  kEagerOnRecompile,  // a region's first recording compiles; later recordings and backwards that are new run eagerly
   kForceEager,        // do not record or compile anything
 };
 void set_stance(Stance stance);

@@ -16,8 +16,9 @@ struct RegionReport {
   int layers = 0;        // modules that share it
   int entries = 0;       // different recordings met: shapes, control flow, integers (floats do not count)
   int compilations = 0;  // times that code had to be generated: for a recording, or for a backward (other_backwards)
-  // The compilations, and the recordings and backwards whose code came from disk or an artifact: what
-  // CompileOptions::recompile_limit bounds. What shares code of this process counts in neither.
+  // Counts the compilations, and the recordings and backwards whose code came from disk or an artifact.
+  // CompileOptions::recompile_limit bounds this number. Recordings and backwards that share code of this process count
+  // neither here nor in `compilations`.
   int fresh_programs = 0;
   int kernels = 0;          // generated kernels of the latest entry, forward and backward; where one call needs several
                             // entries (a loop in pieces), those of the entry with the most launches
@@ -26,7 +27,7 @@ struct RegionReport {
   int eager_runs = 0;       // recordings and backwards that ran eagerly: a stance, the recompile limit, a failed stage
   double compile_ms = 0;    // all entries together; the first kernel that a process compiles loads LLVM, too
   int64_t kept_bytes = 0;   // by one call for its backward, besides inputs and outputs; of the latest entry
-  // The work of the products that one backward of the latest entry computes again. A library call counts where its
+  // The work of the products that one backward of the latest entry computes again. A library call counts if its
   // products are known.
   int64_t recomputed_flops = 0;
   int64_t calls = 0;
@@ -58,7 +59,7 @@ struct RegionReport {
   int64_t resets = 0;
 };
 
-// What compile::reset() forgot.
+// Counts what compile::reset() forgot.
 struct ResetReport {
   int regions = 0;
   int64_t recordings = 0;

@@ -120,8 +120,8 @@ bool config_has_token(const std::string& folder, std::string_view field) {
   return has;
 }
 
-// The names of the model's labels by number: id2label of config.json, or LABEL_0 and so on for its num_labels. Empty if
-// it says neither.
+// Returns the names of the model's labels, by number: id2label of config.json, or LABEL_0 and so on if the file has
+// only num_labels. The result is empty if the file has neither.
 std::vector<std::string> config_labels(const std::string& folder) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   std::map<int64_t, std::string> named;
@@ -210,7 +210,7 @@ class Classifier : optim::Callback {
     OwnsFolder owner(job_, o_.output_dir);
     optim::MetricsLog metrics(o_.output_dir + "/metrics.jsonl");
     ExplainsFirstStep explains(*compiler_, job_, o_.output_dir);
-    trainer->add_callback(*this);  // on all ranks: they measure together
+    trainer->add_callback(*this);  // on all ranks, because they measure together
     trainer->add_callback(explains);
     if (job_.lead()) {
       trainer->add_callback(owner);

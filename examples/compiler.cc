@@ -93,8 +93,8 @@ void give(const std::string& bytes, const std::string& command) {
   if (!taken || !ended_well) throw Error(absl::StrCat("--save_code=", command, ": the command failed"));
 }
 
-// Returns a note if the code is another build's or machine's: then all is compiled here. Throws ArtifactError if it is
-// damaged.
+// Loads the code that a command writes, and returns a note about it. If the code is of another build or machine, the
+// note says so, and everything is compiled here. Throws ArtifactError if the code is damaged.
 std::string load_code(const std::string& command) {
   const std::string bytes = output_of(command);
   if (bytes.empty()) return "--load_code: nothing is there yet";

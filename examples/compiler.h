@@ -48,13 +48,17 @@ data::ExampleBatchesOptions in_buckets(const CompilerOptions& options, data::Exa
 
 // What varies in the batches of a program.
 struct Varying {
-  std::vector<int> dims;     // of the batch's first tensors, and of what blocks take first
-  int64_t max = INT64_MAX;   // the largest size
-  int64_t multiple_of = 1;   // of all sizes
-  size_t tensors = 1;        // so many of a batch have the dimensions
-  int argument = -1;         // of the whole model, if that takes no batch's tensor but one that is made of it
-  bool is_in_blocks = true;  // false: what blocks take has other sizes, so only the whole model can be marked
-  bool is_padded = false;    // batches have the sizes of --buckets already: --dynamic does not matter
+  std::vector<int> dims;    // those that vary, in the batch's first tensors and in the blocks' first argument
+  int64_t max = INT64_MAX;  // the largest size
+  int64_t multiple_of = 1;  // every size is a multiple of this
+  size_t tensors = 1;       // how many of the batch's first tensors have the dimensions
+  // The argument of the whole model that varies, if it is made of a tensor of the batch; -1: it is a tensor of the
+  // batch.
+  int argument = -1;
+  // False: the arguments of blocks have other sizes, so only the whole model can be marked.
+  bool is_in_blocks = true;
+  // True: the batches have the sizes of --buckets already, so --dynamic does not matter.
+  bool is_padded = false;
 };
 
 class Compiler {

@@ -38,14 +38,15 @@ class Job {
   const std::shared_ptr<dist::ProcessGroup> group;
   bool several() const { return group->world_size() > 1; }
   bool lead() const { return group->rank() == 0; }
-  // A line on stdout, of rank 0 only; an empty one says nothing.
+  // Prints a line on stdout, on rank 0 only. An empty line prints nothing.
   void say(const std::string& line) const;
 
-  // True if a launcher has started this job again, and the job has said own() of this folder before. False if the
+  // True if a launcher has started this job again, and the job has called own() for this folder before. False if the
   // launcher gives its jobs no id (torchrun without --rdzv-id): --init_from=resume, or --resume_from_checkpoint=true,
-  // then says that each start goes on.
+  // then makes each start go on.
   bool goes_on(const std::string& folder) const;
-  // Writes into the folder whose checkpoints it holds from now on. REQUIRES: no older ones are in it.
+  // Writes into the folder that the checkpoints in it belong to this job from now on. REQUIRES: the folder has no older
+  // checkpoints.
   void own(const std::string& folder) const;
 };
 

@@ -40,23 +40,24 @@ struct RunFacts {
 
   double compile_s() const { return first_s - again_s; }
   double memory_mib() const { return std::isnan(device_peak_mib) ? peak_mib - base_mib : device_peak_mib; }
-  // How often code was generated for one block, of the block with the most; 0: for none.
+  // Returns how often code was generated for the block with the most compilations; 0: for none.
   int64_t most_compilations() const;
 };
 
-// One JSON object.
+// Returns one JSON object.
 std::string to_json(const RunFacts& facts);
-// Throws FileError, which names `path`.
+// Reads the facts from the JSON of to_json(). Throws FileError, which names `path`.
 RunFacts facts_from_json(const std::string& text, const std::string& path);
 
 class RunReport : public optim::Callback {
  public:
   struct Options {
     int64_t untimed_steps = 20;
-    int64_t steps_of_epoch = 0;  // then the first batch comes again
+    int64_t steps_of_epoch = 0;  // after this many steps, the first batch comes again
     Device device = kCPU;
   };
-  // Made before the model: what is resident now is no part of its memory. Collects the compiler's reasons from now on.
+  // Make the report before the model: memory that is resident now does not count as the model's. From now on, the
+  // report collects the compiler's reasons.
   explicit RunReport(std::string path);
   ~RunReport() override;
   RunReport(const RunReport&) = delete;

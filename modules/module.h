@@ -81,11 +81,11 @@ class ModuleBase {
   std::vector<Tensor> parameters() const;
   std::vector<NamedTensor> named_buffers() const;
   std::vector<NamedModule> named_modules();  // this one first, with an empty name
-  // True for a list of blocks that a model repeats, such as a ModuleList. A chain that is one thing is no list.
+  // True for a list of blocks that a model repeats, such as a ModuleList. False for a chain that is one unit.
   virtual bool is_block_list() const { return false; }
-  // The blocks at or below this module, in the order of the tree: the items of the outermost lists. Where an item is a
-  // list itself, its items are meant. What is inside of a block is part of it, also a list. compile::compile_regions()
-  // and nn::plan_seams() cut a model here.
+  // Returns the blocks at or below this module, in the order of the tree. They are the items of the outermost lists. If
+  // an item is a list itself, its items are the blocks. Everything inside a block is part of it, even a list.
+  // compile::compile_regions() and nn::plan_seams() cut a model at these blocks.
   std::vector<ModuleBase*> repeated_blocks() const;
   std::span<ModuleBase* const> children() const { return children_; }
   ModuleBase* parent() const { return parent_; }
@@ -214,7 +214,7 @@ class ModuleBase {
     std::unique_ptr<ModuleBase> module;
     TensorCall call;
   };
-  // Where a module that is about to be constructed goes.
+  // The place of a module that is about to be constructed.
   struct Place {
     ModuleBase* parent = nullptr;
     std::string name;
@@ -327,15 +327,15 @@ template <class> inline constexpr bool kModulesMove = false;
 // The base of every module, with the module itself as `Self`; gives it the call operator.
 template <class Self> class Module : public ModuleBase {
  public:
-  // Declared so that the error of whoever copies or moves a module is this one.
+  // Declared so that code which copies or moves a module gets this error message.
   Module(const Module&) : Module() {
     static_assert(kModulesMove<Self>,
                   "a module cannot be copied or moved, because other modules and its members refer to it: hold it in a "
                   "std::unique_ptr, or a list of them in a ModuleList");
   }
 
-  // This module, or the one that has replaced it: for its fields, and for methods other than the call, which goes there
-  // by itself. Throws Error if that is of another class.
+  // Returns this module, or the module that has replaced it. Use it for fields, and for methods other than the call,
+  // which goes to the replacement by itself. Throws Error if the replacement is of another class.
   Self& current() {
     if (stand_in().module == nullptr) return static_cast<Self&>(*this);
     if (Self* same = dynamic_cast<Self*>(stand_in().module); same != nullptr) return same->current();

@@ -50,7 +50,7 @@ enum class Role : uint8_t {
   kValue,    // an operand of the formula; written back if the formula changes it
   kSum,      // a sum that the formula adds to. In memory: an f64 for each row
   kAverage,  // a += scalar 1 * (value 0 - a), after the formula: an exponential moving average
-  kCopy,     // value 0 after the formula, in another dtype
+  kCopy,     // becomes value 0 after the formula, in another dtype
 };
 enum class Format : uint8_t { kPlain, kSigned8, kUnsigned8 };
 enum class Layout : uint8_t { kFull, kPerRow, kPerColumn };

@@ -48,12 +48,12 @@ enum class StateFormat : uint8_t {
 
 struct StateInit {
   StateFormat format = StateFormat::kFull;
-  double value = 0;      // every element's
+  double value = 0;      // the first value of every element
   bool masters = false;  // f32 weights of 16-bit parameters: Note [Master weights] of optimizer.h
 };
 
-// One array of a parameter's state, by its StateSpec. The addresses (on the device) stand beside the tensors, because a
-// step needs those of thousands of parameters.
+// One array of a parameter's state, as its StateSpec says. It holds the addresses (on the device) beside the tensors,
+// because a step needs the addresses of thousands of parameters.
 struct StateArray {
   Tensor values;  // undefined between steps if the spec says transient
   Tensor scales;  // of 8-bit values, otherwise undefined

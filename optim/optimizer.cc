@@ -81,7 +81,7 @@ void Optimizer::add_group(std::span<const Tensor> params) {
                              "make it after adding groups"));
   const size_t first = state_->slots.size();
   const int group = n_groups();
-  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
+  const FloatingPointScope floating_point;  // a host may trap invalid operations, such as a comparison with NaN
   check_options(group);
   visit_options(group, [this](std::string_view option, Saved, double& value) {
     if (!std::isfinite(value))

@@ -16,22 +16,23 @@ class GradientSource;
 class ShardHooks {
  public:
   virtual ~ShardHooks() = default;
-  // A step begins. Throws Error if it may not: it then changes nothing. `allow_no_gradients`: StepOptions'.
+  // Called when a step begins. Throws Error if it may not; then nothing has changed. `allow_no_gradients`:
+  // StepOptions'.
   virtual void before_step(bool allow_no_gradients) = 0;
   // `sum`: one f64 on the parameters' device, this process's part. In stream order it becomes the sum of all parts,
   // with the same bits in every process.
   virtual void sum_over_ranks(const Tensor& sum) = 0;
-  // The launches of the step are enqueued.
+  // Called when the launches of the step are enqueued.
   virtual void after_step() = 0;
-  // Some process has a gradient in this step. The same in every process.
+  // True if some process has a gradient in this step. The answer is the same in every process.
   virtual bool has_gradients() const = 0;
-  // For UpdateAtSeams: says when gradients of slots are final. It takes the part of before_step().
+  // Tells UpdateAtSeams when the gradients of slots are final. An UpdateAtSeams uses it in place of before_step().
   virtual GradientSource& source() = 0;
-  // The slots of a parameter of the model.
+  // Returns the slots of a parameter of the model.
   virtual std::vector<size_t> slots_of(const Tensor& parameter) const = 0;
-  // Who learns of the step what must be equal in all processes.
+  // The listener that learns those facts of a step that must be equal in all processes.
   virtual UpdateListener& listener() = 0;
-  // Optimizer::zero_grad() was called: for gradients that are not those of slots.
+  // Called by Optimizer::zero_grad(). Clears the gradients that do not belong to slots.
   virtual void zero_grad(bool set_to_none) = 0;
 };
 

@@ -112,7 +112,8 @@ class Optimizer::LoadedState {
     ParamSlot& slot = slots_[i];
     const std::string prefix = prefix_of(i);
     slot.fits = std::nullopt;
-    // Weights of a run whose parameters had 16 bits, or that had masters.
+    // The state may hold master weights, of a run whose parameters had 16 bits, or that had masters. A slot that wants
+    // none drops them.
     if (!slot.wants_master()) given_.erase(prefix + "master");
     const auto first = given_.lower_bound(prefix);
     const bool has_average = given_.contains(prefix + "average"),

@@ -21,9 +21,9 @@ class Step::Launches {
   Launches(const Launches&) = delete;
   Launches& operator=(const Launches&) = delete;
 
-  // Everything of a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
+  // Does everything in a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
   void prepare(bool zero_grad);
-  // The step counts, because its launches are ready.
+  // Advances the step counts. REQUIRES: the launches of the step are ready.
   void advance_counts();
   const Decision* decided() const { return reinterpret_cast<const Decision*>(step_.decision_.address()); }
 

@@ -19,7 +19,7 @@ LoopSteps::Line LoopSteps::line_of(const OpDef& op, std::span<const Tensor* cons
     call = absl::HashOf(call, output.dtype());
     for (int64_t size : output.sizes()) call = absl::HashOf(call, size);
   }
-  // Each draw has another place in its stream.
+  // The integers of a draw hold its place in the random stream. That place differs in each step, so they do not count.
   const bool draws = op.random_state() >= 0;
   return {.call = call,
           .parameters = parameters,

@@ -21,7 +21,7 @@ namespace {
 
 bool dense(const TensorImpl& impl) { return is_contiguous(impl.sizes, impl.strides); }
 
-// Why a write is a graph break.
+// Each text is a reason why a write is a graph break.
 constexpr const char* kNotDense = "the tensor that holds the memory is not dense";
 constexpr const char* kHeld = "somebody holds another tensor of the memory, and would not see that it gets a history";
 constexpr const char* kHasHistory = "the tensor comes from outside and has a history";
@@ -147,7 +147,8 @@ bool Trace::follows_history(ValueId id) const {
   return true;
 }
 
-// What eager execution refuses, or what no value says: the caller's write then runs by itself.
+// Returns why a write cannot be recorded: eager execution refuses it, or no value describes it. The caller's write then
+// runs by itself.
 const char* Trace::why_not_write(const Tensor& target, bool differentiable, std::source_location where,
                                  std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
@@ -223,7 +224,7 @@ ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inp
   return record_overwrite(whole, shown, source, attrs, differentiable, where);
 }
 
-// `operands`: anything, then the source; `numbers`: what stands for an undefined one.
+// `operands`: any first operand, then the source. `numbers`: holds the number that replaces an undefined source.
 ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
                                 const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);
@@ -303,7 +304,7 @@ void Trace::advance(Memory& memory, ValueId next) {
   memory_at_[static_cast<size_t>(next)] = static_cast<int32_t>(&memory - memories_.data());
   graph.versions.push_back({next, memory.tensor.defined() ? memory.input : -1 - memory_at_[static_cast<size_t>(next)]});
   if (memory.tensor.defined() && !memory.recorded) return;
-  // The user's handle of the memory stands for its new value.
+  // The user's handle of the memory now refers to its new value.
   Tensor user = handles_[static_cast<size_t>(before)];
   handles_[static_cast<size_t>(before)] = own_handle(before);
   user.impl()->recorded_value = next;

@@ -12,7 +12,7 @@
 namespace rondo::compile {
 namespace {
 
-// Where an instruction runs: once a row or for every column, and in or after which sweep.
+// Says where an instruction runs: once a row or for every column, and in or after which sweep.
 struct Placement {
   bool row = true;
   int32_t level = 0;
@@ -70,7 +70,8 @@ class UnitLowering final : public LoopBuilder {
     return text;
   }
 
-  // Where the node computes: f64 or f32 if it has a float operand, else the type of its integers; f64 without operands.
+  // Returns the dtype in which the node computes. With a float operand, it is f64 or f32; otherwise, it is the type of
+  // the integers. It is f64 without operands, and f32 if all operands are bool.
   DType compute_type() const {
     if (node_->inputs.empty()) return kF64;
     DType type = kBool;

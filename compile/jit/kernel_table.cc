@@ -35,7 +35,7 @@ class KernelTable {
       all_there = true;
       for (const std::shared_ptr<KernelSlot>& slot : slots) {
         ready_.wait(lock, [&] { return slot->state != KernelSlot::State::kPending; });
-        // Where another thread's compilation has failed, this one tries, and gets an error of its own.
+        // If another thread's compilation has failed, this thread tries, and gets an error of its own.
         all_there = all_there && slot->state == KernelSlot::State::kReady;
         result.kernels.push_back(slot->kernel);
       }
@@ -63,7 +63,7 @@ class KernelTable {
 
  private:
   static constexpr size_t kCapacity = 4096;
-  // Finds the slot of each kernel; kernels that have none get one, for the caller to fill.
+  // Finds the slot of each kernel. A kernel that has no slot gets a new one, which the caller fills.
   void claim(std::span<const LoopKernel> kernels, Sizes sizes, std::span<const KernelHint> hints,
              std::span<const KernelUse> uses, const Target& target, std::vector<std::shared_ptr<KernelSlot>>& slots,
              std::vector<LoopKernel>& missing, std::vector<std::shared_ptr<KernelSlot>>& made) {
@@ -91,7 +91,8 @@ class KernelTable {
       }
       slots[i] = made[position[i]];
     }
-    // Whoever finds a slot waits until it is filled. So what can throw comes before the first slot can be found.
+    // A thread that finds a slot waits until the slot is filled. So everything that can throw comes before the first
+    // slot can be found.
     std::vector<std::pair<std::vector<KernelVariant>*, KernelVariant>> fresh;
     for (size_t i = 0; i < kernels.size(); ++i) {
       if (position[i] == SIZE_MAX) continue;

@@ -86,7 +86,7 @@ struct Image {
     table.sh_offset = offsetof(Image, symbols);
     table.sh_size = sizeof(symbols);
     table.sh_link = kNames;
-    table.sh_info = 1;  // the first symbol that is not local
+    table.sh_info = 1;  // the index of the first symbol that is not local
     table.sh_entsize = sizeof(Elf64_Sym);
     Elf64_Shdr& strings = sections[kNames];
     strings.sh_name = add_name(".strtab");

@@ -33,7 +33,8 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
   return true;
 }
 
-// True if the product may as well write f32, which nobody but the caller reads: the gradient of a weight.
+// True if the chain only widens the product's result to f32 and only the caller reads it, as the gradient of a weight.
+// The product may then write f32 itself.
 bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
   if (chain.size() != 1 || graph.node(chain[0]).op->epilogue != Epilogue::kWiden) return false;
   const ValueId result = graph.node(chain[0]).outputs[0];
@@ -48,7 +49,7 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
 //   one). Epilogues: GELU in a product's post-op +320 us, in a kernel 230; a residual +57 beside 27; a gradient summed
 //   in place +320 beside 85: so these are used where they are tuned only.
 
-// By product, what it is to do on its own result.
+// Chooses, by product, the ops that it does on its own result.
 EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
   if (options.epilogues == Epilogues::kNever || !enabled(CompilerStage::kEpilogues)) return {};
   EpilogueChains chains = find_epilogues(graph, options.exact, target.absorbs);

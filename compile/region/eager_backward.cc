@@ -111,7 +111,7 @@ class Replayed {
       value(id) = saved.get("a compiled region", {});
       return;
     }
-    // What was computed from it may still be there, and its own values may be of no further use.
+    // Values computed from this input may still be there, and its own numbers may be of no further use.
     value(id) = zeros_like(graph().value(id), entry_.device);
     if (region_.edges[i].node != nullptr)
       autograd::set_history(value(id), std::make_shared<Passage>(region_.edges[i]), 0);
@@ -157,7 +157,8 @@ class Replayed {
     for (const TensorArg& operand : operands) inputs.push_back(&operand.tensor);
     autograd::record_call(*node.op, inputs, node.attrs, results, line_of(node));
   }
-  // The value that the region has kept for its backward, instead of one computed from zeros.
+  // Replaces a value that was computed from zeros by the one that the region has kept for its backward. Returns false
+  // if there is none that can be used.
   bool restore(ValueId id) {
     const int32_t at = kept_value(id);
     if (at < 0 || !saved_.values[static_cast<size_t>(at)].defined() ||
@@ -174,7 +175,7 @@ class Replayed {
     return true;
   }
 
-  // Where the region keeps this value, unless it is an input; otherwise -1.
+  // Returns the position at which the region keeps this value, unless it is an input; otherwise -1.
   int32_t kept_value(ValueId id) const {
     const int32_t at = kept_at_[id];
     return at < 0 || entry_.partition->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
@@ -225,8 +226,8 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
     roots.push_back(with_history(graph.value(graph.outputs[i]), entry.device, outputs_[i]));
     seeds.push_back(grads_out[i]);
   }
-  // What is asked for: gradients of inputs, then of outputs, for the hooks there. Nothing else runs, nor do its
-  // hooks.
+  // These gradients are asked for: those of inputs, then those of outputs, for the hooks there. Nothing else runs, nor
+  // do its hooks.
   const autograd::Asked* asked = autograd::Asked::now();
   std::vector<size_t> asked_inputs;
   for (size_t i = 0; i < inputs_.size(); ++i) {

@@ -22,17 +22,18 @@ namespace rondo::compile {
 // Thread safe: two threads may go backward through two outputs.
 class KeptValues {
  public:
-  // Other values than inputs stand in `values`, by position in Partition::kept().
+  // `values` holds the kept values that are not inputs, by position in Partition::kept().
   struct Tensors {
     std::vector<SavedTensor> inputs, values;
   };
   // One backward through the node.
   struct Pass {
     std::shared_ptr<const Tensors> saved;
-    std::optional<OpSet> ops;  // that it goes through; nothing: all that anybody may still use
-    OpSet freed;               // the ops that have freed what they saved; empty: none
-    bool is_last = false;      // nothing is left for another one, unless the graph is retained
-    bool released = false;     // from here, before the run that writes over it
+    // The ops that this backward goes through; nullopt: all that anybody may still use.
+    std::optional<OpSet> ops;
+    OpSet freed;            // the ops that have freed what they saved; empty: none
+    bool is_last = false;   // it leaves nothing for another backward, unless the graph is retained
+    bool released = false;  // KeptValues freed `saved` before the run, which writes over it
   };
 
   // `entry` outlives this.

@@ -27,7 +27,8 @@
 namespace rondo::compile {
 namespace {
 
-// The base that a view would have in eager execution: where its chain of views starts, behind the last detach().
+// Returns the base that a view would have in eager execution: the value at which its chain of views starts, after the
+// last detach().
 ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
   ValueId base = kNoValue;
   while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
@@ -36,8 +37,8 @@ ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
   return base;
 }
 
-// What is still wanted at the end of a recording. A view that is held keeps its base, so that a write through one view
-// reaches the base's history, and from there all its views.
+// Chooses the values that are still wanted at the end of a recording. A view that is held keeps its base, so that a
+// write through one view reaches the base's history, and from there all its views.
 void choose_outputs(Trace& trace, Graph& graph) {
   trace.refresh();
   ValueMap<bool> held(graph, false), based(graph, false);
@@ -52,7 +53,7 @@ void choose_outputs(Trace& trace, Graph& graph) {
   for (const GraphNode& node : graph.nodes)
     for (ValueId id : node.outputs) {
       if (!held[id] && !based[id]) continue;
-      // What the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
+      // A value that the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
       graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.keeps_history(id));
       graph.outputs.push_back(id);
     }

@@ -22,7 +22,7 @@ struct IndexCheck {
   const char* op;
   std::source_location where;
   int64_t size;
-  bool at_position;  // it tells the position
+  bool at_position;  // true: the error tells the position
   const std::byte* indices;
   const Dims *sizes, *strides;
 };
@@ -32,10 +32,10 @@ struct KernelCall {
   KernelHandle code;
   const LoopKernel* kernel;  // scheduled
   const int64_t* extents;    // of `kernel`
-  void* const* operands;     // as many as `kernel` has
+  void* const* operands;     // one for each operand of `kernel`
   const double* scalars;
-  int64_t grain;                            // elements that pay for waking a thread
-  std::span<const IndexCheck> checks = {};  // of all operands that are checks
+  int64_t grain;                            // the number of elements that makes it worth waking a thread
+  std::span<const IndexCheck> checks = {};  // one for each operand that is a check
 };
 
 // Reduces the partial results of chunks that a kernel has left: Note [Column order].

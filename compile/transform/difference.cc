@@ -16,8 +16,8 @@ std::string location(const GraphNode& node) { return absl::StrCat(" (", location
 
 bool same_float(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
-// Walks both recordings side by side, in the order of the program: inputs are compared where they are first read, so
-// what is found first is a cause and what follows from it comes later.
+// Compares both recordings side by side, in the order of the program. Inputs are compared where they are first read, so
+// a cause is found before the differences that follow from it.
 class Comparison {
  public:
   Comparison(const Graph& before, const Graph& now, std::span<const std::string> names)

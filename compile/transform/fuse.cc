@@ -53,7 +53,7 @@ ValueId shown_elements(const Graph& graph, ValueId id) {
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
   if (!node.op->is<trait::Convert>()) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
-  // What the caller gets is his to write to.
+  // The caller may write to a result, so a result is no such copy.
   for (ValueId id : graph.outputs)
     if (graph.value(id).root == node.outputs[0]) return false;
   return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) &&
@@ -177,7 +177,7 @@ class Fuser {
       std::pop_heap(pairs_.begin(), pairs_.end());
       const Pair pair = pairs_.back();
       pairs_.pop_back();
-      // What makes a merge impossible stays so until one of the two changes, and then they are another pair.
+      // A merge that is impossible stays so until one of the two units changes, and then they are another pair.
       if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
           !may_merge(pair.a, pair.b))
         continue;
@@ -235,10 +235,10 @@ class Fuser {
     std::vector<ValueId> touched;         // read or written, sorted
     bool reduces_rows = false, scans = false;
     int32_t after = kNone;   // of a collective: the unit of the one before it
-    bool takes_any = false;  // pointwise nodes of one domain: they take any space that fits
+    bool takes_any = false;  // it has only pointwise nodes of one domain, which take any space that fits
     bool only_checks = false;
   };
-  // Two units that share values. The best comes first; of equals, the one that was recorded first.
+  // Two units that share values. The best pair comes first; of equal pairs, the one that was recorded first.
   struct Pair {
     int64_t saved;
     uint32_t a, b;  // a < b
@@ -430,7 +430,8 @@ class Fuser {
   void merge(size_t into, size_t from) {
     Candidate &a = units_[into], &b = units_[from];
     const Unit space = *common_space(a, b);
-    // Values of one row, once they are there, are those of this space.
+    // If the columns differ, one of the units has one value per row. Such values belong to the rows of this space, so
+    // the merged unit takes no other space.
     a.takes_any = a.takes_any && b.takes_any && a.unit.cols == b.unit.cols;
     a.unit.rows = space.rows;
     a.unit.cols = space.cols;

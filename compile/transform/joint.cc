@@ -52,7 +52,7 @@ class Deriver {
     for (size_t i = 0; i < arriving_.totals.size(); ++i) {
       if (!arriving_.totals[i]) continue;
       const ValueId id = forward_.inputs[i];
-      // What backward adds to in place is dense in the usual layout.
+      // A total to which backward adds in place is dense in the usual layout.
       const bool in_place = i < arriving_.owned.size() && arriving_.owned[i];
       grads_[id] = bind({BackwardInput::kTotal, static_cast<int32_t>(i), {}},
                         dense_like(forward_.value(id), !in_place && lies_channels_last(forward_.value(id))));

@@ -1,4 +1,4 @@
-// A graph recorded again, node by node, with some calls made in another way.
+// Records a graph again, node by node, and makes some calls in another way.
 #pragma once
 
 #include "absl/functional/function_ref.h"
@@ -9,11 +9,11 @@ namespace rondo::compile {
 
 using Symbols = ValueMap<Tensor>;  // of the new recording, by value of the old graph; undefined: not recorded yet
 
-// `replace` records what stands for a node, sets its outputs and returns true; false: the node is recorded as it is.
-// The result has the original's inputs and outputs in number and order.
+// `replace` either records the replacement of a node, sets its outputs and returns true, or returns false: the node is
+// then recorded unchanged. The new graph has as many inputs and outputs as the original, in the same order.
 using Replace = absl::FunctionRef<bool(size_t node, const Symbols& symbols, std::span<Tensor> outputs)>;
 Graph retrace(const Graph& graph, Replace replace);
-// `result` records what stands for each of the graph's outputs, in order.
+// `result` records the replacement of an output. It is called for each of the graph's outputs, in order.
 Graph retrace(const Graph& graph, Replace replace,
               absl::FunctionRef<Tensor(ValueId output, const Symbols& symbols)> result);
 

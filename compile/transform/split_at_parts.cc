@@ -20,7 +20,7 @@
 namespace rondo::compile {
 namespace {
 
-constexpr size_t kMostParts = 4;  // so many times the nodes
+constexpr size_t kMostParts = 4;  // the number of nodes grows by this factor at most
 
 // A range of each dimension.
 struct Window {
@@ -44,7 +44,7 @@ std::optional<Window> window_of(const Dims& whole, const TensorMeta& view) {
   return window;
 }
 
-// What is split, and where.
+// Finds the values that are split, and the places where.
 class SplitFinder {
  public:
   SplitFinder(const Graph& graph, bool exact)
@@ -88,7 +88,7 @@ class SplitFinder {
   const Windows& windows(ValueId id) const { return windows_[id]; }
   // By value that is laid side by side from others: their windows in it, in order along the dimension.
   const Windows& parts(ValueId id) const { return parts_[id]; }
-  // What reads the value reads its parts.
+  // True if the readers of the value read its parts.
   bool is_split(ValueId id) const { return split_[id]; }
   bool is_pointwise(const GraphNode& node) const {
     const OpDef& op = *node.op;
@@ -139,7 +139,8 @@ class SplitFinder {
 
   // ---- From parts on to what reads the whole
 
-  // Values that are laid side by side, and what is computed from them, as long as that can be split, too.
+  // Finds the values that can be split: those that are laid side by side, and what is computed from them, as long as
+  // that can be split, too.
   void find_split() {
     for (const GraphNode& node : graph_.nodes) {
       const ValueId out = node.outputs[0];

@@ -1,4 +1,4 @@
-// DistributedDataParallel: the end of a step.
+// Ends a step of DistributedDataParallel.
 #include <algorithm>
 #include <exception>
 #include <optional>

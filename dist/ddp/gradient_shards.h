@@ -33,7 +33,7 @@ struct ShardLayout {
   std::vector<std::vector<ShardSpan>> spans;  // by slot of the bucket, in the order of their elements
 };
 
-// `load`: how many elements each rank has of the buckets before; this bucket's are added.
+// `load`: how many elements each rank has of the earlier buckets. The call adds those of this bucket.
 ShardLayout lay_out_shards(const Bucket& bucket, std::vector<int64_t>& load);
 
 struct ShardedBucket {
@@ -41,7 +41,7 @@ struct ShardedBucket {
   Bucket bucket;
   ShardLayout layout;
   Tensor sent;      // (world_size, row + tag): its memory is free from take() to before_send()
-  Tensor averages;  // (row + tag): this rank's row
+  Tensor averages;  // (row + tag): the averages of this rank's row
 };
 
 class GradientShards {
@@ -50,7 +50,7 @@ class GradientShards {
   virtual bool takes(const Tensor& parameter) const = 0;
   // True if one rank must have all elements of the parameter.
   virtual bool needs_whole(const Tensor& parameter) const = 0;
-  // What must be equal on every rank.
+  // Describes what must be equal on every rank.
   virtual std::string describe() const = 0;
   // The order of the gradients is known on every rank: these are the buckets from now on.
   virtual void begin(std::vector<ShardedBucket> buckets) = 0;

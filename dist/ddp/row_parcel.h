@@ -30,7 +30,7 @@
 
 namespace rondo::dist {
 
-// What backward has done so far in this step.
+// The progress of backward in this step.
 struct BackwardProgress {
   bool local = false;         // under no_sync
   std::vector<size_t> order;  // parameters, as their gradients became final
@@ -59,7 +59,7 @@ class RowParcel final : public autograd::GradientParts {
 
   // The first part has been taken in this step, so what arrives now is the second.
   bool has_left() const { return has_left_; }
-  // What could not travel as rows. Undefined: nothing.
+  // Sets the gradient that could not travel as rows. Undefined: there is none.
   void set_rest(Tensor rest) { rest_ = std::move(rest); }
   // Every rank sends, also one without rows.
   void send(ProcessGroup& group, int64_t tag, const std::string& name);
@@ -102,8 +102,8 @@ class RowParcel final : public autograd::GradientParts {
   Tensor all_indices_, all_rows_;  // (world_size, header + capacity), (world_size, capacity, width)
 };
 
-// By parameter: so many rows of each rank travel; 0: its gradient has one part. A collective. `uses`: what each
-// parameter's RowParcel has seen; none for a parameter that must not travel in two parts.
+// Returns how many rows of each rank travel, by parameter; 0: the gradient has one part. The call is a collective.
+// `uses`: what each parameter's RowParcel has seen; no uses for a parameter that must not travel in two parts.
 std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowParcel::Uses>& uses,
                                    std::span<const Tensor> parameters);
 

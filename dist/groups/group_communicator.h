@@ -21,10 +21,11 @@ class GroupCommunicator final : public rondo::Communicator {
   // A subgroup of the ranks has connections of its own, so its small messages do not wait behind buckets of gradients.
   explicit GroupCommunicator(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
 
-  // Throws Error if the group does not take the tensor, and the group's errors: Note [Where an error surfaces].
+  // Throws Error if the group does not take the tensor. Also throws the group's errors: Note [Where an error surfaces].
   void all_reduce_sum(const Tensor& tensor) override;
 
-  // What has been sent so far: messages, and bytes of each rank's tensors. Any thread that issues collectives may ask.
+  // How many messages, and how many bytes of each rank's tensors, were sent so far. Any thread that issues collectives
+  // may ask.
   int64_t messages() const { return messages_; }
   int64_t bytes() const { return bytes_; }
 

@@ -1,6 +1,7 @@
-// NCCL, which moves tensors between GPUs, as a table of functions. It is found as CUDA's libraries are (Note [Finding
-// CUDA] in runtime/cuda/driver.h) and opened when it is first asked for; no header of NCCL is needed. The declarations
-// are those of NCCL 2.18, which later versions take, too; tests/dist/nccl_headers_test.cc compares them with nccl.h.
+// A table of the functions of NCCL, the library that moves tensors between GPUs. NCCL is found as CUDA's libraries are
+// (Note [Finding CUDA] in runtime/cuda/driver.h), and opened when it is first asked for. No header of NCCL is needed:
+// the declarations here are those of NCCL 2.18, and later versions take them, too. tests/dist/nccl_headers_test.cc
+// compares them with nccl.h.
 //
 // Thread safety: all functions here may be called from any thread. A library that was opened is never closed.
 #pragma once

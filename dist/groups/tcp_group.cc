@@ -28,10 +28,10 @@ namespace rondo::dist {
 namespace {
 
 constexpr size_t kLongestName = 80;
-// How long a group that is destroyed waits for a collective that moves data already, and for the ranks that still use
-// its store.
+// kLeaving: how long a group that is destroyed waits for a collective that already moves data. kStoreLeaving: how long
+// it waits for the ranks that still use its store.
 constexpr Milliseconds kLeaving{2'000}, kStoreLeaving{5'000};
-// How long ranks that disagree wait for each other's sentences.
+// If ranks disagree, a rank waits this long for another rank's description of its call.
 constexpr Milliseconds kTelling{5'000};
 
 // One collective on its way.
@@ -198,7 +198,7 @@ class Communicator {
     transport_->interrupt();
     changed_.notify_all();
   }
-  // What the transport says counts the ranks of the group.
+  // Adds to the transport's text that it counts the ranks of the group.
   std::string counted_in_group(std::string text) const {
     return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
   }
@@ -220,7 +220,7 @@ class Communicator {
                                                         : Work::Outcome::kLost;
     }
     const std::shared_ptr<Work::State> state = job.state;
-    job = Job();  // before whoever waits goes on: the tensors are theirs again
+    job = Job();  // before a waiting thread goes on, because the tensors are its own again
     state->finish(outcome, std::move(error));
   }
 

@@ -30,13 +30,13 @@ class Guard {
     Kind kind = Kind::kExited;
     int rank = 0;
     pid_t pid = -1;
-    int status = 0;    // as waitpid() gives it; errno for kCannotStart
+    int status = 0;    // as waitpid() gives it; an errno for kCannotStart
     int64_t time = 0;  // microseconds since 1970
     Fd out, err;       // kStarted: what the rank writes to stdout and stderr
   };
 
-  // Forks. REQUIRES: no thread of this process holds a lock that the child needs; so call it before starting threads.
-  // `mask`: the signals that the ranks block.
+  // Forks the guard. REQUIRES: no thread of this process holds a lock that the child needs; so call this before
+  // starting threads. `mask`: the signals that the ranks block.
   explicit Guard(const sigset_t& mask);
   // Ends the guard and every process below it.
   ~Guard();
@@ -45,7 +45,7 @@ class Guard {
 
   // `variables` ("NAME=value") are added to this process's environment, or replace what it has.
   void start(int rank, const std::vector<std::string>& command, const std::vector<std::string>& variables);
-  // To the process group of a rank; kEveryRank: to all that run. A stopped rank is continued.
+  // Sends a signal to the process group of a rank; kEveryRank: to all ranks that run. A stopped rank is continued.
   void signal(int rank, int signal);
   static constexpr int kEveryRank = -1;
   // Kills every process below the guard, also those that left their rank's process group. The guard then ends.

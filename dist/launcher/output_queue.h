@@ -14,14 +14,14 @@ namespace rondo::dist {
 
 class OutputQueue {
  public:
-  // stream: STDOUT_FILENO or STDERR_FILENO. May block.
+  // Writes text to a stream: STDOUT_FILENO or STDERR_FILENO. May block.
   using Writer = std::function<void(int stream, std::string_view text)>;
-  // A stream with this much text on its way has no room.
+  // A stream has no room while this many bytes of its text, or more, are on their way.
   static constexpr size_t kLimit = 1 << 20;
 
   explicit OutputQueue(Writer writer);
-  // Text that is not written by now is dropped. A thread whose writer does not return is left to the end of the
-  // process.
+  // Drops text that is not written by now. If the writer of a thread does not return, the thread is left to the end of
+  // the process.
   ~OutputQueue();
   OutputQueue(const OutputQueue&) = delete;
   OutputQueue& operator=(const OutputQueue&) = delete;
@@ -29,7 +29,7 @@ class OutputQueue {
   // Always takes the text: the caller asks has_room() before it reads more.
   void push(int stream, std::string_view text);
   bool has_room(int stream) const;
-  // Everything was handed to the writer, and the writer has returned.
+  // True if everything was handed to the writer, and the writer has returned.
   bool is_empty() const;
   // Readable when a writer has returned since the last call of clear().
   int fd() const;

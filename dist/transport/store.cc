@@ -157,7 +157,7 @@ void Store::barrier(const std::string& name, int rank, int world_size, Milliseco
       throw TimeoutError(absl::StrCat(name, ": rank ", absl::StrJoin(missing, ", rank "), " did not come within ",
                                       timeout.count(), " ms"));
   }
-  // Everyone is past the barrier before this one: its keys are not needed any more.
+  // Every rank has passed the barrier before this one, so the keys of that barrier are not needed any more.
   if (use > 1) remove(absl::StrCat(name, "/", use - 1, "/", rank));
 }
 

@@ -28,10 +28,13 @@ namespace rondo::dist {
 // The limits of a server: it stays under 256 MiB whatever its clients do.
 struct StoreLimits {
   size_t max_connections = 4096;
-  size_t max_stored = 128 << 20;  // bytes: keys, values, last messages and waiting keys, with what keeping them costs
-  size_t max_buffers = 64 << 20;  // bytes: requests and replies on their way. Beyond, connections wait for their turn
-  Milliseconds greeting_time{5'000};  // for a new connection to send the token
-  Milliseconds stall_time{30'000};    // for the rest of a request, and for a client to take a reply
+  // Bytes of keys, values, last messages and waiting keys, with the cost of keeping them.
+  size_t max_stored = 128 << 20;
+  // Bytes of requests and replies on their way. Beyond this, connections wait for their turn.
+  size_t max_buffers = 64 << 20;
+  Milliseconds greeting_time{5'000};  // how long a new connection has to send the token
+  // How long a client has to send the rest of a request, and to take a reply.
+  Milliseconds stall_time{30'000};
 };
 
 // Serves from its own thread until it is destroyed.
@@ -50,7 +53,7 @@ class StoreServer {
 };
 
 // One connection to the store. Thread safe, one call at a time: a call that waits keeps the others out.
-// Throws TimeoutError where the time given is over, ConnectionError where the server is gone or refuses. After a
+// Throws TimeoutError if the time given is over, and ConnectionError if the server is gone or refuses. After a
 // ConnectionError every call throws it again.
 class Store {
  public:
@@ -62,7 +65,7 @@ class Store {
   void set(std::string_view key, std::string_view value);
   // As set(), without waiting for an answer: some microseconds.
   void post(std::string_view key, std::string_view value);
-  // The value, as soon as there is one.
+  // Returns the value, as soon as there is one.
   std::string get(std::string_view key, Milliseconds timeout);
   std::optional<std::string> get_if_there(std::string_view key);
   void wait(std::span<const std::string> keys, Milliseconds timeout);

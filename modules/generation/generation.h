@@ -49,9 +49,9 @@ struct GenerationOptions {
   double top_p = 1.0;
   // Only tokens of at least this share of the most likely token's probability. 0: all.
   double min_p = 0;
-  // Above 1: beam search, which follows so many texts for each prompt at once, those of the greatest sums of log
-  // probabilities, and gives the best of those that have ended. As in transformers, with its names. Needs temperature
-  // 0, and takes neither stop_strings nor on_token nor slide.
+  // Above 1: beam search. It follows this many texts for each prompt at once, those of the greatest sums of log
+  // probabilities, and gives the best of those that have ended. It works as in transformers, with its names. It needs
+  // temperature 0, and takes neither stop_strings nor on_token nor slide.
   int64_t num_beams = 1;
   // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
   double length_penalty = 1.0;
@@ -61,8 +61,8 @@ struct GenerationOptions {
   std::vector<int64_t> stop_tokens = {};
   // A row ends when its new text contains one of these, also across the border of tokens. Needs `decode`.
   std::vector<std::string> stop_strings = {};
-  // The text of new tokens: tokenizers are the caller's. Called with all new tokens of a row, and for stop_strings with
-  // the last ones, too (modules/generation/stop_strings.h).
+  // Turns new tokens into text; the tokenizer is the caller's. It is called with all new tokens of a row, and for
+  // stop_strings also with only the last tokens (modules/generation/stop_strings.h).
   std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
   // Called with each new token, as soon as it is chosen. Returns false to end all rows.
   std::function<bool(int64_t row, int64_t token)> on_token = nullptr;
@@ -70,8 +70,9 @@ struct GenerationOptions {
   Tensor encoded = {};
   // Null: default_generator(). Not used with temperature 0.
   Generator* generator = nullptr;
-  // Where the text outgrows the model: false ends the row (FinishReason::kModelFull), and a longer prompt is an Error.
-  // True goes on with the last tokens that fit. All of them are then computed again for each new token.
+  // What happens when the text outgrows the model. False: the row ends (FinishReason::kModelFull), and a prompt that is
+  // too long is an Error. True: the row goes on with the last tokens that fit, and each new token computes all of them
+  // again.
   bool slide = false;
   // The dtype of the cache. nullopt: the dtype of the weights, or autocast's.
   std::optional<DType> cache_dtype = std::nullopt;
@@ -87,7 +88,7 @@ enum class FinishReason : uint8_t {
 
 struct Generation {
   std::vector<int64_t> tokens;  // the new ones
-  std::string text;             // what `decode` makes of them, up to the stop string; empty without `decode`
+  std::string text;             // what `decode` makes of `tokens`, up to the stop string; empty without `decode`
   FinishReason reason = FinishReason::kMaxTokens;
 };
 

@@ -69,8 +69,8 @@ struct LoraReport {
   std::vector<std::string> saved;    // paths of the modules of modules_to_save
   int64_t trainable = 0;             // elements of parameters that require a gradient
   int64_t total = 0;                 // of all parameters, other adapters' included
-  // Those of `targets` whose weight is used elsewhere in the model too, as a tied embedding is: merge_adapter() will
-  // refuse this adapter.
+  // Those of `targets` whose weight is used elsewhere in the model too, as a tied embedding is. If there are any,
+  // merge_adapter() will refuse this adapter.
   std::vector<std::string> unmergeable;
 };
 
@@ -132,12 +132,12 @@ struct MergeOptions {
 // active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
 // add_lora() says so before the training: LoraReport::unmergeable, LoraOptions::mergeable.
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
-// Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written meanwhile or given
+// Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written since the merge or given
 // another device or dtype (ModuleBase::to).
 void unmerge_adapter(ModuleBase& model);
 // Merges the active adapter for good, unless it is merged already, and deletes all adapters. The active copies of
-// modules_to_save become the model's own. All of the model is frozen afterwards: model.requires_grad_() trains it
-// again.
+// modules_to_save become the model's own. The whole model is frozen afterwards; model.requires_grad_() makes it
+// trainable again.
 void merge_and_unload(ModuleBase& model);
 
 // ---- Files: PEFT's folder of adapter_config.json and adapter_model.safetensors

@@ -18,7 +18,7 @@
 
 namespace rondo::nn {
 
-// What may differ from target to target: rank_pattern, alpha_pattern.
+// The options that may differ from target to target: rank_pattern, alpha_pattern.
 struct LoraSize {
   int64_t rank = 0;
   double alpha = 0;
@@ -109,7 +109,7 @@ struct LoraEmbedding final : Module<LoraEmbedding>, LoraDelta {
 struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
   void around(const ModuleCall& call, absl::FunctionRef<void()> forward) override;
   LoraDelta* find(const std::string& adapter) const;  // null: this target has no such adapter
-  // "" or a name that this target lacks: the base alone.
+  // Makes `adapter` the active one. "", or a name that this target lacks: only the base is active.
   void activate(const std::string& adapter);
   void merge(bool keep_base);
   void unmerge();

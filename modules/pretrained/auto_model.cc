@@ -57,7 +57,8 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
   const io::TensorMap tensors = published_tensors(module, published);
   io::make_folders(folder);
   io::sweep_temporaries(folder);
-  // A folder without config.json is not complete: nobody loads old and new shards mixed.
+  // A folder without config.json is not complete. So config.json goes first, and nobody loads a mix of old and new
+  // shards.
   const fs::path root(folder);
   std::error_code error;
   if (fs::exists(root / "model.safetensors.index.json", error)) fs::remove(root / kConfig, error);

@@ -141,7 +141,7 @@ static bool describe_bert(ModuleBase& module, Published& out) {
   out.prefix = out.model_type + ".";
   for (PublishedTensor& tensor : out.tensors) tensor.file_name = published_bert_name(c, tensor.name);
   if (task == "ForMaskedLM") {
-    // The names of the output layer's tensors in files that hold them a second time.
+    // Some files hold the output layer's tensors a second time, under these names.
     const std::string decoder = published_bert_name(c, "head.decoder");
     out.aliases = {{decoder + ".weight", out.prefix + "embeddings.word_embeddings.weight"}};
     if (!c.distilbert) out.aliases[decoder + ".bias"] = published_bert_name(c, "head.decoder.bias");

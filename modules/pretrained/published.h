@@ -38,14 +38,14 @@ struct Published {
   // The names of the model below the head begin with this: "transformer.". Files of the bare model lack it.
   std::string prefix;
   std::vector<PublishedTensor> tensors;
-  // Tied tensors that a file may hold a second time: their name, and that of the tensor they equal.
+  // Tied tensors that a file may hold a second time: the name there, and the name of the tensor that they equal.
   std::map<std::string, std::string> aliases;
-  // Ends of the names of tensors that files may hold and that the model computes itself.
+  // Name endings of tensors that the model computes itself, although files may hold them.
   std::vector<std::string> computed;
-  // Fields that an original config.json must change, because the tree has changed: a head that is tied no more.
+  // Fields that an original config.json must change, because the tree has changed: a head may be no longer tied.
   std::vector<ConfigField> corrections;
-  std::vector<ConfigField> config;      // of a config.json, without model_type, architectures and dtype
-  std::vector<ConfigField> generation;  // of a generation_config.json; empty: there is none
+  std::vector<ConfigField> config;      // fields of a config.json, without model_type, architectures and dtype
+  std::vector<ConfigField> generation;  // fields of a generation_config.json; empty: there is none
   std::string why_unpublished;          // what `config` cannot say about the model; "" if it says everything
 };
 

@@ -40,7 +40,7 @@ static std::unique_ptr<ModuleBase> make_vit(ConfigFields& config, Task task, con
 
 namespace {
 
-// Ours, and Hugging Face's name.
+// Each pair is our name of a part, and Hugging Face's name.
 constexpr std::pair<const char*, const char*> kModelParts[] = {
     {"cls_token", "vit.embeddings.cls_token"},
     {"pos_embed", "vit.embeddings.position_embeddings"},

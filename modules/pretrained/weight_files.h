@@ -33,10 +33,11 @@ class WeightFiles {
 void load_weights(ModuleBase& module, const Published& published, const WeightFiles& files,
                   const PretrainedOptions& options);
 
-// The tensors as a file holds them: views where possible. Throws Error if the module holds others.
+// Returns the tensors as a file holds them: views where possible. Throws Error if the module holds other tensors.
 io::TensorMap published_tensors(const ModuleBase& module, const Published& published);
 
-// model.safetensors, or shards and their index. Weights of an older save are removed once the new ones are complete.
+// Writes model.safetensors, or shards and their index. Removes the weights of an older save once the new ones are
+// complete.
 void save_weights(const io::TensorMap& tensors, const std::string& folder, const SaveOptions& options);
 
 }  // namespace rondo::nn

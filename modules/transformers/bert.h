@@ -36,9 +36,10 @@ struct BertConfig {
   // DistilBERT (Sanh et al., "DistilBERT, a distilled version of BERT", 2019), in the models of bert_tasks.h: no
   // segments, no dropout of what attention adds, and ReLU behind the pooler.
   bool distilbert = false;
-  int64_t whole_logits = kWholeLogits;  // loss() of a masked language model: more logits are computed in chunks
+  // If there are more logits than this, loss() of a masked language model computes them in chunks.
+  int64_t whole_logits = kWholeLogits;
 
-  // The longest sequence.
+  // The length of the longest sequence.
   int64_t max_length() const { return roberta ? block_size - padding_idx.value_or(0) - 1 : block_size; }
 };
 

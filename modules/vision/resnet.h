@@ -29,11 +29,11 @@ struct ResNetConfig {
   int64_t num_classes = 1000;
   int64_t in_channels = 3;
   int64_t width = 64;  // channels of the stem and planes of the first stage; doubled from stage to stage
-  // For the 3x3 convolution of a bottleneck: ResNeXt (Xie et al., 2017) has groups, wide networks (Zagoruyko and
-  // Komodakis, 2016) more channels: planes * width_per_group / 64 in each group.
+  // For the 3x3 convolution of a bottleneck, which has planes * width_per_group / 64 channels in each group. ResNeXt
+  // (Xie et al., 2017) has several groups; wide networks (Zagoruyko and Komodakis, 2016) have more channels.
   int64_t groups = 1;
   int64_t width_per_group = 64;
-  std::optional<ProblemType> problem_type = std::nullopt;  // which loss it has
+  std::optional<ProblemType> problem_type = std::nullopt;  // which loss the model has
 };
 ResNetConfig resnet18();
 ResNetConfig resnet34();

@@ -36,14 +36,14 @@ struct MetricsRecord {
   std::optional<double> peak_rss_mib = std::nullopt;
 };
 
-// One line, without the newline.
+// Returns one line, without the newline.
 std::string to_json(const MetricsRecord& record);
-// Throws FileError naming `path`.
+// Reads one line of to_json(). Throws FileError, which names `path`.
 MetricsRecord metrics_from_json(const std::string& json, const std::string& path);
 
 class MetricsFile {
  public:
-  // Continues the file of a run after `first_step` steps: later lines are removed, and with 0 all. Throws
+  // Continues the file of a run after `first_step` steps. Removes later lines; with 0, removes all lines. Throws
   // FileError, which names a line that cannot be read.
   MetricsFile(const std::string& path, int64_t first_step);
   ~MetricsFile();

@@ -38,14 +38,14 @@ class Replicas {
   virtual bool layers_wait() const { return false; }
   // True if each process has a part of this optimizer's states. optimizer_state() is then a collective.
   virtual bool share_states_of(const Optimizer& /*optimizer*/) const { return false; }
-  // The states of whole parameters, in process 0; what other processes get is of no use.
+  // Returns the states of whole parameters in process 0. The result is of no use in other processes.
   virtual nn::StateDict optimizer_state(const Optimizer& optimizer) { return optimizer.state_dict(); }
   // Restores what optimizer_state() gave, on any number of processes. Throws nn::StateDictError, before anything is
   // changed.
   virtual void load_optimizer_state(Optimizer& optimizer, const nn::StateDict& state) {
     optimizer.load_state_dict(state);
   }
-  // After the optimizer's step: a place for checks.
+  // Called after the optimizer's step: a place for checks.
   virtual void end_step() {}
 
  protected:

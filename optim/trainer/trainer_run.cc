@@ -109,14 +109,14 @@ Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data
   progress_.max_steps = max_steps_;
 }
 
-// The source itself, or with replicas this process's share of it.
+// Returns the source itself, or with replicas this process's share of it.
 data::BatchSource& Trainer::Run::share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const {
   if (replicas_ == nullptr) return source;
   return share.emplace(source, replicas_->rank(), replicas_->size());
 }
 
 void Trainer::Run::check_options() const {
-  const FloatingPointScope floating_point;  // a comparison with NaN is an invalid operation
+  const FloatingPointScope floating_point;  // a host may trap invalid operations, such as a comparison with NaN
   const TrainerOptions& o = options_;
   const auto require = [](bool holds, auto... what) {
     if (!holds) throw Error(absl::StrCat("Trainer: ", what...));
@@ -164,7 +164,7 @@ class Trainer::Run::Session {
     run.training_ = true;
   }
   ~Session() {
-    run_.batches_.reset();  // takes train_data_ back to where the next step begins
+    run_.batches_.reset();  // moves train_data_ back to where the next step begins
     run_.training_ = run_.in_step_ = run_.cancelled_ = run_.agreed_to_stop_ = false;
   }
   Session(const Session&) = delete;
@@ -311,7 +311,7 @@ bool Trainer::Run::fetch(Micro& step) {
 // Forward and backward of each batch. The losses are read later, when all of the step is enqueued. nullopt: cancelled.
 std::optional<Trainer::Run::Backwards> Trainer::Run::run_backwards(const Micro& step) {
   Backwards made;
-  // Where layers wait for the other processes, all run as many forwards and backwards.
+  // If layers wait for the other processes, every process runs as many forwards and backwards as the others.
   const bool runs_empty = step.all_targets > 0 && replicas_ != nullptr && replicas_->layers_wait();
   size_t last = step.targets.size();  // of those that run
   while (last > 0 && step.targets[last - 1] == 0 && !runs_empty) --last;

@@ -36,18 +36,18 @@ namespace rondo {
 
 class Node;
 
-// Where a gradient flows to: output `output` of `node`. For a leaf, the node that accumulates into its .grad.
+// The place to which a gradient flows: output `output` of `node`. For a leaf, the node that accumulates into its .grad.
 struct Edge {
   std::shared_ptr<Node> node;
   int output = 0;
 };
 
-// A tensor saved for backward. get() throws StaleTensorError if it was overwritten in place since.
+// A tensor saved for backward. get() throws StaleTensorError if the tensor was overwritten in place after it was saved.
 class SavedTensor {
  public:
   SavedTensor() = default;
-  // `is_output`: the node that saves the tensor also made it. Its history is then left out; otherwise node and tensor
-  // would own each other.
+  // `is_output`: the node that saves the tensor also made it. The saved tensor then leaves out its history, because
+  // otherwise node and tensor would own each other.
   SavedTensor(const Tensor& tensor, bool is_output, std::source_location where = std::source_location::current());
   const Tensor& get(const char* op, std::source_location where) const;
   bool defined() const { return tensor_.defined(); }
@@ -66,7 +66,7 @@ struct Hook {
 // The consumer of a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
 enum class GradientClaim : uint8_t { kChanges, kUsesUp };
 
-// What the owner of kChanges wants to know of updates (update_facts.h).
+// Receives what the owner of kChanges wants to know of updates (update_facts.h).
 class UpdateListener;
 
 // A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.

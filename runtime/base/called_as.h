@@ -5,7 +5,7 @@
 //     return squeeze(call(kConv2d, ...), 2);
 //   }
 //
-// It holds for its scope and thread. An outer scope renames what an inner one says.
+// A CalledAs holds for its scope and thread. An outer scope renames the name that an inner scope gives.
 #pragma once
 
 #include <string_view>
@@ -14,12 +14,12 @@ namespace rondo {
 
 class CalledAs {
  public:
-  // Both must live as long.
+  // Both texts must outlive this object.
   CalledAs(std::string_view called, std::string_view op);
   ~CalledAs();
   CalledAs(const CalledAs&) = delete;
   CalledAs& operator=(const CalledAs&) = delete;
-  // What the user called, where `op` fails.
+  // Returns the name of what the user called, if `op` fails.
   static std::string_view name_of(std::string_view op);
 
  private:

@@ -29,7 +29,7 @@ namespace {
 
 // ---- The setting
 
-// What the two variables say; nullopt: nothing.
+// Returns the number of threads that RONDO_NUM_THREADS or OMP_NUM_THREADS gives; nullopt: neither gives one.
 std::optional<int> given_threads() {
   const auto number = [](const char* text, char end_of_number) -> std::optional<int> {
     int n = 0;
@@ -103,7 +103,7 @@ class Pool {
     for (int i = 0; i < started_; ++i) workers_[static_cast<size_t>(i)]->thread.join();
   }
 
-  // Whoever gets the pool may run one job.
+  // A thread that acquires the pool may run one job.
   bool try_acquire() { return !busy_.exchange(true, std::memory_order_acquire); }
   void release() { busy_.store(false, std::memory_order_release); }
 
@@ -175,7 +175,7 @@ class Pool {
           continue;
         settings_.apply_settings();
         (*run_)(static_cast<uint32_t>(at >> 32));
-        // After the last piece the job may be gone: what follows touches the pool only.
+        // The job may be gone after the last piece, so what follows touches only the pool.
         if (left_.fetch_sub(1, std::memory_order_acq_rel) == 1) left_.notify_all();
         at = word.load(std::memory_order_relaxed);
       }
@@ -186,7 +186,7 @@ class Pool {
   const PieceFn* run_ = nullptr;
   FloatingPointState settings_ = FloatingPointState::of_this_thread();  // of the job's caller
   std::atomic<int> ranges_used_{0};
-  alignas(64) std::atomic<uint32_t> left_{0};  // pieces that are not done
+  alignas(64) std::atomic<uint32_t> left_{0};  // pieces that are not done yet
   std::array<Range, kMaxThreads> ranges_;
   std::array<Worker*, kMaxThreads> workers_{};
   int started_ = 0;  // guarded by busy_

@@ -17,15 +17,15 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
-// Memory is exhausted, the system's or that of memory::set_limit(). Public functions throw it also where a few bytes of
-// bookkeeping are missing; functions that read files may throw FileError. What a program allocates itself, such as the
-// arguments of a call, throws std::bad_alloc as ever.
+// Thrown when memory is exhausted: the system's, or that of memory::set_limit(). Public functions also throw it if only
+// a few bytes of bookkeeping are missing; functions that read files may throw FileError instead. If an allocation of
+// the program itself fails, such as one for the arguments of a call, it throws std::bad_alloc as ever.
 //
 // The objects of the call are as before, so the call may be made again. But if backward() throws it, some gradients are
-// accumulated already: zero_grad() before you go on. If merge_adapter() does, unmerge_adapter() takes back what is
-// merged. If LLVM finds no memory while it compiles, this process does not enter it again: kernels that are not
-// compiled yet run eagerly, with a warning. Only while LLVM is loaded, with the first kernel, does want of memory end
-// the process.
+// accumulated already: call zero_grad() before you go on. If merge_adapter() throws it, unmerge_adapter() undoes the
+// part that is merged. If LLVM finds no memory while it compiles, this process does not enter LLVM again: kernels that
+// are not compiled yet run eagerly, with a warning. A lack of memory ends the process only while LLVM is loaded, with
+// the first kernel.
 class OutOfMemoryError : public Error {
  public:
   using Error::Error;

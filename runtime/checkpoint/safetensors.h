@@ -67,12 +67,12 @@ class SafetensorsFile {
   // Throws FileError if there is no such tensor, or if a BOOL tensor holds a byte that is neither 0 nor 1.
   Tensor tensor(std::string_view name) const;
   Tensor tensor(const TensorEntry& entry) const;
-  // The entry of this name; null: none.
+  // Returns the entry of this name; null: there is none.
   const TensorEntry* find(std::string_view name) const;
   // Copies `bytes` bytes of a tensor, from its byte `begin` on, without touching a mapping. Throws FileError if the
-  // file has shrunk. REQUIRES: they lie in the tensor.
+  // file has shrunk. REQUIRES: these bytes lie in the tensor.
   void read(const TensorEntry& entry, uint64_t begin, void* out, size_t bytes) const;
-  // All of them, and the metadata moves along: two copies would break the memory bound.
+  // Loads all tensors. The metadata moves along, because two copies would break the memory bound.
   LoadedTensors load_all() &&;
 
  private:

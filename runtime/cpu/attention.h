@@ -53,9 +53,9 @@ struct AttentionShape {
 // 0. Masked keys are still multiplied by that 0, so their k and v must be finite.
 template <class T> struct AttentionMask {
   const bool* allowed = nullptr;       // True: the query may attend to the key.
-  const T* bias = nullptr;             // Added to the scaled score; -inf masks.
+  const T* bias = nullptr;             // Added to the scaled score; -inf masks the key.
   const int64_t* first_key = nullptr;  // [B, H, Tq]: the query attends to no key before it. May be negative.
-  const int64_t* end_key = nullptr;    // [B, H, Tq], with first_key only: nor to this one and those behind it.
+  const int64_t* end_key = nullptr;    // [B, H, Tq], with first_key only: the query attends to no key from this one on.
   std::array<int64_t, 4> strides = {};
   explicit operator bool() const { return allowed != nullptr || bias != nullptr || first_key != nullptr; }
 };

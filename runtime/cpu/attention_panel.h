@@ -146,15 +146,15 @@ template <int N, class A, class Visit>
   }
 }
 
-// Drops weights of a panel. The others are multiplied by dropout's factor when all are summed up: it is the same for
-// all, and a weight that is then rounded to bf16 keeps its last bit.
+// Sets the dropped weights of a panel to 0. Dropout's factor is the same for all other weights, so only their sum is
+// multiplied by it. A weight that is rounded to bf16 before the sum keeps its last bit that way.
 template <int N, class A> void drop(const AttentionShape& shape, int64_t batch, int64_t head, const Panel<A>& panel) {
   for_kept<N>(shape, batch, head, panel, [&](int64_t j, int i, IntegerVector<A> kept) {
     A* const s = panel.scores + j * panel.stride + i * kWidth<A>;
     store(s, kept ? load(s) : Vector<A>{});
   });
 }
-// By which a sum over dropped weights is multiplied.
+// Returns the factor by which a sum over weights after drop() is multiplied.
 template <class A> A dropout_factor(const AttentionShape& shape) {
   return shape.dropout ? static_cast<A>(DropoutRule(shape.dropout.p).factor) : A(1);
 }

@@ -26,7 +26,7 @@ struct Lines {
 };
 bool is_aligned(const float* p) { return reinterpret_cast<uintptr_t>(p) % kStreamLine == 0; }
 
-// fn(offset of a block in the caller's weight, in the packed one).
+// Calls fn(offset of the block in the caller's weight, its offset in the packed weight) for each block.
 template <class Fn> void for_each_block(const WeightBlocks& w, Fn fn) {
   constexpr int64_t kElements = 1 << 15;
   const int64_t outputs = w.outputs / kWeightBlock, channels = w.channels / kWeightBlock, row = w.channels * w.taps,
@@ -41,8 +41,8 @@ template <class Fn> void for_each_block(const WeightBlocks& w, Fn fn) {
   });
 }
 
-// fn(where W neighbours of the block's first output begin in the caller's weight, their places in a block whose outputs
-// are next to each other), over all channels and taps of a block.
+// Calls fn(where W neighbours of the block's first output begin in the caller's weight, their places in a block whose
+// outputs are next to each other) for all channels and taps of a block.
 template <class Fn> void for_each_strip(const WeightBlocks& w, Fn fn) {
   const int64_t lines = w.channels_last ? w.taps : 1, length = kWeightBlock * (w.channels_last ? 1 : w.taps);
   for (int64_t line = 0; line < lines; ++line) {

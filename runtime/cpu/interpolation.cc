@@ -26,7 +26,8 @@ struct Image {
         inner(last ? given.size(1) : 1) {}
 };
 
-// The pixels of each result along a dimension, with weights in the dtype of the computation: tables (width, size).
+// The pixels that each result along a dimension reads, and their weights in the dtype of the computation. Both are
+// tables (width, size).
 template <class C> struct Places {
   int64_t width, size;
   std::vector<int32_t> pixels;
@@ -41,14 +42,14 @@ template <class C> struct Places {
   const C* weight(int64_t tap) const { return weights.data() + tap * size; }
 };
 
-// to[k] = or += from[k] * weight, for n numbers.
+// set_scaled: to[k] = from[k] * weight, for n numbers. add_scaled: to[k] += from[k] * weight.
 template <class T, class C> void set_scaled(const T* from, C weight, int64_t n, C* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<C>(from[k]) * weight;
 }
 template <class T, class C> void add_scaled(const T* from, C weight, int64_t n, C* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] += static_cast<C>(from[k]) * weight;
 }
-// to[k] = a[k] * v + b[k] * w.
+// Sets to[k] to a[k] * v + b[k] * w.
 template <class T, class C, class To> void blend(const T* a, const T* b, C v, C w, int64_t n, To* __restrict to) {
   for (int64_t k = 0; k < n; ++k) to[k] = static_cast<To>(static_cast<C>(a[k]) * v + static_cast<C>(b[k]) * w);
 }

@@ -15,7 +15,7 @@ namespace {
 
 enum class Put { kCopy, kAdd, kAddToZero };
 
-// The operand into its place of the result.
+// Copies or adds the operand to its place in the result.
 void put(const KernelContext& context, const ops::Part& place, size_t operand, Put how) {
   const Tensor& out = context.out();
   const Tensor& part = *context.inputs[operand];

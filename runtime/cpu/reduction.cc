@@ -101,10 +101,10 @@ void reduce_columns_of_rows(const T* x, Out* out, int64_t rows, int64_t cols) {
                });
 }
 
-// From so many columns on, blocks of them are enough work for all threads.
+// With this many columns or more, blocks of columns are enough work for all threads.
 constexpr int64_t kManyColumns = 1 << 12;
 
-// x [rows, cols] -> out [cols]: Note [Column order], a chunk of rows after the other.
+// Reduces x [rows, cols] to out [cols], a chunk of rows after the other: Note [Column order].
 template <class Op, class C, class T, class Out>
 void reduce_rows_of_columns(const T* x, Out* out, int64_t rows, int64_t cols) {
   const int64_t chunk = column_chunk_rows(rows), chunks = (rows + chunk - 1) / chunk;

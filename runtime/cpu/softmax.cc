@@ -28,7 +28,7 @@ template <bool kColumns> struct Lines {
     if constexpr (kColumns) reduce_columns<C>(length, width, kLeast, value, larger, to);
     else *to = max_row<C>(length, [&](int64_t k) { return value(k, 0); });
   }
-  // True if blocks of a result of so many bytes, this one from `to` on, are best streamed.
+  // True if it is best to stream the blocks of a result of `bytes` bytes. This block begins at `to`.
   template <class T> bool streams(const T* to, int64_t bytes) const {
     const auto size = static_cast<int64_t>(sizeof(T));
     return kColumns && is_streamed(to, bytes, width * size) && is_streamed(to, bytes, step * size);
@@ -77,7 +77,7 @@ void softmax_kernel(const KernelContext& context) {
     for_each_block(context, x.sizes(), [&](const auto& lines, int64_t offset) {
       const T* from = pointer<T>(x) + offset;
       T* y = pointer<T>(context.out()) + offset;
-      // Exponentials wait in the result's memory, unless it rounds them or is streamed past the caches.
+      // The exponentials are kept in the result's memory, unless the result rounds them or is streamed past the caches.
       const bool streams = std::is_same_v<T, C> && lines.streams(y, context.out().numel() * int64_t{sizeof(T)});
       const bool in_result = std::is_same_v<T, C> && !streams;
       Scratch<C> scratch(in_result ? 0 : lines.length * lines.width);

@@ -18,15 +18,15 @@
 namespace rondo::cpu {
 namespace {
 
-constexpr int64_t kDepth = 256;          // of a block: Note [Tiled order]
+constexpr int64_t kDepth = 256;          // the depth of a block: Note [Tiled order]
 constexpr int64_t kTaskRows = 240;       // of a tile, at most: with kDepth 240 KiB; whole micro-kernels at every width
-constexpr int64_t kTaskColumns = 512;    // at most
+constexpr int64_t kTaskColumns = 512;    // columns of a tile, at most
 constexpr int64_t kKept = 1 << 19;       // numbers of A or B that a thread keeps, at most: 2 MiB
-constexpr int64_t kTaskFlops = 1 << 20;  // of a task that pays for a thread
-constexpr int64_t kTasksOfThread = 4;    // so that all threads end at about the same time
+constexpr int64_t kTaskFlops = 1 << 20;  // the work of a task that is worth a thread
+constexpr int64_t kTasksOfThread = 4;    // several, so that all threads end at about the same time
 constexpr int64_t kPanel = kTileColumns<float>;
-constexpr int64_t kLine = 16;  // numbers of a cache line
-constexpr int64_t kAhead = 4;  // rows that packing fetches ahead: each may lie in a page of its own
+constexpr int64_t kLine = 16;  // numbers in a cache line
+constexpr int64_t kAhead = 4;  // packing fetches this many rows ahead, because each may lie in a page of its own
 
 int64_t blocks_of(int64_t depth) { return (depth + kDepth - 1) / kDepth; }
 
@@ -51,7 +51,7 @@ Tiling tiles(const MatmulCall& call, int64_t rows, int64_t columns) {
 }
 
 Tiling tiling_of(const MatmulCall& call) {
-  // What is packed. A transposed A is read in short pieces.
+  // Counts the numbers that are packed. A transposed A is read in short pieces, so it counts twice.
   const auto packed = [&](const Tiling& t) {
     const int64_t left = call.m * (t.keeps_left ? 1 : t.across), right = call.n * (t.keeps_right ? 1 : t.down);
     return (call.a.column == 1 ? left : 2 * left) + right;
@@ -76,8 +76,8 @@ struct Tile {
   int64_t matrix, row, rows, column, columns;
 };
 
-// What is packed in this thread's memory, and of which product. It stays there from one tile of that product to the
-// next, since the thread runs nothing else between them.
+// The numbers that are packed in this thread's memory, and their product. They stay there from one tile of that product
+// to the next, since the thread runs nothing else between them.
 struct Packed {
   uint64_t product = 0;
   const void *left = nullptr, *right = nullptr;

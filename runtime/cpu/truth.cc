@@ -132,8 +132,8 @@ template <bool kAny, class Word> class Search {
 
  private:
   static constexpr int64_t kLine = 64 / sizeof(Word);  // elements of a cache line
-  static constexpr int64_t kPiece = 1 << 16;           // elements of a line, for one thread
-  static constexpr int64_t kBlock = 1 << 12;           // elements between two looks at what was found
+  static constexpr int64_t kPiece = 1 << 16;           // elements of a line that one thread takes at a time
+  static constexpr int64_t kBlock = 1 << 12;           // elements between two checks for a hit
 
   typedef uint64_t Lanes __attribute__((vector_size(64)));
 
@@ -327,16 +327,16 @@ template <bool kAny, class Word> class Search {
     });
   }
 
-  const Word *x_, *end_;  // end_: what comes after the last element
+  const Word *x_, *end_;  // end_: just past the last element
   bool* out_;
   int64_t results_;
   Word bits_;
   const IterationSpace<2>& space_;
   // About the innermost dimension:
   int64_t step_;
-  bool dense_;                         // taken as words of neighbours
-  int64_t per_word_;                   // elements of a word
-  uint64_t mask_ = 0, last_mask_ = 0;  // their bits, from the lowest bit on and from the highest one down
+  bool dense_;                         // the elements are read as words of neighbours
+  int64_t per_word_;                   // how many elements a word has
+  uint64_t mask_ = 0, last_mask_ = 0;  // these elements as bits, from the lowest bit up and from the highest bit down
 };
 
 // The input's dimensions as they lie in memory, with strides of the input and of the output: 0 where it is reduced.

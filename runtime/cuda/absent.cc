@@ -50,14 +50,14 @@ Absent& absent() {
   return *absent;
 }
 
-// Streams, events and the like are never looked into: an address that is no null is enough.
+// Nobody looks into streams, events and the like, so any address that is not null will do.
 template <class Handle> Handle handle() {
   static char any = 0;
   return reinterpret_cast<Handle>(&any);
 }
 void* pointer(DevicePtr address) { return reinterpret_cast<void*>(address); }
 
-// The length of an image: of a cubin, to the end of its last section, header or segment (the ELF format); of PTX, to
+// Returns the length of an image. A cubin ends with its last section, header or segment (the ELF format). PTX ends at
 // its zero.
 size_t bytes_of_image(const char* image) {
   if (std::memcmp(image,

@@ -18,13 +18,13 @@
 
 namespace rondo::cuda {
 
-// Throws DeviceError if there is no cuDNN. Holds for calls from now on, on all devices.
+// Throws DeviceError if there is no cuDNN. The choice holds for calls from now on, on all devices.
 void use_cudnn_attention(bool use);
 // Throws Error if RONDO_CUDA_ATTENTION is neither unset, "own" nor "cudnn".
 bool uses_cudnn_attention();
 
-// False: cuDNN is not asked for, or has no plan, and nothing was enqueued. Else as attention_forward() and
-// attention_backward().
+// Return false if cuDNN is not asked for, or has no plan; nothing was enqueued then. Otherwise they do what
+// attention_forward() and attention_backward() do.
 bool attention_forward_by_cudnn(const AttentionCall& call, const AttentionOperands& operands, void* out,
                                 const HeadsStrides& out_strides, void* logsumexp);
 bool attention_backward_by_cudnn(const AttentionCall& call, const AttentionOperands& operands,

@@ -459,7 +459,7 @@ void count_plan(StoredPlan::From from) {
   }
 }
 
-// What the library says of a device that is here.
+// Returns what the library says of a device of this machine.
 std::string properties_of_device(const Cudnn& library, DeviceState& state) {
   const ContextScope scope(state);
   Descriptor device(library, DnnKind::kDevice);
@@ -517,7 +517,7 @@ DnnPlan::DnnPlan(int device, const DnnGraph& graph, std::string what) : device_(
       return;
     }
     if (!load(state, stored.plan, &why_not) && stored.from != StoredPlan::From::kMade) {
-      // It was made for another device of this capability.
+      // The stored plan was made for another device of this capability, so a new one is made for this device.
       stored = {StoredPlan::From::kMade, make()};
       replace_plan(library_, state.capability(), text, stored.plan);
       why_not = stored.plan.why_not;

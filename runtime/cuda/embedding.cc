@@ -1,5 +1,5 @@
-// Rows of a table. Gradients are found by row, many of them sorted, stably, and each row adds up its own in the order
-// of the indices: no atomics, and the CPU's bits.
+// Embedding: takes rows of a table. Gradients are found by row; if there are many, a stable sort orders them first.
+// Each row adds up its own gradients in the order of the indices, so there are no atomics, and the bits are the CPU's.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
 #include "rondo/runtime/cuda/layout.h"

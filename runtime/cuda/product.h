@@ -95,7 +95,8 @@ class Product {
   uint64_t most_workspace_ = 0;
   LtDesc desc_ = nullptr, fast_desc_ = nullptr;  // fast: TF32, f32 only
   LtLayout a_ = nullptr, b_ = nullptr, d_ = nullptr;
-  mutable std::mutex mutex_;  // of the choices, and of the descriptors, in which each run puts its bias
+  // Guards the choices, and the descriptors, in which each run puts its bias.
+  mutable std::mutex mutex_;
   mutable std::vector<Choice> choices_;
 };
 

@@ -96,7 +96,7 @@ RONDO_DEVICE void offsets_of(const RondoLayout& layout, long long i, long long (
 
 // ---- Code by architecture and text
 
-// Whoever comes first makes it, and others wait.
+// The first thread that needs the code makes it, and the others wait.
 struct Code {
   std::mutex mutex;
   bool ready = false, from_artifact = false;

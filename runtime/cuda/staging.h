@@ -31,22 +31,22 @@ class Staging {
 
   static Staging& instance();
 
-  // A buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all that may be had are in use.
-  // Throws OutOfMemoryError. REQUIRES: the device's context is current.
+  // Takes a buffer of at least `bytes`, at most kMostBytes. Waits for an earlier copy if all buffers within the limit
+  // are in use. Throws OutOfMemoryError. REQUIRES: the device's context is current.
   Buffer take(DeviceState& device, size_t bytes);
   // The buffer is free again when `stream` has done what it has now. If that cannot be recorded, waits for it.
   void give(DeviceState& device, Buffer buffer, StreamPtr stream);
-  // The buffer is free now.
+  // Gives the buffer back. It is free now.
   void give(Buffer buffer) noexcept;
-  // Gives all buffers that nothing uses back to the system, through any device.
+  // Gives all buffers that are not in use back to the system, through any device.
   void clear(DeviceState& device);
-  // Forgets the rest: its devices are lost, and go.
+  // Forgets the buffers that are left without freeing them, because their devices are lost and go.
   void forget() noexcept;
 
  private:
   static constexpr size_t kMostInClass = 64;
   static constexpr int kClasses = 7;                         // 64 KB, 128 KB, ..., 4 MB
-  static constexpr size_t kMostReserved = size_t{64} << 20;  // then copies wait for earlier ones
+  static constexpr size_t kMostReserved = size_t{64} << 20;  // beyond it, copies wait for earlier ones
   static int class_of(size_t bytes);
   static bool passed(const Buffer& buffer);
   static void forget_event(Buffer& buffer) noexcept;

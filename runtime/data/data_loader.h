@@ -32,7 +32,7 @@ class Permutation {
  public:
   // Throws Error unless n is positive.
   Permutation(int64_t n, uint64_t seed, uint64_t epoch);
-  // Where position i of [0, n) goes. Throws Error for another i.
+  // Returns the position in [0, n) to which position i goes. Throws Error if i is not in [0, n).
   int64_t operator()(int64_t i) const;
 
  private:

@@ -67,7 +67,7 @@ class ExampleSet {
   const ExampleReport& report() const { return report_; }
   // Labelled sets only.
   LabelKind label_kind() const { return kind_; }
-  // How many numbers a label of kClasses or kNumbers is: one for each class, or as many as each example has.
+  // How many numbers a label of kClasses or kNumbers has: one for each class, or as many as each example has.
   int64_t label_width() const;
   // Names of the labels, by number; empty unless the set is labelled.
   const std::vector<std::string>& label_names() const { return label_names_; }
@@ -78,7 +78,7 @@ class ExampleSet {
   int64_t length(int64_t index) const { return begins_[at(index) + 1] - begins_[at(index)]; }
   int64_t columns(int64_t index) const { return length(index) - (labelled_ ? 0 : 1); }
   int64_t label(int64_t index) const { return labels_[at(index)]; }  // REQUIRES: kClass
-  // y: label_width() numbers. kClasses: 1 for the classes of the example, 0 for the others.
+  // Writes label_width() numbers to y. kClasses: 1 for the classes of the example, 0 for the others.
   void copy_label(int64_t index, float* y) const;
   Example example(int64_t index) const;
   // x[c] = the id of column c, for all columns.
@@ -87,7 +87,7 @@ class ExampleSet {
   void copy_targets(int64_t index, int64_t* y) const;
   // segments[c] = 1 in the second text of a pair, else 0.
   void copy_segments(int64_t index, int64_t* segments) const;
-  // Some example is a pair of texts with two kinds of segments.
+  // True if some example is a pair of texts with two kinds of segments.
   bool has_pairs() const { return has_pairs_; }
 
   // Adds one example. Throws Error if it is empty, if flags do not match ids, if an id is negative, if it has no

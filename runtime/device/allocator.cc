@@ -29,9 +29,9 @@ namespace {
 // Blocks up to this size are cached per thread without a lock.
 constexpr size_t kSmall = 64 << 10;
 constexpr size_t kSmallPerClass = 32;
-// A block that PageHeap has no addresses for is a mapping of its own from here on, on huge pages.
+// From this size on, a block for which PageHeap has no addresses is a mapping of its own, on huge pages.
 constexpr size_t kHuge = PageHeap::kHugePage;
-// More than any machine has, and a number whose sums do not overflow.
+// More bytes than any machine has. Sums of such numbers do not overflow.
 constexpr size_t kMost = size_t{1} << 62;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -77,7 +77,7 @@ bool try_reserve(int64_t bytes) {
 }
 constexpr size_t mapped_bytes(size_t bytes) { return bytes >= kHuge ? (bytes + kHuge - 1) / kHuge * kHuge : bytes; }
 
-// Null if there is no memory, or no more within the limit.
+// Returns null if the system has no memory, or if the limit leaves none.
 void* system_allocate(size_t bytes) {
   const auto reserved = static_cast<int64_t>(mapped_bytes(bytes));
   if (!try_reserve(reserved)) return nullptr;
@@ -145,7 +145,7 @@ class LargeBlocks {
   void* reuse(size_t size) {
     return guarded([&] { return heap_.take_kept(size); });
   }
-  // Null if there is no memory, or no more within the limit.
+  // Returns null if the system has no memory, or if the limit leaves none.
   void* allocate(size_t size) {
     return guarded([&] { return allocate_fresh(size); });
   }
@@ -234,7 +234,7 @@ SmallCache* small_cache() {
   return cache;
 }
 
-// Null if there is no memory, or no more within the limit.
+// Returns null if the system has no memory, or if the limit leaves none.
 void* try_allocate(size_t size) {
   if (!kCaching) return system_allocate(size);
   if (size > kSmall) {

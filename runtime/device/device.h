@@ -27,17 +27,17 @@ inline constexpr Device kCPU{};
 
 std::string to_string(Device device);  // "cpu", "cuda:0"
 
-// The device that a text names: "cpu", "cuda" (the first one), "cuda:1". Throws Error for any other text. Whether there
-// is such a device is not asked.
+// Returns the device that a text names: "cpu", "cuda" (the first one), "cuda:1". Throws Error for any other text. Does
+// not check that there is such a device.
 Device parse_device(std::string_view text);
 
 // How many devices of this kind the process can use. 0: none, and `*why_not` is the reason in one line.
 int device_count(Backend backend, std::string* why_not = nullptr);
 
-// Where this thread's factories make tensors if no device is given: kCPU outside of any DeviceScope.
+// The device on which this thread's factories make tensors if none is given: kCPU outside of any DeviceScope.
 Device default_device();
 
-// While it lives, default_device() of this thread is `device`. Throws Error if there is no such device.
+// While a DeviceScope lives, default_device() of its thread is `device`. Throws Error if there is no such device.
 class DeviceScope {
  public:
   explicit DeviceScope(Device device);

@@ -204,7 +204,7 @@ class JpegDecoder final : public ImageDecoder {
     if (codec_.output_scanline == codec_.output_height) jpeg_finish_decompress(&codec_);
     return true;
   }
-  // A frame of its own: what changes while a jump may come is not in setjmp()'s frame.
+  // This function has a frame of its own, so that setjmp()'s frame has no variable that changes while a jump may come.
   [[gnu::noinline]] void unpack(uint8_t* rows, int64_t count, size_t row_bytes) {
     for (int64_t y = 0; y < count; ++y) {
       JSAMPROW row = rows + static_cast<size_t>(y) * row_bytes;

@@ -156,7 +156,7 @@ struct SavedSpec {
   bool product = false;
 };
 
-// Most ops have at most so many. More are allowed (split, cat), and cost an allocation.
+// Most ops have at most this many. Some have more (split, cat), which costs an allocation.
 inline constexpr int kUsualInputs = 8;
 inline constexpr int kUsualOutputs = 8;
 
@@ -175,10 +175,10 @@ struct InputMeta {
   bool needs_grad = false;  // its gradient is wanted
 };
 
-// Computes shapes and dtypes of the outputs. It must not read data.
+// Gives an op its operands, to compute the shapes and dtypes of its outputs. The op must not read data.
 class InferContext {
  public:
-  // `given`: the operands as the caller gave them, one for each input, where some were converted since.
+  // `given`: the operands as the caller gave them, one for each input, if some were converted since.
   InferContext(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where,
                std::span<const TensorArg> given = {})
       : op_(op), inputs_(inputs), attrs_(attrs), where_(where), given_(given) {}
@@ -198,9 +198,10 @@ class InferContext {
   void strided_output(int i, DType dtype, const Dims& sizes, const Dims& strides);
   // Output i is a view of input 0.
   void view(const Dims& sizes, const Dims& strides, int64_t offset, int i = 0);
-  // Throws Error with the op's name, the dtypes and shapes of all inputs as the caller gave them, and his line.
+  // Throws Error with the op's name, the dtypes and shapes of all inputs as the caller gave them, and the caller's
+  // line.
   [[noreturn]] void fail(std::string_view what) const;
-  // fail() unless input i has one of the floating dtypes.
+  // Calls fail() unless input i has one of the floating dtypes.
   void require_floating(int i) const;
   void require_same_dtype(int a, int b) const;
 
@@ -415,9 +416,10 @@ struct OpDef {
   bool strided_outputs = false;  // the kernel honours any strides of its outputs whose last dimension is dense
   // Null: elementwise ops and reductions keep the layout (runtime/ops/channels_last.h), others do not.
   ChannelsLastFn channels_last = nullptr;
-  // At least 0: the op takes any number of operands, and the last ints are so many for each. A call whose operand 0 is
-  // the result of another call equals, bit for bit, one call of the other's operands and then its own (a compiler makes
-  // one of them), if the ints before those of the operands are equal.
+  // At least 0: the op takes any number of operands, and this many of its last ints belong to each operand. A compiler
+  // then joins two calls if operand 0 of the second is the result of the first, and if the ints before those of the
+  // operands are equal in both. The two calls equal, bit for bit, one call on the first's operands followed by the
+  // second's other operands.
   int32_t chains = -1;
   // For memory planning.
   int32_t overwrites = -1;  // the input that output 0 is written into, for ops that exist only in place

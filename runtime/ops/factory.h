@@ -11,20 +11,20 @@ namespace rondo::ops {
 // nothing but the device counts. ints: {-dtype, n, whole}, where only n can be taken for a size; floats: {first, step}.
 // Integers that are not exact as doubles follow in ints instead, and are never recorded.
 extern const OpDef kArange;
-// The number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step` leads
-// towards `end`.
+// Returns the number of elements from `first` on that lie before `end`. Throws Error unless all are finite and `step`
+// leads towards `end`.
 int64_t arange_size(double first, double end, double step, std::source_location where);
-// The step of these leads away from `end`.
+// Throws the Error of a step that leads away from `end`.
 [[noreturn]] void throw_wrong_step(double first, double end, double step, std::source_location where);
-// The attributes of kArange for n elements of `dtype`. Integers count in i64.
+// Returns the attributes of kArange for n elements of `dtype`. Elements of integer dtypes are computed in i64.
 Attrs arange_attrs(DType dtype, int64_t n, Scalar first, Scalar step);
 
 // Every element is the value, converted. Takes no operand, or an f64 scalar that only says on which device
 // the result lies. ints: {-dtype, sizes...}, where only sizes can be taken for sizes; floats: {value}. kZeros: the same
 // for 0, no floats.
 extern const OpDef kFilled, kZeros;
-// A call of one of them. Undefined: it is never recorded, as it is a scalar, which would be a launch of its own, or an
-// integer that is not exact as a double.
+// Calls kFilled or kZeros. Returns an undefined tensor if the call is never recorded: for a scalar, which would be a
+// launch of its own, and for an integer that is not exact as a double.
 Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOptions options);
 
 // A number as an operand of an op of tensors, in options.dtype: it broadcasts to `sizes`. 0-dim, or of these sizes
@@ -32,9 +32,9 @@ Tensor record_filled(const OpDef& op, const Dims& sizes, Scalar value, TensorOpt
 // in i64.
 Tensor number_tensor(Scalar value, const Dims& sizes, TensorOptions options);
 
-// A new tensor that is not recorded, every element of which becomes the value.
+// Sets every element of a new tensor that is not recorded to the value.
 Tensor filled(Tensor made, Scalar value);
-// The attributes of kFill for this value.
+// Returns the attributes of kFill for this value.
 Attrs fill_attrs(Scalar value);
 
 }  // namespace rondo::ops

@@ -104,7 +104,7 @@ void require_head(InferContext& c, int first) {
   if (c.dtype(target) != kI64 || !(c.sizes(target) == Dims{c.sizes(x)[0]}))
     c.fail("target must be i64 or i32 of shape (N)");
 }
-// Those that are not wanted have no elements.
+// Gradients that are not wanted have no elements.
 void infer_gradients(InferContext& c, int first, int output) {
   c.require_floating(first);
   for (int i = 0; i < kOperands; ++i) {
@@ -117,10 +117,10 @@ Attrs cross_entropy_attrs(const Attrs& attrs) {
   return {.ints = {attrs.ints[0], attrs.ints[1]}, .floats = attrs.floats};
 }
 
-// The same in parts, with whole logits.
+// The linear layer of the loss, if the loss runs as several ops. It computes all logits at once.
 struct WholeHead {
   Tensor x, weight, bias;  // in the dtype of the products
-  Tensor logits;           // in x's
+  Tensor logits;           // in the dtype of the given x
   WholeHead(std::span<const Tensor> in, const Attrs& attrs) {
     const DType given = in[0].dtype(), lower = LinearLossAttrs(attrs).dtype_of_products(given);
     x = in[0].to(lower).contiguous();  // products may sum in another order for another layout

@@ -1,4 +1,4 @@
-// The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line, and
+// The public functions of every op. Each takes its tensors as TensorArg, so that an error names the caller's line. Each
 // throws Error for an undefined tensor, which is Tensor() or {}, unless its comment allows one. Shapes use the usual
 // letters: B batch, T time, C channels, H heads, D head dimension, V vocabulary.
 #pragma once
@@ -351,7 +351,7 @@ struct HuberLossOptions {
   double delta = 1.0;
   Reduction reduction = Reduction::kMean;
 };
-// Huber (1964), with d = |x - target|: d^2 / 2 up to delta, delta (d - delta / 2) above.
+// The loss of Huber (1964). With d = |x - target|, it is d^2 / 2 up to d = delta, and delta (d - delta / 2) above.
 Tensor huber_loss(TensorArg x, TensorArg target, HuberLossOptions options = {});
 struct BCEWithLogitsOptions {
   Tensor weight = {};      // of each element, broadcast to x; undefined: 1

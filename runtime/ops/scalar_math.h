@@ -480,12 +480,12 @@ template <class T> [[gnu::always_inline]] inline T elu_grad(T x, T alpha, T g) {
   return select(lt(constant(x, 0.0), x), g, g * (alpha * exp(x)));
 }
 
-// clamp(x, low, high) and its gradient: g strictly inside (hardtanh).
+// hardtanh is clamp(x, low, high). Its gradient is g strictly between low and high, else 0.
 template <class T> [[gnu::always_inline]] inline T hardtanh(T x, T low, T high) { return clamp(x, low, high); }
 template <class T> [[gnu::always_inline]] inline T hardtanh_grad(T x, T low, T high, T g) {
   return select(logical_and(lt(low, x), lt(x, high)), g, constant(x, 0.0));
 }
-// The gradient of clamp: g strictly inside.
+// The gradient of clamp is g strictly between low and high, else 0.
 template <class T> [[gnu::always_inline]] inline T clamp_grad(T x, T low, T high, T g) {
   return hardtanh_grad(x, low, high, g);
 }

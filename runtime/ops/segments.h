@@ -9,14 +9,15 @@ namespace rondo::ops {
 
 struct SortedRows {
   Tensor order;   // (N), i64: the rows of each segment, in ascending order, one segment after the other
-  Tensor starts;  // (segments + 1), i64: where in `order` each of them begins
+  Tensor starts;  // (segments + 1), i64: where in `order` each segment begins
 };
-// index (N), i64. Fails as `scatters`, an op with trait::SumByIndex, does unless all lie in [0, segments).
+// Sorts the rows by index (N), i64. Unless all indices lie in [0, segments), it fails as `scatters` does, an op with
+// trait::SumByIndex.
 SortedRows sort_segments(const OpDef& scatters, const Tensor& index, int64_t segments);
 // Row i of the result is row order[i] of x.
 Tensor in_order(const Tensor& x, const Tensor& order);
-// values (N, ...) in the order of `starts` -> (segments, ...), onto such a tensor if it is defined. 16-bit sums are
-// rounded before that.
+// Sums values (N, ...), in the order of `starts`, to (segments, ...), and adds them to `onto` if it is defined. 16-bit
+// sums are rounded before they are added.
 Tensor sum_segments(const Tensor& values, const Tensor& starts, const Tensor& onto);
 
 }  // namespace rondo::ops

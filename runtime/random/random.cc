@@ -77,7 +77,7 @@ uint64_t Generator::next_offset() {
 }
 
 Generator& default_generator() try {
-  // A backward may run on another thread than its forward: there, this stands for the forward's.
+  // A backward may run on another thread than its forward. There, this generator takes the place of the forward's.
   static thread_local Generator generator{Generator::Default()};
   ThreadSeed& mine = thread_seed();
   ProcessSeed& process = process_seed();
@@ -126,7 +126,7 @@ GeneratorScope::~GeneratorScope() {
   }
 }
 
-// The outer scope comes first: what it replays is what the inner one notes.
+// The outer scope comes first, because the inner scope notes the state that the outer one replays.
 void GeneratorScope::note_use(const Generator& generator) {
   static constexpr auto visit = [](auto& self, GeneratorScope* scope, Generator& used) -> void {
     if (scope == nullptr) return;

@@ -47,7 +47,7 @@ class Generator {
   uint64_t seed() const;
   uint64_t offset() const;
   void set_state(uint64_t seed, uint64_t offset);
-  // The offset for one tensor's numbers.
+  // Returns the offset for the numbers of one tensor, and advances the generator by one.
   uint64_t next_offset();
 
  private:
@@ -67,8 +67,8 @@ class Generator {
 // order in which they first draw. A thread that called manual_seed keeps its stream when another thread calls it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
-// What this thread draws in a training step (dropout): each rank and step has numbers of its own, whatever was drawn
-// before, so a resumed run draws what the run that was cut off would have drawn.
+// Sets what this thread draws in a training step (dropout). Each rank and step has numbers of its own, whatever was
+// drawn before. So a resumed run draws what the run that was cut off would have drawn.
 void seed_step(uint64_t seed, int rank, int64_t step);
 
 // The state of a generator before code first used it.

@@ -22,16 +22,17 @@ struct FolderConfig {
   bool clean_up_tokenization_spaces = false, clean_up_byte_pairs = false;
   std::optional<int64_t> model_max_length{};
   SpecialNames names{};
-  // Roles that are null: no token has them, not even the one that the class has by itself.
+  // Roles whose field is null. No token has such a role, not even the one that the class has by itself.
   std::vector<std::string SpecialNames::*> without{};
-  bool has_decoder = false;           // added_tokens_decoder is there: older files say nothing then
-  std::vector<AddedToken> added{};    // added_tokens_decoder
-  std::vector<AddedToken> older{};    // added_tokens.json; those of tokenizer.json with the same ids replace them
-  std::vector<AddedToken> special{};  // those that `names` names
+  bool has_decoder = false;         // added_tokens_decoder is there, so older files are not read
+  std::vector<AddedToken> added{};  // added_tokens_decoder
+  // Tokens of added_tokens.json. Tokens of tokenizer.json with the same ids replace them.
+  std::vector<AddedToken> older{};
+  std::vector<AddedToken> special{};  // the tokens that `names` gives
   // Tokens that only this model has, by name, such as image_token: those of an object extra_special_tokens, fields of
   // their own, and model_specific_special_tokens. If a name is there twice, the last one counts.
   std::vector<std::pair<std::string, AddedToken>> named{};
-  // Lists of special tokens without a role, if they are there. The first one counts; without it the second.
+  // Lists of special tokens without a role, if they are there. `extra` counts if it is there, otherwise `additional`.
   std::optional<std::vector<AddedToken>> extra{}, additional{};
   std::vector<AddedToken> further() const { return extra ? *extra : additional.value_or(std::vector<AddedToken>()); }
   std::vector<std::pair<std::string, std::string>> chat_templates{};  // by name
@@ -45,7 +46,7 @@ SpecialNames names_of(ClassKind kind, const FolderConfig& config);
 // The same where null says nothing either: what the classes put around a text.
 SpecialNames usual_names(ClassKind kind, SpecialNames names);
 
-// How Qwen2Tokenizer cuts text into words.
+// The pattern by which Qwen2Tokenizer cuts text into words.
 inline constexpr char kQwen2Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 

@@ -101,7 +101,7 @@ void set_named(const NamedTokens& tokens, NamedTokens& out) {
   }
 }
 
-// A template, or several with names: an object of them, or a list of objects with name and template.
+// Reads a template, or several with names: an object of them, or a list of objects with name and template.
 void read_chat_templates(io::JsonReader& json, Config& out) {
   out.chat_templates.clear();
   if (read_null(json)) return;

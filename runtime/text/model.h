@@ -16,7 +16,7 @@
 
 namespace rondo::text {
 
-// A token, and how many bytes of its word it stands for.
+// A token, and the number of bytes of its word that it covers.
 struct Token {
   int32_t id = 0;
   uint32_t length = 0;
@@ -126,7 +126,7 @@ std::unique_ptr<const Model> read_model(io::JsonReader& json, size_t file_size, 
 
 // ---- GPT-2's byte alphabet: printable Latin-1 as itself, the other 68 bytes as U+0100 and up, in byte order.
 const std::array<std::string, 256>& byte_spelling();
-// Appends the bytes that a spelled token stands for; false, and nothing is appended, if a character stands for none.
+// Appends the bytes that a spelled token encodes. If a character encodes none, returns false and appends nothing.
 bool append_bytes(std::string_view spelled, std::string& bytes);
 
 }  // namespace rondo::text

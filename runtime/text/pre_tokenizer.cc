@@ -77,7 +77,7 @@ class Split : public PreTokenizer {
   bool invert_;
 };
 
-// Each code point that `kIs` is a match of its own.
+// Each code point for which `kIs` is true is a match of its own.
 template <bool (*kIs)(uint32_t)> class SplitPoints : public PreTokenizer {
  public:
   explicit SplitPoints(Behavior behavior) : behavior_(behavior) {}

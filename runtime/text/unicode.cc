@@ -67,7 +67,7 @@ constexpr Range kBertPunctuationDiffers[] = {
 #include "rondo/runtime/text/unicode_data.inc"
 #undef RONDO_BERT_PUNCTUATION_DIFFERS
 };
-// point, length, points of its decomposition.
+// Each entry is a code point, the number of points of its decomposition, and these points.
 constexpr uint32_t kCanonical[] = {
 #define RONDO_CANONICAL
 #include "rondo/runtime/text/unicode_decompositions.inc"

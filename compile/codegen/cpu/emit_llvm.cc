@@ -323,7 +323,7 @@ int KernelEmitter::copies_of(const Stage& stage) const {
   return work >= 24 && work <= 256 ? kMaxCopies : 1;
 }
 
-// `copies` steps of kLanes columns each, from `column`; with a mask, one step.
+// Emits `copies` steps of kLanes columns each, from `column` on. With a mask, `copies` is 1.
 void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, int copies) {
   for (int32_t id : stage.column) {
     if (levels_[id] != Level::kColumn) continue;

@@ -1,5 +1,5 @@
-// What kernels share that walk their space in blocks of rows: the function, its extents, offsets of rows, loops.
-// emit_llvm_rows.cc and emit_llvm_tiles.cc derive from it.
+// The base of the emitters for kernels that walk their space in blocks of rows. It has what they share: the function,
+// its extents, the offsets of rows, and loops. emit_llvm_rows.cc and emit_llvm_tiles.cc derive from it.
 #pragma once
 
 #include <llvm/IR/Module.h>
@@ -51,7 +51,7 @@ class BlockEmitter : protected ValueEmitter {
   }
   Value* is_line(llvm::ArrayRef<Value*> bytes);
   void stream_vector(Value* raw, Value* ptr);
-  // What was streamed is there before the call ends.
+  // Makes streamed stores visible before the call ends.
   void end_streams() {
     if (kernel_.streams) b_.CreateFence(llvm::AtomicOrdering::SequentiallyConsistent);
   }

@@ -1,4 +1,4 @@
-// Kernels along rows (LoopKernel::inner above 1).
+// Emits kernels along rows: those whose LoopKernel::inner is above 1.
 #include <llvm/IR/Intrinsics.h>
 
 #include <array>
@@ -16,18 +16,19 @@ using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
 
-// A step takes so many vectors of rows: neighbours in memory, so that each column is read in whole cache lines that
-// follow each other. Fewer where the code of a column is long.
+// A step takes up to kMostCopies vectors of rows. These rows are neighbours in memory, so each column is read in whole
+// cache lines that follow each other. A step takes half as many if the code of a column is longer than kLongCode.
 constexpr int kMostCopies = 4;
 constexpr int kLongCode = 48;  // instructions
 
-// Note [Kept values]. A column value that a later stage computes again waits in a buffer, if so many instructions make
-// it and all columns of a block fit: exponentials of a softmax are computed once.
+// Note [Kept values]. A column value that a later stage would compute again is kept in a buffer, if at least
+// kWorthKeeping instructions make it and all columns of a block fit into kMostKept. So a softmax computes its
+// exponentials once.
 constexpr int kWorthKeeping = 8;
 constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
 
-// Columns of the next block of rows are fetched while this one is worked on, unless they would push this one out of the
-// second cache.
+// The columns of the next block of rows are fetched during the work on this block, unless they would push this block
+// out of the second-level cache.
 constexpr int64_t kMostFetched = 1 << 18;  // bytes of a block
 
 // Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
@@ -59,7 +60,7 @@ class RowsEmitter : BlockEmitter {
   // The rows of a block, from `first` on.
   void fetch(const Instr& i, Value* first, const Block& block, FetchTo to);
   Value* number_of_vectors() { return number(kernel_.cols * copies()); }
-  // Where a kept value waits.
+  // Returns the address at which a value is kept.
   Value* kept_at(int32_t id, Value* column, int copy) {
     Type* type = register_type(instr(id).type, kLanes);
     Value* at = b_.CreateAdd(b_.CreateMul(column, number(copies())), number(copy));
@@ -92,11 +93,11 @@ class RowsEmitter : BlockEmitter {
   std::vector<Memory> memory_;    // by operand
   Value* first_row_ = nullptr;    // of the block
   std::vector<Value**> scans_;    // by instruction: the running sums that are carried through the columns, by copy
-  std::vector<bool> live_;        // by instruction: it is computed
-  std::vector<int32_t> kept_as_;  // by instruction: of kept_; -1: it is not kept
-  std::vector<bool> from_kept_;   // by instruction: it is read there
-  std::vector<Value*> kept_;      // buffers
-  std::vector<bool> fetches_;     // by instruction: it fetches its operand's next block
+  std::vector<bool> live_;        // by instruction: true if it is computed
+  std::vector<int32_t> kept_as_;  // by instruction: the index of its buffer in kept_; -1: it is not kept
+  std::vector<bool> from_kept_;   // by instruction: true if it reads its value from kept_
+  std::vector<Value*> kept_;      // the buffers of kept values
+  std::vector<bool> fetches_;     // by instruction: true if it fetches its operand's next block
   bool fetches_stores_ = false;
   std::vector<Level> levels_;                            // by instruction
   std::array<std::vector<Value*>, kMostCopies> values_;  // by instruction: one value for each row
@@ -344,7 +345,7 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
   const auto each_column = [&](Value* column) {
     for (int32_t id : stage.column)
       if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)]) emit_instr(id, column, block);
-    // What the next stage stores.
+    // Fetches the memory to which the next stage stores.
     if (&stage != &kernel_.stages.back() && block.mask == nullptr && !block.streams && fetches_stores_)
       for (int32_t id : (&stage + 1)->column)
         if (instr(id).op == LoopOp::kStore && memory_[static_cast<size_t>(instr(id).index)].along == Along::kNext)

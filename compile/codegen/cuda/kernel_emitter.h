@@ -69,15 +69,15 @@ class KernelEmitter {
   void emit_row_pointers();
   // Emits `exist`: how many of the columns from c on this thread has; 0 where `unless` holds.
   void emit_exist(const std::string& unless);
-  // The values computed once for a row, by each of its threads. `live`: the condition under which the row exists;
-  // `owns`: under which a thread stores for the row. Loads of a column list that do not move with the column belong
-  // here, too.
+  // Emits the values that are computed once for a row, by each of its threads. `live`: the condition under which the
+  // row exists; `owns`: the condition under which a thread stores for the row. Loads of a column list that do not move
+  // with the column belong here, too.
   void emit_row_code(const Stage& stage, const std::string& live, const std::string& owns);
   void emit_row_barrier();
-  // The body of one step: the columns c .. c + exist - 1.
+  // Emits the body of one step: the columns c .. c + exist - 1.
   void emit_step(const Stage& stage);
   void emit_column_instr(int32_t id);
-  // Reports an index that is bad; of a row, where `owns` holds. `c`: as in place().
+  // Emits the code that reports a bad index. An index of a row is reported only if `owns` holds. `c`: as in place().
   void emit_check(const Instr& i, const std::string& owns, const std::string& c);
   // ---- Random numbers
   void emit_streams();
@@ -103,7 +103,7 @@ class KernelEmitter {
   std::string picked(const Instr& i) const;
   // True if all threads of a row know the value before its first column.
   bool is_row_value(int32_t id) const;
-  // What a step loads for all of its columns at once.
+  // True if a step loads the values for all of its columns at once.
   bool is_loaded_in_steps(const Instr& i) const {
     if (i.op != LoopOp::kLoad && i.op != LoopOp::kPick) return false;
     return operand(i).col_stride != 0 && (i.op == LoopOp::kLoad || is_row_value(i.a));

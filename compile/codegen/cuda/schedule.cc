@@ -144,7 +144,8 @@ void split(LoopKernel& kernel) {
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
   std::vector<bool> through = moves_with_the_column(kernel);
-  // Neighbouring rows need not be neighbours in a table.
+  // An operand that is picked reads rows of a table. Neighbouring rows need not be neighbours there, so nothing is
+  // tiled.
   if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return is_picked(o); }))
     through.assign(through.size(), false);
   int64_t left = kSharedBytes;

@@ -40,16 +40,16 @@ namespace {
 
 namespace orc = llvm::orc;
 
-// Note [LLVM without memory]. LLVM is built without exceptions. Where it gets no memory, std::bad_alloc passes through
-// it and leaves it in the middle of its work: it may hold locks and have half-written lists. So what it works on is not
-// destroyed then (Work), and the process never enters it again: kernels that are not compiled yet run eagerly. A thread
-// that is inside LLVM at that moment may wait for ever, if it needs such a lock.
+// Note [LLVM without memory]. LLVM is built without exceptions. If LLVM gets no memory, std::bad_alloc passes through
+// it and leaves it in the middle of its work: it may hold locks and have half-written lists. So the objects that LLVM
+// works on are not destroyed then (Work), and the process never enters LLVM again: kernels that are not compiled yet
+// run eagerly. A thread that is inside LLVM at that moment may wait for ever, if it needs such a lock.
 std::atomic<bool> exhausted = false;
 
 // Runs what enters LLVM. False: there was no memory for it, now or earlier.
 template <class F> bool enter(F run) {
   static const bool throws = [] {
-    // LLVM asks malloc(), too. It would end the process.
+    // LLVM also allocates with malloc(). If that fails, LLVM would end the process; this handler throws instead.
     llvm::install_bad_alloc_error_handler([](void*, const char*, bool) { throw std::bad_alloc(); });
     return true;
   }();
@@ -92,7 +92,7 @@ struct Processor {
 // Aggressive runs. None takes 0.6 ms, but its kernels run up to six times slower.
 constexpr llvm::CodeGenOptLevel kLevel = llvm::CodeGenOptLevel::Default;
 
-// What modules and target machines take. Up to LLVM 20 it is text, as it is everywhere else.
+// The type in which modules and target machines take a triple. Up to LLVM 20 it is text, as it is everywhere else.
 #if LLVM_VERSION_MAJOR < 21
 using Triple = std::string;
 #else
@@ -156,7 +156,7 @@ Processor named(const CodeCpu& wanted) {
   return processor;
 }
 
-// What compiles for one processor.
+// A compiler for one processor.
 struct Session {
   Processor processor;
   std::mutex mutex;  // guards `machines`

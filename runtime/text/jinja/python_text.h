@@ -40,7 +40,7 @@ class Finder {
   enum Direction { kForwards, kBackwards };
   // Keeps a reference. REQUIRES: `wanted` is not empty.
   explicit Finder(std::string_view wanted, Direction direction = kForwards);
-  // The first place; kBackwards: the last one.
+  // Returns the first place; kBackwards: the last one.
   size_t find(std::string_view text) const;
 
  private:
@@ -48,9 +48,10 @@ class Finder {
 
   const std::string_view wanted_;
   const Direction direction_;
-  List<uint32_t> shorter_;  // behind i + 1 bytes that fit: how many still do, if the next one does not
+  // By i: if i + 1 bytes match and the next one does not, how many still match.
+  List<uint32_t> shorter_;
 };
-// Also finds the empty text, at the very start or end.
+// Also finds an empty `wanted`: at the very start, or at the very end for kBackwards.
 size_t find_text(std::string_view text, std::string_view wanted, Finder::Direction direction = Finder::kForwards);
 
 enum class Ends { kBoth, kLeft, kRight };

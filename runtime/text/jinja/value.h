@@ -140,12 +140,12 @@ class Value {
   std::shared_ptr<void> object_;
 };
 
-// What Python computes item by item.
+// A sequence that Python computes item by item.
 class Value::Iterator {
  public:
   explicit Iterator(const char* name) : python_name(name) {}
   virtual ~Iterator() = default;
-  // False: no more.
+  // Returns false if there are no more items.
   bool next(Value& out) {
     Budget::step();
     return draw(out);
@@ -165,13 +165,14 @@ template <class Draw> Value Value::iterator(Draw draw, const Values& held, const
   return iterator_of(shared<Drawing>(std::move(draw), python_name), held);
 }
 
-// Values by keys, in the order in which the keys came. Also the variables of a scope and the fields of a namespace.
+// Maps keys to values, in the order in which the keys came. It also holds the variables of a scope and the fields of a
+// namespace.
 struct Value::Dict {
   Items items;
-  // Null if it has no such key. REQUIRES: a hashable key.
+  // Returns null if there is no such key. REQUIRES: a hashable key.
   const Value* find(std::string_view name) const;
   const Value* find(const Value& key) const;
-  // Replaces the value of a key that is there. True: the key is new.
+  // Replaces the value of a key that is there. Returns true if the key is new.
   bool set(Value key, Value value);
 
  private:
