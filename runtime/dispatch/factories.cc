@@ -1,5 +1,6 @@
 // Tensor's factories: those that fill memory, and those that draw, which are ops.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/device/backend.h"

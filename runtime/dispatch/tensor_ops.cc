@@ -1,5 +1,6 @@
 // The ops as members of Tensor, and as its operators.
 #include "rondo/runtime/ops/ops.h"
+#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo {
