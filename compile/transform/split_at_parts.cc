@@ -112,8 +112,8 @@ class SplitFinder {
   // Sums over (at least) the dimension along which the operand is split. A sum that is a library call stays one: more
   // calls, for its parts and to add these up, cost more than the parts' copies.
   bool adds_parts(const GraphNode& node) const {
-    if (exact_ || node.op->kind != OpKind::kReduction || !node.op->is_additive() || !node.op->is<trait::Fold>() ||
-        node.inputs.size() != 1 || !space_of(graph_, node).unit.fused)
+    if (exact_ || node.op->kind != OpKind::kReduction || !node.op->is_additive() || node.inputs.size() != 1 ||
+        !space_of(graph_, node).unit.fused)
       return false;
     const Windows& parts = windows_[node.inputs[0]].empty() ? parts_[node.inputs[0]] : windows_[node.inputs[0]];
     const Dims& sizes = graph_.value(node.inputs[0]).sizes;

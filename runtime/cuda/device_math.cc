@@ -6,7 +6,8 @@ std::string_view device_math() {
   return R"cuda(
 #define RONDO_DEVICE __device__ __forceinline__
 
-// ---- The 16-bit floats of runtime/base/dtype.h. The hardware's conversions make other NaNs, so these work on integers.
+// ---- The 16-bit floats of runtime/base/dtype.h. The hardware's conversions make other NaNs, so these work on
+// integers.
 struct rondo_bf16 { unsigned short bits; };
 struct rondo_f16 { unsigned short bits; };
 

@@ -67,8 +67,8 @@ class Generator {
 // order in which they first draw. A thread that called manual_seed keeps its stream when another thread calls it.
 Generator& default_generator();
 void manual_seed(uint64_t seed);
-// Sets what this thread draws in a training step (dropout). Each rank and step has numbers of its own, whatever was
-// drawn before. So a resumed run draws what the run that was cut off would have drawn.
+// Sets what this thread draws in a training step (dropout). The numbers depend on the seed, the rank and the step only,
+// not on earlier draws. So a resumed run draws what the run that was cut off would have drawn.
 void seed_step(uint64_t seed, int rank, int64_t step);
 
 // The state of a generator before code first used it.

@@ -1,5 +1,5 @@
 // Note [Collectives are effects] (runtime/op/op.h): a compiled program makes every collective that was recorded, once
-// and in order, whatever reads its result; in default mode independent neighbours are one message.
+// and in order, even if nothing reads its result. In default mode independent neighbours are one message.
 #include <functional>
 #include <optional>
 #include <tuple>

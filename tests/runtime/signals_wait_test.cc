@@ -1,4 +1,5 @@
-// A host's signal handlers run on its stack, whatever library computes: Note [Signals wait] in runtime/onednn/onednn.h.
+// A host's signal handlers run on the host's stack, also while oneDNN computes: Note [Signals wait] in
+// runtime/onednn/onednn.h.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <sys/time.h>
