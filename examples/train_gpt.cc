@@ -91,12 +91,6 @@ std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainO
   return tokenizer.decode(std::vector<int32_t>(ids.begin() + 1, ids.end()));
 }
 
-double average(double value, dist::ProcessGroup& group, const char* name) {
-  const Tensor mean = Tensor::scalar<double>(value);
-  group.all_reduce(mean, dist::ReduceOp::kAverage, name).wait();
-  return mean.item();
-}
-
 // The checkpoint to go on from, if there is one and it is wanted. A new run clears the folder of old ones.
 std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const Job& job) {
   // A first attempt of this job may have ended before it cleared the folder of an earlier run's checkpoints.
@@ -282,7 +276,7 @@ double Training::train_step(int64_t step) {
   seed_step(seed_, group_->rank(), step);
   optimizer_.set_lr(schedule_(step));
   const int64_t accumulate = o_.gradient_accumulation_steps;
-  std::vector<Tensor> parts;
+  std::vector<dist::ScalarReduction::Term> losses;
   for (int64_t k = 0; k < accumulate; ++k) {
     std::optional<dist::DistributedDataParallel::NoSync> local;
     std::optional<optim::UpdateAtSeams::NoUpdate> held;
@@ -290,30 +284,20 @@ double Training::train_step(int64_t step) {
     else if (updates_ && k + 1 < accumulate) held.emplace(*updates_);
     const Tensor part = loss_of(*batches_.next()) / static_cast<double>(accumulate);
     part.backward();
-    parts.push_back(part.detach());
+    losses.push_back({part.detach()});
   }
   if (ddp_) ddp_->finish();
-  const auto mean_loss = [&] {
-    double loss = 0;
-    for (const Tensor& part : parts) loss += part.item();
-    return ddp_ ? average(loss, *group_, "loss") : loss;
-  };
-  double loss = 0;
-  // Collectives of host tensors end in order: an average that is asked for later would wait for all parameters.
-  const bool early = shards_ && has_host_memory(o_.device);
-  if (early) loss = mean_loss();
+  dist::ScalarReduction loss(*group_, dist::ReduceOp::kAverage, std::move(losses), "loss");
   optim::StepReport update;
   if (updates_) updates_->finish();
   else update = optimizer_.step(step_options_);
   optimizer_.zero_grad();
   batches_.read_ahead();
-  // Only now are values read: reading waits until the device has done all that was enqueued.
-  if (!early) loss = mean_loss();
   if (update.skipped())
     say(absl::StrCat("step ", step + 1, ": a gradient is not finite; no parameter was changed (",
                      optimizer_.skipped_steps(), " such steps)"));
   if (ddp_ && o_.check_ranks) ddp_->check_parameters();
-  return loss;
+  return loss.value();  // only now: reading waits until the device has done all that was enqueued
 }
 
 // Evaluates, logs and saves after a step, as often as the options say.

@@ -1,10 +1,13 @@
 #include "rondo/dist/ddp/trainer_replicas.h"
 
+#include <memory>
 #include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/dist/groups/agreement.h"
+#include "rondo/dist/groups/scalar_reduction.h"
 #include "rondo/modules/layers/channel_norm.h"
 
 namespace rondo::dist {
@@ -13,6 +16,14 @@ std::vector<double> TrainerReplicas::sum(const std::vector<double>& values, std:
   const Tensor sums = Tensor::from(values, {static_cast<int64_t>(values.size())}, kCPU);
   ddp_.group().all_reduce(sums, ReduceOp::kSum, name).wait();
   return sums.to_vector<double>();
+}
+
+std::function<double()> TrainerReplicas::begin_sum(std::vector<std::pair<double, Tensor>> terms,
+                                                   std::string_view name) {
+  std::vector<ScalarReduction::Term> weighted;
+  for (auto& [weight, value] : terms) weighted.push_back({std::move(value), weight});
+  auto sum = std::make_shared<ScalarReduction>(ddp_.group(), ReduceOp::kSum, std::move(weighted), name);
+  return [sum] { return sum->value(); };
 }
 
 void TrainerReplicas::require_equal(const std::vector<std::string>& lines, std::string_view name) {

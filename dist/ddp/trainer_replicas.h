@@ -38,6 +38,7 @@ class TrainerReplicas : public optim::Replicas {
   int rank() const override { return ddp_.group().rank(); }
   int size() const override { return ddp_.group().world_size(); }
   std::vector<double> sum(const std::vector<double>& values, std::string_view name) override;
+  std::function<double()> begin_sum(std::vector<std::pair<double, Tensor>> terms, std::string_view name) override;
   void require_equal(const std::vector<std::string>& lines, std::string_view name) override;
   void backward(const Tensor& loss, bool is_last) override;
   void average_gradients(bool ran_backward) override;

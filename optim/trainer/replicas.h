@@ -5,8 +5,10 @@
 // fails in its own way is an error on the others, which names it. After an error nothing more can be called.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "rondo/modules/state_dict.h"
@@ -24,6 +26,9 @@ class Replicas {
 
   // The sum over the processes of each value, with the same bits in all of them.
   virtual std::vector<double> sum(const std::vector<double>& values, std::string_view name) = 0;
+  // The sum over the processes of weight * value over all `terms`, tensors of one element, in f64. It begins as soon as
+  // they can be read without waiting. The function that is returned waits for it, and is called once.
+  virtual std::function<double()> begin_sum(std::vector<std::pair<double, Tensor>> terms, std::string_view name) = 0;
   // Throws an Error in every process unless all pass the same lines; it names a process and a line that differ.
   virtual void require_equal(const std::vector<std::string>& lines, std::string_view name) = 0;
 

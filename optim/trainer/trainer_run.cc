@@ -14,7 +14,6 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/base/shape.h"
-#include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
@@ -235,17 +234,8 @@ bool Trainer::Run::train_step() {
     }
     const auto made = run_backwards(step);
     if (!made) return undo();
-    const std::vector<std::pair<double, Tensor>>& losses = made->losses;
-    const auto mean_loss = [&] {
-      double mean = 0;
-      for (const auto& [share, loss] : losses) mean += share * loss.item();
-      if (replicas_ != nullptr) mean = replicas_->sum({mean}, "loss of the step").front();
-      return step.all_targets == 0 ? std::nan("") : mean;
-    };
     if (step.all_targets > 0 && replicas_ != nullptr) replicas_->average_gradients(made->ran);
-    // Collectives of host tensors end in order: a sum that is asked for later would wait for all parameters.
-    const bool early = shares_states() && has_host_memory(optimizer_.device());
-    double mean = early ? mean_loss() : 0;
+    const std::function<double()> loss = begin_mean(made->losses);
     std::optional<StepReport> report;
     if (step.all_targets > 0) {
       StepOptions how;
@@ -257,8 +247,8 @@ bool Trainer::Run::train_step() {
     if (replicas_ != nullptr) replicas_->end_step();
     // While the device computes: the next step's batches, and the one whose copy that step's last one starts.
     if (state_.step + 1 < max_steps_) batches_->read_ahead(options_.gradient_accumulation_steps + 1);
-    if (!early) mean = mean_loss();
-    finish_step(step, mean, report, seconds_since(began));
+    const double mean = loss();
+    finish_step(step, step.all_targets == 0 ? std::nan("") : mean, report, seconds_since(began));
   } catch (...) {
     undo();
     throw;
@@ -335,6 +325,16 @@ std::optional<Trainer::Run::Backwards> Trainer::Run::run_backwards(const Micro& 
   }
   if (step.ends_epoch) batches_->next();
   return made;
+}
+
+// The mean loss of a step over all processes, once it is asked for.
+std::function<double()> Trainer::Run::begin_mean(const std::vector<std::pair<double, Tensor>>& losses) {
+  if (replicas_ != nullptr) return replicas_->begin_sum(losses, "loss of the step");
+  return [losses] {
+    double mean = 0;
+    for (const auto& [share, loss] : losses) mean += share * loss.item();
+    return mean;
+  };
 }
 
 Tensor Trainer::Run::loss_of(const data::Batch& batch) const {

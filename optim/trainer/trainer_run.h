@@ -6,10 +6,12 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "rondo/optim/grad_scaler.h"
@@ -80,6 +82,7 @@ class Trainer::Run {
   bool train_step();
   bool fetch(Micro& step);
   std::optional<Backwards> run_backwards(const Micro& step);
+  std::function<double()> begin_mean(const std::vector<std::pair<double, Tensor>>& losses);
   Tensor loss_of(const data::Batch& batch) const;
   void finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds);
   bool due(int64_t every) const;
