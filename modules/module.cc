@@ -9,8 +9,8 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/op/recorder.h"
 

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/backend.h"
 
 namespace rondo::test {

@@ -12,8 +12,8 @@
 #include <new>
 
 #include "rondo/compile/capture/trace.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/base/per_thread.h"
 
 namespace rondo::compile {

@@ -13,6 +13,7 @@
 
 #include "rondo/compile/capture/trace.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/ops/window.h"
 

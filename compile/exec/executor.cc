@@ -11,6 +11,7 @@
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/base/library_error.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/lookup.h"

@@ -3,7 +3,7 @@
 // Note [Seams]. A backward of several parts of a model (modules/seam_plan.h) hands over the gradients of each block
 // while it computes those of the next: at a seam, which stands between two launches. Each parameter outside of the
 // blocks has a seam of its own, and so has the first part of a tied embedding's gradient (Note [Gradients in parts] in
-// runtime/autograd/autograd_extras.h), whose rows come at the end. DistributedDataParallel sends buckets at seams, and
+// runtime/autograd/accumulate_node.h), whose rows come at the end. DistributedDataParallel sends buckets at seams, and
 // UpdateAtSeams updates parameters, so:
 //   - A seam stands behind the last launch that touches its gradients, or the parameters themselves. A gradient that
 //     something else reads, and a parameter that several parts use, wait for the last of these.

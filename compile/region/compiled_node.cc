@@ -11,10 +11,13 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/transform/passed_ops.h"
 #include "rondo/runtime/autograd/anomaly.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/autograd/hooks.h"
+#include "rondo/runtime/autograd/node_scope.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/ops/channels_last.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::compile {
@@ -255,7 +258,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     return !arriving.in_parts.empty() && arriving.in_parts[input];
   }
 
-  // Note [Gradients in parts] in runtime/autograd/autograd_extras.h: the last contributions, as the rules of lookups
+  // Note [Gradients in parts] in runtime/autograd/accumulate_node.h: the last contributions, as the rules of lookups
   // make them.
   void end_in_rows(const CompiledBackward& backward, std::span<const Tensor> results, std::span<Tensor> grads_in,
                    std::span<const LeafGrad> leaf_grads) const {
@@ -268,7 +271,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
         const Value& table = entry_.forward_graph.value(entry_.forward_graph.inputs[static_cast<size_t>(input)]);
         if (!total.defined()) total = Tensor::zeros(table.sizes, {table.dtype, rows.device()});
         else if (!autograd::may_overwrite(total)) total = total.clone();
-        autograd::add_rows(total, rows, indices);
+        ops::add_rows(total, rows, indices);
       }
       const bool is_last = std::none_of(backward.rows.begin() + static_cast<std::ptrdiff_t>(r) + 1, backward.rows.end(),
                                         [&](const auto& other) { return other.input == input; });

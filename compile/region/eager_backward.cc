@@ -5,7 +5,8 @@
 
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/node_scope.h"
+#include "rondo/runtime/autograd/op_node.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"

@@ -9,7 +9,7 @@
 #include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/hooks.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random_state.h"

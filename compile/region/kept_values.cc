@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/autograd/node_scope.h"
 
 namespace rondo::compile {
 namespace {

@@ -19,7 +19,7 @@
 #include "rondo/modules/layers/decode_step.h"
 #include "rondo/modules/seam_plan.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/format.h"
 #include "rondo/runtime/op/recorder.h"

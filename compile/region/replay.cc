@@ -8,8 +8,8 @@
 #include "rondo/compile/region/failed_run.h"
 #include "rondo/compile/region/write_back.h"
 #include "rondo/compile/stages/outcomes.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/random/random_state.h"
 

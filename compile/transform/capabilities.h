@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 
 namespace rondo::compile {

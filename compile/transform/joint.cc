@@ -5,7 +5,7 @@
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"

@@ -51,7 +51,7 @@ struct Arriving {
   std::vector<bool> in_other_layout = {};
   bool at_seams = false;  // gradients leave at the seams of the plan (plan/seams.h)
   // By forward input: its gradient is wanted in parts (Note [Gradients in parts] in
-  // runtime/autograd/autograd_extras.h). Empty: none is. Only for inputs_in_parts().
+  // runtime/autograd/accumulate_node.h). Empty: none is. Only for inputs_in_parts().
   std::vector<bool> in_parts = {};
   friend auto operator<=>(const Arriving&, const Arriving&) = default;
 };

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/kernels/reduction.h"
+#include "rondo/runtime/device/allocator.h"
 
 namespace rondo::dist {
 namespace {

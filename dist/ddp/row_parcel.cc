@@ -6,6 +6,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/ops/lookup.h"
 
 namespace rondo::dist {
 namespace {
@@ -124,7 +125,7 @@ Tensor RowParcel::complete(Tensor first_part, ProcessGroup& group, const std::st
   }
   if (rows_somewhere_) {
     const Tensor rows = all_rows_.view({world_size_ * capacity_, width_}).to(sum_dtype_) / world_size_;
-    autograd::add_rows(total, rows, all_indices_.slice(1, {header_}).contiguous().view({rows.sizes()[0]}));
+    ops::add_rows(total, rows, all_indices_.slice(1, {header_}).contiguous().view({rows.sizes()[0]}));
   }
   return total;
 }

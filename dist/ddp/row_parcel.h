@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "rondo/dist/groups/process_group.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::dist {

@@ -13,6 +13,7 @@
 #include "rondo/optim/c_api/handles.h"
 #include "rondo/optim/c_api/session.h"
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 
 namespace rondo::optim::c_api {

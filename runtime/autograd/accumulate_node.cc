@@ -1,29 +1,101 @@
 #include "rondo/runtime/autograd/accumulate_node.h"
 
-#include "absl/strings/str_cat.h"
+#include <algorithm>
+
+#include "rondo/runtime/autograd/anomaly_check.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/autograd/hooks.h"
+#include "rondo/runtime/base/error.h"
 
 namespace rondo::autograd {
+namespace {
 
-// Hooks may remove themselves, or add others, while they run, so this is a copy of the list.
-void run_hooks(std::vector<Hook> hooks, Tensor& grad) {
-  for (const Hook& hook : hooks) {
-    Tensor replaced = hook.fn(grad);
-    if (!replaced.defined()) continue;
-    if (!(replaced.sizes() == grad.sizes()) || replaced.dtype() != grad.dtype())
-      throw Error(absl::StrCat("backward: a hook replaced a gradient ", std::string(name_of(grad.dtype())),
-                               to_string(grad.sizes()), " by ", std::string(name_of(replaced.dtype())),
-                               to_string(replaced.sizes())));
-    if (!(replaced.device() == grad.device()))
-      throw Error(absl::StrCat("backward: a hook replaced a gradient on ", to_string(grad.device()), " by one on ",
-                               to_string(replaced.device()), "; move it with .to(Device)"));
-    grad = apart_from_grads(std::move(replaced));
+class AccumulateNode final : public Node {
+ public:
+  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
+  AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
+  const char* name() const override { return "accumulate"; }
+  void backward(std::span<Tensor> grads_out, std::span<Tensor>) override {
+    Tensor grad = std::move(grads_out[0]);  // Note [Gradient memory]
+    if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
+    if (anomaly::detecting) [[unlikely]] {
+      anomaly::Check check;
+      check.operand("the gradient", grad);
+      check.operand("what .grad held", slot_->grad);
+      accumulate(std::move(grad));
+      check.result("backward", "the .grad of a leaf", slot_->grad, [] { return std::string(); });
+    } else {
+      accumulate(std::move(grad));
+    }
+    leaf_grad_added();
   }
+  Tensor leaf_grad() const override {
+    const Tensor& total = slot_->grad;
+    return grad_enabled() || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
+  }
+  // Not while somebody holds a gradient that was made there before.
+  Tensor home_for_all() const {
+    const bool is_free = home.defined() && home.impl()->refs.load() == 1;
+    return grad_enabled() || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
+  }
+
+  // Null while gradients must not come in parts: Note [Gradients in parts].
+  GradientParts* parts_now() const {
+    return grad_enabled() || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
+  }
+
+  void leaf_grad_added() override {
+    if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
+    if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
+  }
+  bool offer_part(Tensor& total) {
+    GradientParts* const taker = parts_now();
+    if (taker == nullptr || !taker->wants_part()) return false;
+    accumulate(std::move(total));
+    slot_->grad.storage().set_purpose(Purpose::kGradients);
+    taker->part_added();
+    return true;
+  }
+  bool has_callbacks() const { return !slot_->accumulated.empty(); }
+  void call_back() {  // callbacks may add others
+    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  }
+
+  Tensor home;
+  GradientParts* parts = nullptr;
+
+ private:
+  void accumulate(Tensor grad) {
+    Tensor& total = slot_->grad;
+    if (!grad_enabled() && grad.requires_grad()) grad = grad.detach();  // what a hook returned
+    const bool at_home = home.defined() && grad.storage() == home.storage() &&
+                         grad.storage_offset() == home.storage_offset();
+    if (!total.defined()) total = at_home || may_become_grad(grad) ? std::move(grad) : grad.clone();
+    else if (grad_enabled() || overlaps_itself(total)) total = total + grad;
+    else total.add_(grad);
+  }
+
+  std::shared_ptr<GradSlot> slot_;
+};
+
+thread_local LeafNotes* leaf_notes = nullptr;
+
+}  // namespace
+
+std::shared_ptr<Node> accumulator_of(const Tensor& leaf) {
+  std::unique_ptr<AutogradMeta>& meta = leaf.impl()->autograd;
+  if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
+  if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return accumulator;
+  if (!meta->slot) meta->slot = std::make_shared<GradSlot>();
+  std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(meta->slot);
+  meta->accumulator = accumulator;
+  return accumulator;
 }
 
 GradientHome::GradientHome(const Tensor& leaf) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error("GradientHome: the tensor is not a leaf that requires a gradient");
-  accumulator_ = gradient_edge(leaf).node;
+  accumulator_ = accumulator_of(leaf);
 }
 GradientHome::~GradientHome() {
   set(Tensor());
@@ -37,12 +109,34 @@ void GradientHome::set(Tensor home) {
 void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
 
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
-void complete_leaf(Node& leaf) { static_cast<AccumulateNode&>(leaf).complete(); }
+void say_part_is_added(Node& leaf) {
+  if (GradientParts* const taker = parts_of(leaf); taker != nullptr && taker->wants_part()) taker->part_added();
+}
+void say_gradient_is_whole(Node& leaf) { static_cast<AccumulateNode&>(leaf).call_back(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
 bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
   return node == nullptr ? Tensor() : node->home_for_all();
+}
+
+void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
+  AutogradMeta* meta = leaf.impl()->autograd.get();
+  if (meta == nullptr || meta->accumulator.expired()) return;  // no graph leads to it
+  auto next = std::make_shared<GradSlot>(*meta->slot);
+  *meta->slot = {};
+  meta->slot->hooks.push_back({-1, [error](const Tensor&) -> Tensor { throw Error(error); }});
+  meta->slot = std::move(next);
+  meta->accumulator.reset();
+}
+
+LeafNotes::LeafNotes() : previous_(std::exchange(leaf_notes, this)) {}
+LeafNotes::~LeafNotes() { leaf_notes = previous_; }
+LeafNotes* LeafNotes::now() { return leaf_notes; }
+void LeafNotes::note(const Tensor& operand) {
+  if (!operand.defined() || !operand.requires_grad() || !operand.is_leaf()) return;
+  std::shared_ptr<Node> leaf = accumulator_of(operand);
+  if (std::find(leaves_.begin(), leaves_.end(), leaf) == leaves_.end()) leaves_.push_back(std::move(leaf));
 }
 
 }  // namespace rondo::autograd

@@ -1,95 +1,90 @@
-// The end of the tape at a leaf: adds to .grad, or makes it in its home (autograd_extras.h).
+// The end of the tape at a leaf: a node that adds to .grad, or makes it in its home. And what the leaf's owner, an
+// averager, may ask of it.
 #pragma once
 
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/autograd/anomaly_check.h"
-#include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
-#include "rondo/runtime/autograd/gradient_memory.h"
-#include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/autograd/node.h"
 
 namespace rondo::autograd {
 
-// Each hook may replace the gradient.
-void run_hooks(std::vector<Hook> hooks, Tensor& grad);
+// The node that accumulates into the .grad of `leaf`: the one that graphs have, or a new one. Makes the leaf's slot.
+std::shared_ptr<Node> accumulator_of(const Tensor& leaf);
+inline bool is_leaf_node(const Node& node) { return node.sequence == UINT64_MAX; }
 
-class AccumulateNode final : public Node {
+// Note [Gradients in parts]. A leaf that is used several times, as a tied embedding is, gets its gradient in several
+// contributions, and backward adds them up before it adds the sum to .grad. An averager need not wait for the last of
+// them: it may ask for the sum so far, and may take the last ones as rows of a table. What it takes is no longer part
+// of .grad. The leaf's callbacks (on_accumulated) come once, at the end. There are no parts while the leaf has hooks,
+// which see whole gradients, under create_graph, under DetectAnomaly, and in grad().
+class GradientParts {
  public:
-  // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
-  AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
-  const char* name() const override { return "accumulate"; }
-  void backward(std::span<Tensor> grads_out, std::span<Tensor>) override {
-    Tensor grad = std::move(grads_out[0]);  // Note [Gradient memory]
-    if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
-    if (anomaly::detecting) [[unlikely]] {
-      anomaly::Check check;
-      check.operand("the gradient", grad);
-      check.operand("what .grad held", slot_->grad);
-      accumulate(std::move(grad));
-      check.result("backward", "the .grad of a leaf", slot_->grad, [] { return std::string(); });
-    } else {
-      accumulate(std::move(grad));
-    }
-    leaf_grad_added();
-  }
-  Tensor leaf_grad() const override {
-    const Tensor& total = slot_->grad;
-    return grad_enabled() || !slot_->hooks.empty() || !total.defined() || !total.is_contiguous() ? Tensor() : total;
-  }
-  // Not while somebody holds a gradient that was made there before.
-  Tensor home_for_all() const {
-    const bool is_free = home.defined() && home.impl()->refs.load() == 1;
-    return grad_enabled() || !slot_->hooks.empty() || slot_->grad.defined() || !is_free ? Tensor() : home;
-  }
+  virtual ~GradientParts() = default;
+  // A contribution has arrived, and this backward has more for the leaf. True: add all that has arrived to .grad now.
+  virtual bool wants_part() = 0;
+  // It was added, since wants_part() said so.
+  virtual void part_added() = 0;
+  // A contribution: rows (..., C) to be added to those rows of the leaf (V, C) that `indices` (...) name. False: no; it
+  // then arrives as a dense one.
+  virtual bool take_rows(const Tensor& rows, const Tensor& indices) = 0;
+};
 
-  // Null while gradients must not come in parts: Note [Gradients in parts].
-  GradientParts* parts_now() const {
-    return grad_enabled() || !slot_->hooks.empty() || anomaly::detecting ? nullptr : parts;
-  }
-
-  bool has_callbacks() const { return !slot_->accumulated.empty(); }
-
-  Tensor home;
-  GradientParts* parts = nullptr;
-  void leaf_grad_added() override {
-    if (!slot_->grad.defined()) slot_->grad = home;  // GradientHome
-    if (slot_->grad.impl()->storage) slot_->grad.storage().set_purpose(Purpose::kGradients);
-    if (outer_backward_has_more(*this)) {
-      if (GradientParts* const taker = parts_now(); taker != nullptr && taker->wants_part()) taker->part_added();
-      return;
-    }
-    tell_of_end();
-  }
-  void complete() {
-    if (!outer_backward_has_more(*this)) tell_of_end();
-  }
-  bool offer_part(Tensor& total) {
-    GradientParts* const taker = parts_now();
-    if (taker == nullptr || !taker->wants_part()) return false;
-    accumulate(std::move(total));
-    slot_->grad.storage().set_purpose(Purpose::kGradients);
-    taker->part_added();
-    return true;
-  }
+// Where the gradient of a leaf is made: memory that its owner, an averager, has chosen. Nodes that write into memory of
+// the caller's choice (compiled regions, and ops whose rule asks for home_of_operand()) use it while the leaf has no
+// .grad, and the home then is the .grad. All other nodes make the gradient elsewhere; the averager copies it. One home
+// for each leaf. Thread safety: as the leaf's .grad.
+class GradientHome {
+ public:
+  // Throws Error unless `leaf` is a leaf that requires grad. No home is set yet.
+  explicit GradientHome(const Tensor& leaf);
+  ~GradientHome();  // takes the home away
+  GradientHome(const GradientHome&) = delete;
+  GradientHome& operator=(const GradientHome&) = delete;
+  // `home`: dense, with the shape, dtype and device of the leaf. Undefined: none, until the next call.
+  void set(Tensor home);
+  // Null: the gradient comes in one part. `parts` must outlive this.
+  void set_parts(GradientParts* parts);
 
  private:
-  void tell_of_end() {
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
-  }
-  void accumulate(Tensor grad) {
-    Tensor& total = slot_->grad;
-    if (!grad_enabled() && grad.requires_grad()) grad = grad.detach();  // what a hook returned
-    const bool at_home = home.defined() && grad.storage() == home.storage() &&
-                         grad.storage_offset() == home.storage_offset();
-    if (!total.defined()) total = at_home || may_become_grad(grad) ? std::move(grad) : grad.clone();
-    else if (grad_enabled() || overlaps_itself(total)) total = total + grad;
-    else total.add_(grad);
-  }
-
-  std::shared_ptr<GradSlot> slot_;
+  std::shared_ptr<Node> accumulator_;  // kept, so that graphs find this one
 };
+// The home of a leaf, by its node, if this backward may make the whole .grad there; else undefined.
+Tensor gradient_home(const Node& leaf);
+// For a leaf whose device or dtype changes: a graph that was made before throws Error, with this text, when a gradient
+// of it arrives at the leaf. Its hooks and .grad serve the graphs that come.
+void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
+
+// While in scope: ops of this thread that run under no_grad note here which leaves that require grad they read. A
+// checkpoint is thereby known to use them.
+class LeafNotes {
+ public:
+  LeafNotes();
+  ~LeafNotes();
+  LeafNotes(const LeafNotes&) = delete;
+  LeafNotes& operator=(const LeafNotes&) = delete;
+  static LeafNotes* now();  // null: nobody wants to know
+  void note(const Tensor& operand);
+  std::vector<std::shared_ptr<Node>> take() { return std::move(leaves_); }
+
+ private:
+  LeafNotes* previous_;
+  std::vector<std::shared_ptr<Node>> leaves_;  // each once
+};
+
+// ---- For backward()
+
+// Null while gradients of the leaf must not come in parts.
+GradientParts* parts_of(const Node& leaf);
+bool has_callbacks(const Node& leaf);
+// A contribution has arrived at `leaf`, and more will. `total`: all so far. It is moved to .grad if the leaf's
+// GradientParts wants it; the result says so.
+bool offer_part(Node& leaf, Tensor& total);
+// As offer_part(), for a contribution that has been added to .grad already.
+void say_part_is_added(Node& leaf);
+// The leaf's whole gradient is in .grad: calls what waits for it (on_accumulated).
+void say_gradient_is_whole(Node& leaf);
 
 }  // namespace rondo::autograd

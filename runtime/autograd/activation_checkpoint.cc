@@ -2,28 +2,14 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/autograd/collective_log.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/random/random.h"
 
 namespace rondo::autograd {
-
-namespace {
-thread_local LeafNotes* leaf_notes = nullptr;
-}
-
-LeafNotes::LeafNotes() : previous_(std::exchange(leaf_notes, this)) {}
-LeafNotes::~LeafNotes() { leaf_notes = previous_; }
-LeafNotes* LeafNotes::now() { return leaf_notes; }
-void LeafNotes::note(const Tensor& operand) {
-  if (!operand.defined() || !operand.requires_grad() || !operand.is_leaf()) return;
-  std::shared_ptr<Node> leaf = gradient_edge(operand).node;
-  if (leaf != nullptr && std::find(leaves_.begin(), leaves_.end(), leaf) == leaves_.end())
-    leaves_.push_back(std::move(leaf));
-}
 
 namespace {
 
@@ -47,7 +33,7 @@ class CheckpointNode final : public Node {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);
     const CollectiveScope note_sums(CollectiveScope::kNote, collectives_);
-    autograd::LeafNotes leaves;
+    LeafNotes leaves;
     std::vector<Tensor> outputs = fn_(inputs);
     for (std::shared_ptr<Node>& leaf : leaves.take())
       if (std::none_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.node == leaf; }))

@@ -1,46 +1,24 @@
 // One backward pass over the tape. A node runs when all gradients of its outputs have arrived; of the nodes that can
 // run, the one made last runs first.
+#include "rondo/runtime/autograd/backward.h"
+
 #include <queue>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly_check.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/autograd/hooks.h"
+#include "rondo/runtime/autograd/node_scope.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/op/recorder.h"
 
-namespace rondo {
-
-const Edge& Node::successor(int) const { throw_internal("a node without successors is replaced", {}); }
-
-Node::OutputExtras& Node::extras_of(int output) {
-  if (replaced) {
-    const Edge& to = successor(output);
-    return to.node->extras_of(to.output);
-  }
-  for (OutputExtras& e : extras)
-    if (e.output == output) return e;
-  return extras.emplace_back(OutputExtras{output, {}, {}});
-}
-
-}  // namespace rondo
-
 namespace rondo::autograd {
-namespace {
-thread_local const Asked* asked = nullptr;
-}
-
-Asked::Asked(std::vector<bool> edges, std::vector<int> outputs)
-    : edges(std::move(edges)), outputs(std::move(outputs)), previous_(std::exchange(asked, this)) {}
-Asked::Asked() : previous_(std::exchange(asked, nullptr)) {}
-Asked::~Asked() { asked = previous_; }
-const Asked* Asked::now() { return asked; }
-
 namespace {
 
 class Backward;
@@ -63,11 +41,6 @@ class Backward {
     return gradient_home(*leaf);
   }
   const Node* running() const { return running_; }
-  Backward* outer() const { return outer_; }  // the one in which this one runs
-  bool has_more(const Node& leaf) const {
-    const auto task = tasks_.find(const_cast<Node*>(&leaf));
-    return task != tasks_.end() && task->second.waiting > 0;
-  }
   // A contribution to the leaf's gradient is not part of this backward's sum.
   void note_apart(const Node& leaf) {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
@@ -79,9 +52,10 @@ class Backward {
     Task& task = tasks_[leaf];
     task.waiting = 0;
     task.ended = true;
-    if (grad.defined()) return leaf->backward({&grad, 1}, {});
-    if (task.came_apart) return complete_leaf(*leaf);
-    leaf->leaf_grad_added();
+    const bool arrives = grad.defined(), came_apart = task.came_apart;
+    if (arrives) leaf->backward({&grad, 1}, {});
+    else if (!came_apart) leaf->leaf_grad_added();
+    leaf_ended(*leaf, arrives || !came_apart);
   }
   void give_part(const Node& node, Tensor& total) {
     Node* const leaf = const_cast<Node*>(&node);
@@ -122,8 +96,9 @@ class Backward {
       const LastRead last(!retain_graph_);
       if (tasks_[node].added_in_place) {
         node->leaf_grad_added();
+        leaf_ended(*node, true);
       } else if (tasks_[node].came_apart && !(any && needed)) {
-        complete_leaf(*node);
+        leaf_ended(*node, false);
       } else if (node->adds_to_totals()) {
         leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
@@ -152,6 +127,7 @@ class Backward {
         if (captures)
           for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
         if (any && needed) node->backward(grads, grads_in);
+        if (any && needed && is_leaf_node(*node)) leaf_ended(*node, true);
       }
       grads.clear();
       // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
@@ -184,6 +160,20 @@ class Backward {
       return a->sequence != b->sequence ? a->sequence < b->sequence : a->within < b->within;
     }
   };
+
+  // The leaf's gradient of this backward is in .grad; `added`: a contribution was added just now. Whoever waits for the
+  // leaf hears of it now, or when an outer backward, in which this one runs (activation_checkpoint.cc), has added its
+  // own.
+  void leaf_ended(Node& leaf, bool added) {
+    for (Backward* run = outer_; run != nullptr; run = run->outer_) {
+      const auto task = run->tasks_.find(&leaf);
+      if (task == run->tasks_.end() || task->second.waiting == 0) continue;
+      task->second.came_apart = true;
+      if (added) say_part_is_added(leaf);
+      return;
+    }
+    say_gradient_is_whole(leaf);
+  }
 
   // Where a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes]. REQUIRES: edge.node.
   const Edge& target(const Edge& edge) const {
@@ -364,16 +354,6 @@ thread_local Node* rows_of = nullptr;
 thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
 
 }  // namespace
-
-bool outer_backward_has_more(const Node& leaf) {
-  if (innermost == nullptr) return false;
-  for (Backward* run = innermost->outer(); run != nullptr; run = run->outer()) {
-    if (!run->has_more(leaf)) continue;
-    run->note_apart(leaf);
-    return true;
-  }
-  return false;
-}
 
 bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
 

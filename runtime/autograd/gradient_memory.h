@@ -10,6 +10,9 @@
 
 namespace rondo::autograd {
 
+// True if two elements of `tensor` share memory, as those of an expanded tensor do.
+bool overlaps_itself(const Tensor& tensor);
+
 // True if the memory is freed together with this handle: nobody else holds the handle or the memory, and the memory is
 // Rondo's own.
 bool is_only_holder(const Tensor& tensor);

@@ -3,7 +3,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/per_thread.h"
 #include "rondo/runtime/base/within_memory.h"

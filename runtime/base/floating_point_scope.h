@@ -9,7 +9,7 @@
 //   call returns or throws, the host's settings and its status flags (fetestexcept) are those of before.
 //   Scopes are where Rondo computes, not around what it calls back: `forward`, hooks, tape nodes of the program,
 //   datasets and callbacks see the host's state. They are in:
-//   - every op that runs eagerly (dispatch.cc), the rules of gradients (autograd.cc), printing;
+//   - every op that runs eagerly (dispatch.cc), the rules of gradients (op_node.cc), printing;
 //   - the numbers that ops and modules compute on the way: the inverse of a divisor, the bound of first weights;
 //   - compile/: what compiles a recording or looks for its code (RegionTrace::run_now, Binding::backward_for), and the
 //     Executor, which runs programs, those of replays and of optimizers among them;

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/allocator.h"
 
 namespace rondo::data {
 namespace {

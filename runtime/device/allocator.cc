@@ -19,8 +19,9 @@
 
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/per_thread.h"
-#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/device/page_heap.h"
+#include "rondo/runtime/device/peak_memory.h"
 
 namespace rondo {
 namespace allocator {
@@ -43,7 +44,8 @@ constexpr bool kCaching = true;
 std::atomic<int64_t> bytes_in_use{0}, peak_bytes{0}, bytes_cached{0}, allocations{0}, bytes_reserved{0};
 std::atomic<int64_t> bytes_by_purpose[kPurposes];
 std::atomic<bool> poison{false};
-std::atomic<int64_t> limit{0};  // of bytes_reserved; 0: none
+std::atomic<int64_t> most_reserved{0};  // 0: no limit
+std::atomic<void (*)()> growth{nullptr};
 
 // Rounds up: large blocks to pages, small ones to a class, which is a power of two split into eight steps, so at most
 // 12.5% is wasted.
@@ -70,7 +72,7 @@ void count_reserved(int64_t bytes) { bytes_reserved.fetch_add(bytes, std::memory
 // False, and nothing is counted, if the limit does not allow it.
 bool try_reserve(int64_t bytes) {
   const int64_t now = bytes_reserved.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-  const int64_t most = limit.load(std::memory_order_relaxed);
+  const int64_t most = most_reserved.load(std::memory_order_relaxed);
   if (most == 0 || now <= most) return true;
   count_reserved(-bytes);
   return false;
@@ -239,7 +241,7 @@ void* try_allocate(size_t size) {
   if (!kCaching) return system_allocate(size);
   if (size > kSmall) {
     if (void* block = LargeBlocks::instance().reuse(size)) return block;
-    memory::detail::before_growth();
+    if (const auto give_back = growth.load()) give_back();
     return LargeBlocks::instance().allocate(size);
   }
   if (SmallCache* cache = small_cache()) {
@@ -266,7 +268,7 @@ void* allocate(size_t bytes) {
   }
   if (block == nullptr) {
     bytes_in_use.fetch_sub(static_cast<int64_t>(size), std::memory_order_relaxed);
-    const int64_t most = limit.load(std::memory_order_relaxed);
+    const int64_t most = most_reserved.load(std::memory_order_relaxed);
     throw OutOfMemoryError("out of memory: cannot allocate " + std::to_string(bytes) + " bytes with " +
                            std::to_string(now - static_cast<int64_t>(size)) + " in use" +
                            (most == 0 ? "" : " and a limit of " + std::to_string(most) + " (memory::set_limit)") +
@@ -274,8 +276,11 @@ void* allocate(size_t bytes) {
   }
   if (now > peak_bytes.load(std::memory_order_relaxed)) peak_bytes.store(now, std::memory_order_relaxed);
   allocations.fetch_add(1, std::memory_order_relaxed);
-  if (memory::recording()) [[unlikely]]
-    memory::detail::note_allocation(now, block);
+  if (memory::recording()) [[unlikely]] {
+    AllocatorStats counted = stats();
+    counted.bytes_in_use = now;
+    memory::note_allocation(counted, block);
+  }
   return block;
 }
 
@@ -331,16 +336,14 @@ void empty_cache() {
   trim(0);
 }
 
-}  // namespace allocator
-
-void memory::set_limit(int64_t bytes) {
-  if (bytes < 0) throw Error("memory::set_limit: " + std::to_string(bytes) + " bytes");
-  allocator::limit.store(bytes, std::memory_order_relaxed);
-}
-int64_t memory::limit() { return allocator::limit.load(std::memory_order_relaxed); }
-int64_t memory::usable() {
-  const int64_t all = allocator::usable_memory(), most = limit();
+void set_limit(int64_t bytes) { most_reserved.store(bytes, std::memory_order_relaxed); }
+int64_t limit() { return most_reserved.load(std::memory_order_relaxed); }
+int64_t usable() {
+  const int64_t all = usable_memory(), most = limit();
   return most == 0 ? all : std::min(all, most);
 }
+void on_growth(void (*give_back)()) { growth.store(give_back); }
+
+}  // namespace allocator
 
 }  // namespace rondo

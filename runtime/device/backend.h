@@ -37,8 +37,8 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/functional/function_ref.h"
+#include "rondo/runtime/device/allocator_stats.h"
 #include "rondo/runtime/device/device.h"
-#include "rondo/runtime/device/storage.h"
 
 #pragma GCC visibility push(default)
 namespace rondo {

@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "rondo/runtime/device/allocator.h"
-#include "rondo/runtime/device/memory.h"
 
 namespace rondo {
 namespace {
@@ -28,8 +27,8 @@ constinit const BackendTable kCPUBackend = {
     .stats = [](int) { return allocator::stats(); },
     .reset_peak = [](int) { allocator::reset_peak(); },
     .set_cache_limit = [](int, int64_t bytes) { allocator::set_cache_limit(bytes); },
-    .set_limit = [](int, int64_t bytes) { memory::set_limit(bytes); },
-    .limit = [](int) { return memory::limit(); },
+    .set_limit = [](int, int64_t bytes) { allocator::set_limit(bytes); },
+    .limit = [](int) { return allocator::limit(); },
     .count_purpose = [](int, Purpose purpose, int64_t bytes) noexcept { allocator::count_purpose(purpose, bytes); },
     .trim = [](int) { allocator::empty_cache(); },
     .allocate_staging = [](int, size_t bytes) { return allocator::allocate(bytes); },

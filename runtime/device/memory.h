@@ -12,13 +12,13 @@
 // of all threads are counted.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/within_memory.h"
-#include "rondo/runtime/device/storage.h"
+#include "rondo/runtime/device/allocator_stats.h"
+#include "rondo/runtime/device/device.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::memory {
@@ -62,6 +62,9 @@ class Recording {
   Report report() const;
   // Forgets the peak: what is in use now is the peak until more is.
   void restart();
+
+ private:
+  int64_t outside_at_start_;
 };
 
 // Gives back to the system what Rondo keeps for reuse. Nothing in use is touched; what is needed again is made again.
@@ -79,35 +82,19 @@ class Recording {
 // | free pages of the C library's heap           | none                               | gives them back (glibc)      |
 void trim();
 
-// The most bytes that the allocator may take from the system for this process: blocks in use and freed blocks that are
-// kept for reuse (AllocatorStats::bytes_reserved). A block that does not fit empties the caches first, then throws
-// OutOfMemoryError. 0: no limit, which is the default. A limit below what is in use frees nothing. Throws Error if
-// `bytes` is negative. Not counted: memory that is not tensors' (code, mapped files, a tokenizer's tables).
-void set_limit(int64_t bytes);
-int64_t limit();
+// The most bytes that the allocator of a device may take from the system for this process: blocks in use and freed
+// blocks that are kept for reuse (AllocatorStats::bytes_reserved). A block that does not fit empties the caches first,
+// then throws OutOfMemoryError. 0: no limit, which is the default. A limit below what is in use frees nothing. Throws
+// Error if `bytes` is negative, or if there is no such device. Not counted: memory that is not tensors' (code, mapped
+// files, a tokenizer's tables).
+void set_limit(int64_t bytes, Device device = kCPU);
+int64_t limit(Device device = kCPU);
+AllocatorStats stats(Device device);
 // The host memory that this process may use: the machine's, its control group's or limit(), whichever is least.
 int64_t usable();
-// The same for the memory of one device. Throws Error if there is no such device.
-void set_limit(int64_t bytes, Device device);
-int64_t limit(Device device);
-AllocatorStats stats(Device device);
 
-// ---- For the runtime
-
-// trim() calls `empty` from now on: for a cache of another folder, when it is made.
+// For the runtime: trim() calls `empty` from now on. For a cache of another folder, when it is made.
 void on_trim(void (*empty)());
-// The allocator calls `give_back` before it takes a large block from the system, in any thread. `give_back` returns to
-// the system what is not in use, and may not allocate tensors. A second call of on_growth() replaces the first.
-void on_growth(void (*give_back)());
-
-namespace detail {
-extern std::atomic<bool> recording;
-void note_allocation(int64_t bytes_in_use, const void* data);
-void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
-void note_free(const void* data);
-void before_growth();
-}  // namespace detail
-inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
 
 }  // namespace rondo::memory
 #pragma GCC visibility pop

@@ -4,7 +4,7 @@
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/backend.h"
-#include "rondo/runtime/device/memory.h"
+#include "rondo/runtime/device/peak_memory.h"
 
 namespace rondo {
 
@@ -51,7 +51,7 @@ void Storage::change_purpose(Purpose purpose) const {
   allocator::count_purpose(before, -static_cast<int64_t>(size));
   allocator::count_purpose(purpose, static_cast<int64_t>(size));
   if (memory::recording())
-    memory::detail::note_purpose(block_->data, size, before, purpose, allocator::bytes_for(Purpose::kActivations));
+    memory::note_purpose(block_->data, size, before, purpose, allocator::bytes_for(Purpose::kActivations));
 }
 
 void Storage::destroy(Block* block) noexcept {
@@ -64,7 +64,7 @@ void Storage::destroy(Block* block) noexcept {
       if (purpose != Purpose::kWorkspace)
         allocator::count_purpose(purpose, -static_cast<int64_t>(allocator::block_bytes(block->bytes)));
       if (memory::recording()) [[unlikely]]
-        memory::detail::note_free(block->data);
+        memory::note_free(block->data);
     } else if (table != nullptr) {
       const Purpose purpose = block->purpose.load(std::memory_order_relaxed);
       if (purpose != Purpose::kWorkspace)

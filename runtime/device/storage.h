@@ -1,6 +1,6 @@
 // Storage: one reference-counted block of bytes, shared by a tensor and its views, with the version counter that
-// in-place writes bump. Memory comes from the device (backend.h); host memory from the caching allocator below. Thread
-// safety: reference counts and versions are atomic; the bytes are the user's to synchronise.
+// in-place writes bump. Memory comes from the device (backend.h); host memory from allocator.h. Thread safety:
+// reference counts and versions are atomic; the bytes are the user's to synchronise.
 #pragma once
 
 #include <atomic>
@@ -9,50 +9,11 @@
 #include <memory>
 #include <utility>
 
+#include "rondo/runtime/device/allocator_stats.h"
 #include "rondo/runtime/device/device.h"
 
 #pragma GCC visibility push(default)
 namespace rondo {
-
-// Blocks are aligned so that a full vector register or cache line never straddles their start.
-inline constexpr size_t kAlignment = 64;
-
-// The use of a block of memory (memory.h).
-enum class Purpose : uint8_t { kWorkspace, kParameters, kGradients, kStates, kActivations };
-inline constexpr int kPurposes = 5;
-
-struct AllocatorStats {
-  int64_t bytes_in_use = 0;            // handed out now
-  int64_t peak_bytes = 0;              // highest bytes_in_use since reset_peak()
-  int64_t bytes_cached = 0;            // of freed blocks above 64 KB, kept for reuse
-  int64_t allocations = 0;             // calls, ever
-  int64_t bytes_reserved = 0;          // taken from the system: in use, cached, and what blocks are rounded up by
-  int64_t by_purpose[kPurposes] = {};  // of bytes_in_use; that of kWorkspace is not kept: it is the rest
-};
-
-// A cache of host memory: what is freed is kept and reused. Blocks up to 64 KB have classes of sizes, and are kept by
-// the thread that freed them, at most 26 MB for each thread. Larger blocks take whole pages, which all threads share:
-// freed neighbours are joined, and serve blocks of any size. What is kept of them is bounded by the cache limit: the
-// pages that were freed first go back to the system first.
-namespace allocator {
-// Throws OutOfMemoryError when memory is exhausted, or if one block exceeds the memory that this process may use.
-void* allocate(size_t bytes);
-void deallocate(void* data, size_t bytes) noexcept;
-AllocatorStats stats();
-void reset_peak();
-// The most that bytes_cached may be; 0 keeps no large block. Default: half of the memory that this process may use, by
-// the machine and its control group. Whatever the limit, pages are given back while used and cached memory
-// together exceed three quarters of that. Throws Error if `bytes` is negative.
-void set_cache_limit(int64_t bytes);
-int64_t cache_limit();
-// Gives cached pages back to the system, the oldest first, until bytes_cached is at most `bytes`.
-void trim(int64_t bytes);
-// Gives all freed blocks back; other threads give back their small ones when they next allocate. memory::trim() empties
-// the other caches, too.
-void empty_cache();
-// Fills every freed block with 0xFF bytes (NaN in every float type): a use after free becomes a wrong number at once.
-void set_poison_on_free(bool on);
-}  // namespace allocator
 
 class Storage {
  public:

@@ -2,9 +2,10 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/container/fixed_array.h"
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/anomaly_check.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/op_node.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/base/library_error.h"
@@ -380,11 +381,10 @@ void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::
   throw_out_of_memory(op.name);
 }
 
-void autograd::call(const OpDef& op, std::span<const TensorArg> inputs, std::span<Tensor> outputs,
-                    std::span<const Tensor> homes) try {
-  Attrs attrs;
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs,
+          std::span<const Tensor> homes) try {
   if (anomaly::detecting) [[unlikely]]
-    return rondo::call(op, inputs, std::move(attrs), outputs);
+    return call(op, inputs, std::move(attrs), outputs);
   Dispatcher(op, inputs, attrs).run(outputs, homes);
   for (size_t i = 0; i < homes.size(); ++i)
     if (homes[i].defined() && outputs[i].impl()->storage && outputs[i].storage() == homes[i].storage())

@@ -12,6 +12,7 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/image/image_codec.h"
 #include "rondo/runtime/io/atomic_file.h"

@@ -466,6 +466,10 @@ void require_defined(const char* op, const TensorArg& operand);
 // The only way an op is called (dispatch.cc): infer -> (recording? append : run the kernel) -> (grad needed? tape).
 Tensor call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs);
+// homes[i]: the memory that output i is wanted in, or undefined. Where it does not fit, or no single kernel makes the
+// output, it is made elsewhere.
+void call(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs, std::span<Tensor> outputs,
+          std::span<const Tensor> homes);
 // Writes output 0 into inputs[0]; both have the same dtype and shape. `op` must be elementwise or have `overwrites`.
 void call_in_place(const OpDef& op, std::span<const TensorArg> inputs, Attrs attrs = {});
 // call(kAdd, {a, b})

@@ -1,5 +1,5 @@
 // Rows of a table.
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
@@ -120,13 +120,9 @@ Tensor embedding(TensorArg weight, TensorArg indices) {
   return call(kEmbedding, {weight, {at, indices.where, indices.tensor.dtype()}});
 }
 
-}  // namespace rondo::ops
-
-void rondo::autograd::add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices) {
-  call_in_place(ops::kEmbeddingGradOnto, {total, rows, indices});
+void add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices) {
+  call_in_place(kEmbeddingGradOnto, {total, rows, indices});
 }
-
-namespace rondo::ops {
 
 constexpr OpList kEmbeddingOps = {&kEmbedding, &kEmbeddingGrad, &kEmbeddingGradOnto, &kIndexSelect};
 

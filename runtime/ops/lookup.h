@@ -19,6 +19,9 @@ LookupName lookup_of(const Attrs& checks);  // those of a kCheckIndices
 // As index_select, but not dense: the result lies in memory with dimension `dim` first. For what reads it at once.
 Tensor select_slices(const TensorArg& x, int dim, const TensorArg& index);
 
+// The gradient of a lookup: total (V, C) += rows (..., C) at indices (...), in the order of the indices; in place.
+void add_rows(const Tensor& total, const Tensor& rows, const Tensor& indices);
+
 // Fails, as the op does, unless all indices (i64) lie in [0, size).
 void check_indices(const Tensor& index, int64_t size, Lookup lookup);
 

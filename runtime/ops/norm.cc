@@ -1,6 +1,6 @@
 // Normalisation over the last dimension, softmax over any. Statistics are kept in the compute dtype (f32 for 16-bit
 // inputs).
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/reduction_def.h"
@@ -47,9 +47,8 @@ template <bool kCentred> void norm_grad(const GradContext& g) {
   if (g.grad_out(0).defined()) {
     const TensorArg operands[] = {g.grad_out(0), g.input(0), g.input(1), g.output(1), g.output(kRstd)};
     const Tensor homes[] = {Tensor(), autograd::home_of_operand(1), autograd::home_of_operand(2)};
-    if (kCentred) autograd::call(kLayerNormGrad, operands, grads, homes);
-    else
-      autograd::call(kRMSNormGrad, std::span(operands).first(4), std::span(grads).first(2), std::span(homes).first(2));
+    if (kCentred) call(kLayerNormGrad, operands, {}, grads, homes);
+    else call(kRMSNormGrad, std::span(operands).first(4), {}, std::span(grads).first(2), std::span(homes).first(2));
   }
   const double inverse = 1.0 / static_cast<double>(g.input_sizes(0).back());
   if (kCentred && g.grad_out(1).defined() && g.needs(0))

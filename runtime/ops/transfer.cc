@@ -1,5 +1,6 @@
 // Tensor::to(Device): a copy between devices, and its gradient.
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/op_node.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/str_split.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"

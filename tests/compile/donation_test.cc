@@ -6,6 +6,7 @@
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/onednn/product_library.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"

@@ -11,6 +11,7 @@
 #include "rondo/compile/jit/build_hash.h"
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/runtime/base/error.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/tests/compile/kernel_fixture.h"

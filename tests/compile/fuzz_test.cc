@@ -7,6 +7,7 @@
 
 #include "rondo/compile/exec/check_units.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/fuzz/fuzz.h"

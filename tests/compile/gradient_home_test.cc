@@ -10,7 +10,7 @@
 #include "rondo/compile/options.h"
 #include "rondo/modules/layers/attention.h"
 #include "rondo/modules/layers/layers.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"

@@ -10,6 +10,7 @@
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"

@@ -8,6 +8,7 @@
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo {

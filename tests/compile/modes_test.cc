@@ -5,6 +5,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/cpu/product.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/tests/close.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"

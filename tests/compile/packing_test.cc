@@ -9,6 +9,7 @@
 #include "rondo/modules/transformers/llama.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"

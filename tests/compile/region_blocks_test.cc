@@ -8,6 +8,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/layers/layers.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "rondo/runtime/autograd/anomaly.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"

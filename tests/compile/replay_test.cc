@@ -5,6 +5,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "rondo/compile/exec/eager_ops.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"

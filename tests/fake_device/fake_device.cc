@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/allocator.h"
 
 namespace rondo::test {
 namespace {

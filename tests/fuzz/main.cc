@@ -18,6 +18,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/stages/outcomes.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/tests/fuzz/fuzz.h"
 

@@ -15,6 +15,7 @@
 #include "rondo/modules/transformers/vit.h"
 #include "rondo/optim/adam.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/random/random.h"

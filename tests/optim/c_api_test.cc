@@ -17,10 +17,10 @@
 #include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
-
 #include "rondo/rondo_c.h"
 #include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/fake_device/test_device.h"

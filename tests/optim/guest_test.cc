@@ -27,6 +27,7 @@
 #include "rondo/runtime/data/data_loader.h"
 #include "rondo/runtime/data/example_batches.h"
 #include "rondo/runtime/data/token_data.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/random/random.h"

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"

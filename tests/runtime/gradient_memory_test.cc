@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo {

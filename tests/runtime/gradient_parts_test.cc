@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/anomaly.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/autograd/autograd_extras.h"
+#include "rondo/runtime/ops/lookup.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 
@@ -36,7 +37,7 @@ class Taker final : public autograd::GradientParts {
   Tensor sum() const {
     const NoGrad off;
     Tensor total = part.clone();
-    for (size_t k = 0; k < rows.size(); ++k) autograd::add_rows(total, rows[k], indices[k]);
+    for (size_t k = 0; k < rows.size(); ++k) ops::add_rows(total, rows[k], indices[k]);
     return leaf_.grad().defined() ? total + leaf_.grad() : total;
   }
   int seen = 0;

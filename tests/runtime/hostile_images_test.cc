@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <random>
 
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/image/image.h"
 #include "rondo/runtime/image/image_codec.h"

@@ -7,6 +7,7 @@
 
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/amp.h"
 #include "rondo/runtime/ops/ops.h"

@@ -10,6 +10,7 @@
 
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/errors.h"
 

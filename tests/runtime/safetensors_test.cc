@@ -12,6 +12,7 @@
 #include <optional>
 #include <random>
 
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/io/checksum.h"
 #include "rondo/runtime/io/json.h"

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
 #include "rondo/tests/bits.h"

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"

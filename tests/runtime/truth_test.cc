@@ -5,6 +5,7 @@
 #include <random>
 
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/op.h"
 #include "rondo/runtime/ops/ops.h"

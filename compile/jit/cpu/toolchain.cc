@@ -22,6 +22,7 @@
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/io/trusted_file.h"
 
@@ -54,7 +55,7 @@ class Compiling {
   static void watch(const JitPlugin& plugin) {
     plugin.rest();  // to relocate LLVM, the dynamic linker has read 20 MB that nobody reads again
     plugin_.store(&plugin);
-    memory::on_growth([] {
+    allocator::on_growth([] {
       if (ms_now() - last_ms_.load(std::memory_order_relaxed) >= kIdleMs) rest();
     });
     memory::on_trim(&rest);

@@ -1,0 +1,65 @@
+// The history of a tensor: the node that made it, where the tape begins for its gradient. It follows writes in place.
+//
+// Note [Views]. A view remembers its base, so that a write through the view reaches the base's history and a write to
+// the base reaches the view's. A view made under no_grad has no history. A write to it is an error in grad mode if a
+// gradient would pass through the write or through the base. Once its base was overwritten, reading it is an error,
+// too, where a gradient would pass. detach() gives a tensor that is no view in this sense.
+#pragma once
+
+#include <memory>
+
+#include "rondo/runtime/autograd/node.h"
+#include "rondo/runtime/base/source_location.h"
+#include "rondo/runtime/op/op.h"
+
+#pragma GCC visibility push(default)
+namespace rondo {
+
+// A tensor saved for backward. get() throws StaleTensorError if the tensor was overwritten in place after it was saved.
+class SavedTensor {
+ public:
+  SavedTensor() = default;
+  // `is_output`: the node that saves the tensor also made it. The saved tensor then leaves out its history, because
+  // otherwise node and tensor would own each other.
+  SavedTensor(const Tensor& tensor, bool is_output, std::source_location where = std::source_location::current());
+  const Tensor& get(const char* op, std::source_location where) const;
+  bool defined() const { return tensor_.defined(); }
+  bool overwritten() const { return tensor_.defined() && tensor_.version() != version_; }
+
+ private:
+  Tensor tensor_;
+  uint32_t version_ = 0;
+};
+
+namespace autograd {
+
+// The edge along which the gradient of `tensor` flows; empty if it needs none. Throws Error for a view made under
+// no_grad whose base was overwritten since (Note [Views]). Inside a compiled region, a graph break if `tensor` is the
+// result of an op there.
+Edge gradient_edge(const Tensor& tensor, std::source_location where = std::source_location::current());
+// Makes `tensor`, of a floating dtype, output `output` of `node`. What was computed from it before keeps its own
+// history. Inside a compiled region, a graph break if an op there has made or read `tensor`.
+void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output,
+                 std::source_location where = std::source_location::current());
+
+// ---- For the runtime
+
+// set_history(), for a tensor that no recording knows.
+void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output);
+// As put_history(), for a tensor that `node` has overwritten: if it is a view, its base gets a new history, too.
+void put_history_of_write(Tensor& target, std::shared_ptr<Node> node);
+// Throws Error if `target` must not be overwritten: two of its elements share memory, or the write would make a
+// gradient wrong. `differentiable`: a gradient passes through the write.
+void check_in_place(const OpDef& op, const Tensor& target, bool differentiable, std::source_location where);
+// Throws Error if operand `input` is a view made under no_grad whose base was overwritten since, and the base requires
+// grad.
+void check_operand(const OpDef& op, const Tensor& input, std::source_location where);
+// Makes `base` (or base's own base) the base of `view`: Note [Views]. `under_no_grad`: the view was made under no_grad.
+void mark_view(Tensor& view, const Tensor& base, bool under_no_grad);
+// For a view that is only recorded, and gets its base when its region has run.
+void mark_no_grad_view(Tensor& view);
+bool is_no_grad_view(const Tensor& tensor);
+
+}  // namespace autograd
+}  // namespace rondo
+#pragma GCC visibility pop

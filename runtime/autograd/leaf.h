@@ -1,0 +1,25 @@
+// Who is told of the gradients of a leaf, and who may change them.
+#pragma once
+
+#include <functional>
+
+#include "rondo/runtime/autograd/node.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::autograd {
+
+// Calls fn at the end of each accumulation into leaf.grad(), from within backward(). Returns an id for
+// remove_on_accumulated. Throws Error unless `leaf` is a leaf that requires grad.
+int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
+void remove_on_accumulated(const Tensor& leaf, int64_t id);
+
+// A claim has one owner: a second one would see what the first has left. `who` names the owner in messages and must
+// outlive the claim. claim_gradient throws Error if the claim has an owner, or if `leaf` is not a leaf that requires
+// grad.
+void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener = nullptr);
+void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
+const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the owner; null if there is none
+UpdateListener* update_listener(const Tensor& leaf);                  // of the owner of kChanges; null if it has none
+
+}  // namespace rondo::autograd
+#pragma GCC visibility pop

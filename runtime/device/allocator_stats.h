@@ -1,0 +1,21 @@
+// What an allocator counts: bytes, and what they are for.
+#pragma once
+
+#include <cstdint>
+
+namespace rondo {
+
+// The use of a block of memory (memory.h).
+enum class Purpose : uint8_t { kWorkspace, kParameters, kGradients, kStates, kActivations };
+inline constexpr int kPurposes = 5;
+
+struct AllocatorStats {
+  int64_t bytes_in_use = 0;            // handed out now
+  int64_t peak_bytes = 0;              // highest bytes_in_use since reset_peak()
+  int64_t bytes_cached = 0;            // of freed blocks above 64 KB, kept for reuse
+  int64_t allocations = 0;             // calls, ever
+  int64_t bytes_reserved = 0;          // taken from the system: in use, cached, and what blocks are rounded up by
+  int64_t by_purpose[kPurposes] = {};  // of bytes_in_use; that of kWorkspace is not kept: it is the rest
+};
+
+}  // namespace rondo

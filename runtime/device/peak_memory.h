@@ -1,0 +1,38 @@
+// The moment at which most host memory was in use: kept while a memory::Recording lives (memory.h), from what the
+// allocator and storages say here.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "rondo/runtime/device/allocator_stats.h"
+
+namespace rondo::memory {
+
+struct Peak {
+  AllocatorStats stats;          // at that moment
+  std::string cause;             // the call that asked for the block that made it
+  int64_t most_activations = 0;  // at any time
+};
+
+// Whether peaks are recorded: ask before the calls below.
+namespace detail {
+extern std::atomic<bool> recording;
+}  // namespace detail
+inline bool recording() { return detail::recording.load(std::memory_order_relaxed); }
+
+// False if there is a recording already.
+bool start_recording();
+void stop_recording();
+// What is in use now is the peak until more is.
+void restart_peak(const AllocatorStats& now);
+Peak peak();
+
+// A block was allocated; `now` counts it.
+void note_allocation(const AllocatorStats& now, const void* data);
+void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
+void note_free(const void* data);
+
+}  // namespace rondo::memory
