@@ -1,12 +1,12 @@
 // Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN, f16 through f32 copies, and so does bf16 where the
 // library has no such convolution; f64, and what the library refuses, in products of patches.
-#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/ops/convolution.h"
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cpu/convolution_call.h"
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/cpu/convolution_patches.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
