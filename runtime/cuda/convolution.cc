@@ -7,7 +7,7 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/recent_cache.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/dispatch/run_in_parts.h"
