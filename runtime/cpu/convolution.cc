@@ -7,6 +7,7 @@
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/cpu/convolution_patches.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
@@ -35,7 +36,7 @@ struct Tensors {
 
 // Dense, too: a gradient that is part of a larger tensor has gaps.
 bool is_last(const Tensor& t) {
-  return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
+  return t.rank() == 4 && is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
 }
 
 ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {

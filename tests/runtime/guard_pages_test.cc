@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/close.h"
@@ -107,7 +108,7 @@ template <class F> void for_each_seed(uint64_t first_seed, int64_t count, F run)
 }
 
 Dims strides_of(const Dims& sizes, bool channels_last) {
-  if (channels_last) return ops::channels_last_strides(sizes);
+  if (channels_last) return channels_last_strides(sizes);
   return contiguous_strides(sizes);
 }
 
