@@ -401,8 +401,8 @@ TEST(GuardPages, ProductsIntoGaps) {
     const int64_t m = r.size(64), n = r.size(64), k = r.size(64), batch = r.one_in(3) ? r.of(2, 4) : 1;
     const MatrixCase a(r, {batch}, m, k), b(r, {batch}, k, n);
     const int64_t row = n + r.of(0, 9), matrix = m * row + r.of(0, 9);
-    cpu::MatmulCall call(dtype, m, n, k, {a.strides[1], a.strides[2], a.strides[0]},
-                         {b.strides[1], b.strides[2], b.strides[0]}, {row, 1, matrix}, batch);
+    MatmulCall call(dtype, m, n, k, {a.strides[1], a.strides[2], a.strides[0]},
+                    {b.strides[1], b.strides[2], b.strides[0]}, {row, 1, matrix}, batch);
     call.bias = r.one_in(2);
     const std::string what = absl::StrCat("product ", std::string(name_of(dtype)), " ", a.describe(), ", ",
                                           b.describe(),
