@@ -7,7 +7,7 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/hash_map.h"
-#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/window.h"
 
@@ -100,7 +100,7 @@ class Deriver {
   static Value dense_like(const Value& value, bool channels_last) {
     Value dense = value;
     dense.requires_grad = false;
-    dense.strides = channels_last ? ops::channels_last_strides(value.sizes) : contiguous_strides(value.sizes);
+    dense.strides = channels_last ? channels_last_strides(value.sizes) : contiguous_strides(value.sizes);
     return dense;
   }
 
@@ -207,7 +207,7 @@ class Deriver {
 
 bool lies_channels_last(const Value& value) {
   return value.sizes.rank() == 4 && !is_contiguous(value.sizes, value.strides) &&
-         ops::is_channels_last(value.sizes, value.strides);
+         is_channels_last(value.sizes, value.strides);
 }
 
 std::vector<int32_t> inputs_in_parts(const Graph& forward) {

@@ -41,7 +41,7 @@ class LayoutChooser {
   LaidOut run(std::span<const ValueId> needed) {
     Graph extended = graph_;
     extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
-    for (const ValueId id : given_) extended.value(id).strides = ops::channels_last_strides(extended.value(id).sizes);
+    for (const ValueId id : given_) extended.value(id).strides = channels_last_strides(extended.value(id).sizes);
     size_t output = 0;
     LaidOut made;
     made.graph = retrace(
@@ -146,7 +146,7 @@ class LayoutChooser {
     const Value& v = graph_.value(id);
     if (is_last(id) || !is_usual_image(v)) return as_it_lies(id);
     if (is_filled_image(id)) return last_[id] = filled_last(graph_.node(v.producer));
-    return last_[id] = with_dense_strides((*symbols_)[id], ops::channels_last_strides(v.sizes));
+    return last_[id] = with_dense_strides((*symbols_)[id], channels_last_strides(v.sizes));
   }
   // One number everywhere. Made anew in the other layout, it is a number in a kernel; a copy of it would be memory.
   bool is_filled_image(ValueId id) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "rondo/runtime/base/parallel.h"
+#include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/attention_operands.h"
 #include "rondo/runtime/cpu/attention_panel.h"
 #include "rondo/runtime/cpu/scratch.h"

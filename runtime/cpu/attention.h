@@ -10,58 +10,12 @@
 // Determinism: each sum has one order, fixed by the shape; results do not depend on the number of threads.
 // Thread safety: free functions on caller's memory; inputs and outputs must not overlap.
 //
-//   AttentionShape shape{.batch = B, .heads = H, .kv_heads = H, .queries = T, .keys = T, .head_dim = D, .causal = true,
-//                        .scale = 1 / std::sqrt(D)};
-//   HeadsView<const float> q{qkv, T * 3 * C, D, 3 * C};  // One slice of a [B, T, 3C] projection.
 //   attention_forward<float>(shape, q, k, v, {}, out, logsumexp);
 #pragma once
 
-#include <array>
-#include <cstdint>
-#include <type_traits>
+#include "rondo/runtime/cpu/attention_call.h"
 
 namespace rondo::cpu {
-
-// A [B, H, T, D] array: element (b, h, t, d) at data[b * batch_stride + h * head_stride + t * row_stride + d].
-template <class T> struct HeadsView {
-  T* data = nullptr;
-  int64_t batch_stride = 0, head_stride = 0, row_stride = 0;
-};
-
-// Dropout of the weights: Note [Dropped weights] in ops/attention.cc.
-struct AttentionDropout {
-  double p = 0;
-  uint64_t seed = 0, offset = 0;  // of the random words
-  explicit operator bool() const { return p != 0; }
-};
-
-struct AttentionShape {
-  int64_t batch = 0;
-  int64_t heads = 0;     // Query heads H.
-  int64_t kv_heads = 0;  // Divides `heads`: query head h reads key and value head h / (heads / kv_heads).
-  int64_t queries = 0;   // Tq.
-  int64_t keys = 0;      // Tk.
-  int64_t head_dim = 0;  // D, of q, k, v and out.
-  bool causal = false;   // Query i attends to keys j <= i: aligned at the top left, as PyTorch's is_causal.
-  double scale = 1;
-  AttentionDropout dropout = {};
-};
-
-// Optional, broadcast over [B, H, Tq, Tk] by strides of 0; at most one of the pointers is set. Composes with `causal`.
-// Tiles of keys that `first_key` and `end_key` mask for all queries of a tile are left out; the other two kinds are
-// read whole. A key that is masked for a query gets probability 0; a query with no key left gets output 0 and gradient
-// 0. Masked keys are still multiplied by that 0, so their k and v must be finite.
-template <class T> struct AttentionMask {
-  const bool* allowed = nullptr;       // True: the query may attend to the key.
-  const T* bias = nullptr;             // Added to the scaled score; -inf masks the key.
-  const int64_t* first_key = nullptr;  // [B, H, Tq]: the query attends to no key before it. May be negative.
-  const int64_t* end_key = nullptr;    // [B, H, Tq], with first_key only: the query attends to no key from this one on.
-  std::array<int64_t, 4> strides = {};
-  explicit operator bool() const { return allowed != nullptr || bias != nullptr || first_key != nullptr; }
-};
-
-// The type of logsumexp: double for double, else float.
-template <class T> using AttentionAccumulator = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
 // Overwrites out [B, H, Tq, D] and logsumexp [B, H, Tq] (dense; natural log; -inf where no key is allowed).
 template <class T>

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "rondo/runtime/cpu/attention.h"
+#include "rondo/runtime/cpu/attention_call.h"
 
 namespace rondo::cpu {
 

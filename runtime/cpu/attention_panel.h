@@ -5,7 +5,7 @@
 #include <limits>
 #include <tuple>
 
-#include "rondo/runtime/cpu/attention.h"
+#include "rondo/runtime/cpu/attention_call.h"
 #include "rondo/runtime/cpu/attention_decode.h"
 #include "rondo/runtime/cpu/gemm_tile.h"
 #include "rondo/runtime/cpu/philox.h"

@@ -1,12 +1,13 @@
 // Kernels of conv2d and its gradients. f32 and bf16 run in oneDNN, f16 through f32 copies, and so does bf16 where the
 // library has no such convolution; f64, and what the library refuses, in products of patches.
-#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/ops/convolution.h"
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cpu/convolution_call.h"
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/cpu/convolution_patches.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/convolution.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
@@ -35,7 +36,7 @@ struct Tensors {
 
 // Dense, too: a gradient that is part of a larger tensor has gaps.
 bool is_last(const Tensor& t) {
-  return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
+  return t.rank() == 4 && is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
 }
 
 ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {

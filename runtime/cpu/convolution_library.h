@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/cpu/convolution_call.h"
 #include "rondo/runtime/cpu/convolution_weights.h"
 
 namespace rondo::cpu {

@@ -2,7 +2,7 @@
 // band of output rows at a time. For dtypes and shapes that the library does not serve. f32 and f64.
 #pragma once
 
-#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/cpu/convolution_call.h"
 
 namespace rondo::cpu {
 

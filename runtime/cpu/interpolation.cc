@@ -8,6 +8,7 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cpu {
@@ -133,7 +134,7 @@ void interpolate_kernel(const KernelContext& context) {
   const RecorderScope eager(nullptr);
   const Tensor& y = context.out(0);
   if (y.numel() == 0) return;
-  const bool last = y.strides() == ops::channels_last_strides(y.sizes());
+  const bool last = y.strides() == channels_last_strides(y.sizes());
   const Image x(context.in(0), last);
   const ops::Interpolation how = ops::Interpolation::of(context.attrs);
   const int64_t oh = y.size(2), ow = y.size(3), W = x.width, inner = x.inner;
@@ -158,7 +159,7 @@ void interpolate_grad_kernel(const KernelContext& context) {
   const RecorderScope eager(nullptr);
   const Tensor& gx = context.out(0);
   if (gx.numel() == 0) return;
-  const bool last = gx.strides() == ops::channels_last_strides(gx.sizes());
+  const bool last = gx.strides() == channels_last_strides(gx.sizes());
   const Image g(context.in(0), last);
   const ops::Interpolation how = ops::Interpolation::of(context.attrs);
   const int64_t H = gx.size(2), W = gx.size(3), inner = g.inner, chunks = (inner + kChannels - 1) / kChannels;

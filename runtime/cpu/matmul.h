@@ -6,9 +6,6 @@
 
 namespace rondo::cpu {
 
-using rondo::MatmulCall;
-using rondo::MatmulOperands;
-
 // f64 runs through Eigen, which oneDNN does not have; the rest through Product.
 void matmul(const MatmulCall& call, const MatmulOperands& operands);
 

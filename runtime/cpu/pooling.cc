@@ -6,6 +6,7 @@
 #include "rondo/runtime/cpu/loops.h"
 #include "rondo/runtime/cpu/simd.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 
@@ -87,7 +88,7 @@ void max_pool2d_kernel(const KernelContext& context) {
   const RecorderScope eager(nullptr);
   const Tensor &given = context.in(0), &y = context.out(0), &place = context.out(1);
   if (y.numel() == 0) return;
-  const bool last = y.strides() == ops::channels_last_strides(y.sizes());
+  const bool last = y.strides() == channels_last_strides(y.sizes());
   const Tensor x = (last ? given.permute({0, 2, 3, 1}) : given).contiguous();
   const auto how = ops::Convolution::of(context.attrs);
   const auto kernel = ops::Convolution::size_in(context.attrs);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 

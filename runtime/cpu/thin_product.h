@@ -5,7 +5,7 @@
 // that it takes with oneDNN's product of one row.
 #pragma once
 
-#include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 

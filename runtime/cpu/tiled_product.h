@@ -3,7 +3,7 @@
 // the product, which exact mode needs.
 #pragma once
 
-#include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {
 

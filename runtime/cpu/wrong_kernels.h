@@ -9,7 +9,7 @@
 
 #include <string_view>
 
-#include "rondo/runtime/cpu/convolution.h"
+#include "rondo/runtime/cpu/convolution_call.h"
 #include "rondo/runtime/ops/matmul_call.h"
 
 namespace rondo::cpu {

@@ -14,8 +14,8 @@
 
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/driver.h"
 
 namespace rondo::cuda {

@@ -44,7 +44,7 @@ size_t Allocator::class_of(size_t size) {
   return 8 * static_cast<size_t>(std::bit_width(below) - std::bit_width(8 * kStep)) + 7 + 8 * (size - below) / below;
 }
 
-Allocator::Allocator(DeviceState& device)
+Allocator::Allocator(DeviceContext& device)
     : device_(device), caching_(caches()), cache_limit_(std::numeric_limits<int64_t>::max()) {}
 
 Allocator::~Allocator() {

@@ -27,11 +27,11 @@
 
 namespace rondo::cuda {
 
-class DeviceState;
+class DeviceContext;
 
 class Allocator {
  public:
-  explicit Allocator(DeviceState& device);
+  explicit Allocator(DeviceContext& device);
   ~Allocator();  // gives everything back, whether in use or not. REQUIRES: the context is current and idle
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -85,7 +85,7 @@ class Allocator {
   OutOfMemoryError describe_exhausted(const std::string& request) const;  // REQUIRES: mutex_ is held
   int64_t cached() const { return reserved_ - in_use_; }
 
-  DeviceState& device_;
+  DeviceContext& device_;
   const bool caching_;
   mutable std::mutex mutex_;  // guards all below but purposes_
   std::list<Segment> segments_;

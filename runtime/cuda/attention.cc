@@ -515,12 +515,6 @@ const Source& attention_source() {
   return source;
 }
 
-DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands) {
-  const DropoutRule rule(call.dropout);
-  return {static_cast<const unsigned long long*>(operands.state), call.increment, rule.threshold, (call.keys + 3) / 4,
-          rule.factor};
-}
-
 int64_t chunk_of(const AttentionCall& call) {
   constexpr int64_t kMostBytes = int64_t{64} << 20, kFewest = 16;
   const int64_t query = std::max<int64_t>(1, call.batch * call.heads * call.keys) *

@@ -8,8 +8,7 @@
 
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/within_memory.h"
-#include "rondo/runtime/cuda/allocator.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/staging.h"
@@ -159,7 +158,7 @@ void copy_peer(int to_device, void* to, int from_device, const void* from, size_
 // ---- Callbacks of the host
 
 void run_callback(void* data) {
-  auto& callback = *static_cast<DeviceState::Callback*>(data);
+  auto& callback = *static_cast<DeviceContext::Callback*>(data);
   std::exception_ptr error;
   try {
     callback.work();
@@ -173,7 +172,7 @@ void enqueue(int device, Stream stream, absl::AnyInvocable<void()> work) {
   DeviceState& state = device_state(device);
   state.drop_finished();
   const ContextScope scope(state);
-  DeviceState::Callback& callback = state.add_callback(std::move(work));
+  DeviceContext::Callback& callback = state.add_callback(std::move(work));
   const Result result = state.driver().launch_host(state.stream(stream), &run_callback, &callback);
   if (result != Result::kSuccess) [[unlikely]]
     state.remove_callback(callback);
@@ -337,7 +336,8 @@ const BackendTable* open(std::string* why_not) {
 void close() {
   install_backend(Backend::kCUDA, nullptr);
   Product::trim();
-  close_devices();
+  close_devices([](DeviceState& usable) { Staging::instance().clear(usable); });
+  Staging::instance().forget();
 }
 
 }  // namespace rondo::cuda

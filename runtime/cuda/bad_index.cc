@@ -1,6 +1,6 @@
 #include "rondo/runtime/cuda/bad_index.h"
 
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 
 namespace rondo::cuda {
 

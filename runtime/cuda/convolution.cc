@@ -7,11 +7,12 @@
 #include "absl/container/inlined_vector.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/recent_cache.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/dispatch/run_in_parts.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/matmul_precision.h"
@@ -48,12 +49,12 @@ struct ConvolutionTensors {
 };
 
 // Dense, too: a gradient that is part of a larger tensor has gaps.
-bool lies_channels_last(const Tensor& t) {
-  return t.rank() == 4 && ops::is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
+bool is_last(const Tensor& t) {
+  return t.rank() == 4 && is_channels_last(t.sizes(), t.strides()) && t.permute({0, 2, 3, 1}).is_contiguous();
 }
 // All that plans are made for: dense, in one of the two layouts, at an address that 16 divides.
 bool is_readable(const Tensor& t) {
-  return reinterpret_cast<uintptr_t>(t.impl()->data()) % 16 == 0 && (t.is_contiguous() || lies_channels_last(t));
+  return reinterpret_cast<uintptr_t>(t.impl()->data()) % 16 == 0 && (t.is_contiguous() || is_last(t));
 }
 Tensor dense_for_plan(const Tensor& t) {
   if (!t.defined() || is_readable(t)) return t;
@@ -83,9 +84,9 @@ void convolve(const KernelContext& context, ConvolutionTensors t) {
                             .dtype = result.dtype(),
                             .bias = t.bias.defined(),
                             .fast = result.dtype() == kF32 && float32_matmul_precision() == MatmulPrecision::kHigh,
-                            .input_last = lies_channels_last(t.input),
-                            .weight_last = lies_channels_last(t.weight),
-                            .output_last = lies_channels_last(t.output),
+                            .input_last = is_last(t.input),
+                            .weight_last = is_last(t.weight),
+                            .output_last = is_last(t.output),
                             .input = sizes_of(t.input),
                             .weight = sizes_of(t.weight),
                             .output = sizes_of(t.output),

@@ -13,7 +13,7 @@
 
 #include <string>
 
-#include "rondo/runtime/cuda/attention.h"
+#include "rondo/runtime/cuda/attention_call.h"
 #include "rondo/runtime/cuda/dnn_graph.h"
 
 namespace rondo::cuda {

@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/recent_cache.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_attention.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
 #include "rondo/runtime/cuda/source.h"

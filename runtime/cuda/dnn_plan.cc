@@ -6,17 +6,14 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/absent.h"
-#include "rondo/runtime/cuda/context.h"
-#include "rondo/runtime/cuda/dnn_store.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/dispatch/op_compiler.h"
-#include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::cuda {
 namespace {
@@ -373,24 +370,6 @@ int64_t read_plan(const Cudnn& library, const std::string& text, const std::stri
   } catch (const Refusal&) {
     return -1;
   }
-}
-
-std::string MadePlan::pack() const {
-  return io::pack({"plan of cuDNN",
-                   {{"plan", text},
-                    {"why not", why_not},
-                    {"engine", absl::StrCat(engine)},
-                    {"workspace", absl::StrCat(workspace)},
-                    {"notes", notes}}});
-}
-bool MadePlan::unpack(const std::string& bytes) {
-  const absl::StatusOr<io::KernelFile> file = io::unpack(bytes);
-  if (!file.ok() || file->host != "plan of cuDNN" || file->kernels.size() != 5) return false;
-  text = file->kernels[0].object;
-  why_not = file->kernels[1].object;
-  notes = file->kernels[4].object;
-  return text.empty() != why_not.empty() && absl::SimpleAtoi(file->kernels[2].object, &engine) &&
-         absl::SimpleAtoi(file->kernels[3].object, &workspace) && workspace >= 0;
 }
 
 std::string properties_of(int capability) {

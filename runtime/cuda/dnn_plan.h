@@ -22,22 +22,12 @@
 #include <vector>
 
 #include "rondo/runtime/cuda/dnn_graph.h"
+#include "rondo/runtime/cuda/dnn_store.h"
 
 namespace rondo::cuda {
 
 class DeviceState;
 
-// What the library makes of a graph.
-struct MadePlan {
-  std::string text;     // as cuDNN writes it; empty: there is no plan
-  std::string why_not;  // then: what it said
-  int64_t engine = -1, workspace = 0;
-  std::string notes;  // "tensor cores, CUDA graphs"
-
-  std::string pack() const;
-  // False: the bytes are damaged.
-  bool unpack(const std::string& bytes);
-};
 // Never throws for a graph that is not served.
 MadePlan make_plan(const Cudnn& library, const DnnGraph& graph, const std::string& device_properties);
 

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/io/disk_cache.h"
@@ -60,6 +61,24 @@ void hold_plan(Shelf& shelf, const std::string& graph, HeldPlan held) {
 }
 
 }  // namespace
+
+std::string MadePlan::pack() const {
+  return io::pack({"plan of cuDNN",
+                   {{"plan", text},
+                    {"why not", why_not},
+                    {"engine", absl::StrCat(engine)},
+                    {"workspace", absl::StrCat(workspace)},
+                    {"notes", notes}}});
+}
+bool MadePlan::unpack(const std::string& bytes) {
+  const absl::StatusOr<io::KernelFile> file = io::unpack(bytes);
+  if (!file.ok() || file->host != "plan of cuDNN" || file->kernels.size() != 5) return false;
+  text = file->kernels[0].object;
+  why_not = file->kernels[1].object;
+  notes = file->kernels[4].object;
+  return text.empty() != why_not.empty() && absl::SimpleAtoi(file->kernels[2].object, &engine) &&
+         absl::SimpleAtoi(file->kernels[3].object, &workspace) && workspace >= 0;
+}
 
 StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
                        const std::function<MadePlan()>& make) {

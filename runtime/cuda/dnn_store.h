@@ -3,18 +3,31 @@
 // driver cuDNN refuses what it would serve with one (cudnn_plans.md). Thread safe.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "rondo/runtime/cuda/dnn_plan.h"
+#include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/io/kernel_file.h"
 
 namespace rondo::cuda {
 
 // The component "build" of their key, which tells them from code.
 inline constexpr const char* kDnnMaker = "cuDNN plans";
+
+// What the library makes of a graph.
+struct MadePlan {
+  std::string text;     // as cuDNN writes it; empty: there is no plan
+  std::string why_not;  // then: what it said
+  int64_t engine = -1, workspace = 0;
+  std::string notes;  // "tensor cores, CUDA graphs"
+
+  std::string pack() const;
+  // False: the bytes are damaged.
+  bool unpack(const std::string& bytes);
+};
 
 struct StoredPlan {
   enum class From : uint8_t { kMemory, kDisk, kArtifact, kMade } from = From::kMemory;

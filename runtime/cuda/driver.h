@@ -260,10 +260,14 @@ struct CublasLt {
 };
 #undef RONDO_CUDA_MEMBER
 
+// ---- Finding them: find_libraries.cc
+
 // Null: there is none, and `*why_not` is the reason in one line. The answer is kept.
 const Driver* find_driver(std::string* why_not);
 const Nvrtc* find_nvrtc(std::string* why_not);
 const CublasLt* find_cublas_lt(std::string* why_not);
+// The same, or DeviceError with the reason.
+const CublasLt& require_cublas_lt();
 
 // find_driver(), find_cublas_lt() and find_cudnn() give these tables from now on (absent.h); null: those of the
 // libraries again.

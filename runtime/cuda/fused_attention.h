@@ -18,7 +18,7 @@
 #include <optional>
 #include <string>
 
-#include "rondo/runtime/cuda/attention.h"
+#include "rondo/runtime/cuda/attention_call.h"
 
 namespace rondo::cuda {
 

@@ -5,8 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/allocator.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/nvtx.h"
 
 namespace rondo::cuda {
@@ -115,14 +114,5 @@ void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned sh
     throw_launch(state, result, kernel, grid, block, shared_bytes);
   state.enqueued(kernel.name, state.compute());
 }
-
-const CublasLt& lt() {
-  std::string why_not;
-  const CublasLt* lt = find_cublas_lt(&why_not);
-  if (lt == nullptr) throw DeviceError(absl::StrCat("no matrix products on CUDA: ", why_not));
-  return *lt;
-}
-
-LtHandle lt_handle(int device) { return device_state(device).lt_handle(); }
 
 }  // namespace rondo::cuda

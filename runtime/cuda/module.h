@@ -78,8 +78,4 @@ class LazyModule {
 // Throws DeviceError.
 void launch(int device, const Kernel& kernel, Dim3 grid, Dim3 block, unsigned shared_bytes, void** args);
 
-// A device's cuBLASLt handle, which all threads may use. Throws DeviceError, and says why, if there is no cuBLASLt.
-LtHandle lt_handle(int device);
-const CublasLt& lt();
-
 }  // namespace rondo::cuda

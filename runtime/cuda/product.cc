@@ -10,7 +10,7 @@
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/recent_cache.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product_kernel.h"
@@ -103,7 +103,11 @@ LtLayout Product::layout(LtType type, int64_t rows, int64_t columns, int64_t ld,
 }
 
 Product::Product(DeviceState& state, const MatmulCall& call, int variant)
-    : library_(lt()), device_(state.index()), call_(call), variant_(variant), most_workspace_(most_workspace(state)) {
+    : library_(require_cublas_lt()),
+      device_(state.index()),
+      call_(call),
+      variant_(variant),
+      most_workspace_(most_workspace(state)) {
   constexpr int64_t kMost = INT32_MAX;  // cublasLt.h, CUBLASLT_MATRIX_LAYOUT_ROWS
   if (call.batch > kMost || call.m > kMost || call.n > kMost || call.k > kMost)
     throw Error(absl::StrCat(memory::Cause::describe(), ": cuBLASLt takes sizes below 2^31, not ", call.batch,

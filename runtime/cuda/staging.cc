@@ -5,7 +5,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/within_memory.h"
-#include "rondo/runtime/cuda/allocator.h"
 
 namespace rondo::cuda {
 

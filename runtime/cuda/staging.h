@@ -13,7 +13,7 @@
 #include <mutex>
 #include <vector>
 
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 
 namespace rondo::cuda {
 

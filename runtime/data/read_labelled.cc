@@ -123,7 +123,7 @@ LabelledText read_json(const std::string& path, int64_t line, std::string_view j
   });
   for (const auto& [there, name] :
        {std::pair(out.text.has_value(), &options.text_field), {out.labels.has_value(), &options.label_field}})
-    if (!there) throw DataError(path, line, absl::StrCat("field ", io::shown(*name), " is missing"));
+    if (!there) throw DataError(path, line, missing_field(*name));
   return out;
 }
 

@@ -34,6 +34,8 @@ std::string read_string_field(io::JsonReader& json, const std::string& key) {
   return json.string();
 }
 
+std::string missing_field(const std::string& name) { return absl::StrCat("field ", io::shown(name), " is missing"); }
+
 void check_vocabulary(const Ids& ids, const ReadOptions& options, const TextEncoder& encoder, const std::string& path,
                       int64_t line) {
   if (options.vocab_size == 0 || ids.empty()) return;

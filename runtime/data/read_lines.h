@@ -18,6 +18,8 @@ void read_json_line(const std::string& path, int64_t line, std::string_view text
                     absl::FunctionRef<bool(io::JsonReader& json, const std::string& key)> field);
 // A field that must be a string.
 std::string read_string_field(io::JsonReader& json, const std::string& key);
+// field "text" is missing
+std::string missing_field(const std::string& name);
 
 // Throws DataError if an id is outside the model's vocabulary, unless options.vocab_size is 0.
 void check_vocabulary(const Ids& ids, const ReadOptions& options, const TextEncoder& encoder, const std::string& path,

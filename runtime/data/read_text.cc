@@ -50,9 +50,7 @@ class PieceReader {
       text = read_string_field(json, key);
       return true;
     });
-    if (!text)
-      throw DataError(reader_.path(), reader_.number(),
-                      absl::StrCat("field ", io::shown(options_.text_field), " is missing"));
+    if (!text) throw DataError(reader_.path(), reader_.number(), missing_field(options_.text_field));
     add_text(*text);
     cut(true);
   }

@@ -1,4 +1,4 @@
-// What image.cc asks of the two libraries. Only image_png.cc and image_jpeg.cc include their headers.
+// What reading and writing ask of the two libraries. Only image_png.cc and image_jpeg.cc include their headers.
 //
 // Both libraries report an error by a jump over the frames above. So no frame that a jump crosses has an object with a
 // destructor: a codec is opened and closed by its caller, and each step is a function of plain data. No exception

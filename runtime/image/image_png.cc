@@ -122,7 +122,7 @@ class PngDecoder final : public ImageDecoder {
 
   bool read_header() {
     if (setjmp(png_jmpbuf(png_)) != 0) return false;
-    // image.cc limits the number of pixels, with a better message.
+    // read_image.cc limits the number of pixels, with a better message.
     png_set_user_limits(png_, PNG_UINT_31_MAX, PNG_UINT_31_MAX);
     png_set_keep_unknown_chunks(png_, PNG_HANDLE_CHUNK_NEVER, kIgnored, static_cast<int>(sizeof(kIgnored) / 5));
     // A checksum that does not hold is an error in every chunk: a flipped bit may be in the name, so that tRNS would be

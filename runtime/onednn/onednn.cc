@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/library_error.h"
-#include "rondo/runtime/onednn/onednn_versions.h"
+#include "rondo/runtime/onednn/onednn_library.h"
 
 namespace rondo::cpu {
 

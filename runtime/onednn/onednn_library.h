@@ -1,8 +1,9 @@
-// oneDNN's C functions. The library is no part of the program: it is opened when the first of them is called.
+// oneDNN's C functions and C++ classes. The library is no part of the program: it is opened when the first function is
+// called.
 //
 //   library().dnnl_sgemm(...)    // throws LibraryError if the library cannot be opened
 //
-// oneDNN's own C++ header is inline functions that call C functions. onednn_versions.h includes it such that they call
+// oneDNN's own C++ header is inline functions that call C functions. It is included at the end such that they call
 // these. Thread safe.
 #pragma once
 
@@ -127,3 +128,7 @@ RONDO_ONEDNN_FUNCTIONS(RONDO_ONEDNN_FUNCTION)
 RONDO_ONEDNN_FUNCTIONS_OF_VERSION(RONDO_ONEDNN_FUNCTION)
 #undef RONDO_ONEDNN_FUNCTION
 }  // namespace rondo_dnnl
+
+#define dnnl rondo_dnnl
+#include "oneapi/dnnl/dnnl.hpp"
+#undef dnnl

@@ -15,9 +15,6 @@
 
 #include "rondo/runtime/onednn/onednn.h"
 #include "rondo/runtime/onednn/onednn_library.h"
-#define dnnl rondo_dnnl
-#include "oneapi/dnnl/dnnl.hpp"
-#undef dnnl
 
 namespace rondo::cpu {
 

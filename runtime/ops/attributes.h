@@ -1,4 +1,5 @@
-// Checks of integer attributes, for rules of `infer`. Ops are called with valid ones; a damaged text may have others.
+// What attributes may be: dimensions, for rules of `infer` (ops are called with valid ones; a damaged text may have
+// others), and numbers.
 #pragma once
 
 #include <algorithm>
@@ -14,6 +15,13 @@ inline int dim_in(const InferContext& c, int i, int rank) {
   if (dim < 0 || dim >= std::max(rank, 1)) [[unlikely]]
     c.fail(absl::StrCat("there is no dimension ", dim));
   return static_cast<int>(dim);
+}
+
+// True if a double holds the scalar exactly, as scalar attributes do.
+inline bool is_exact_attribute(Scalar s) {
+  if (!s.is_integer()) return true;
+  const double real = s.real();
+  return real >= -0x1p63 && real < 0x1p63 && static_cast<int64_t>(real) == s.integer();
 }
 
 }  // namespace rondo::ops

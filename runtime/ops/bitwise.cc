@@ -2,6 +2,7 @@
 #include "rondo/runtime/ops/bitwise.h"
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"

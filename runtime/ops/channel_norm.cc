@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/ops/channel_norm.h"
 #include "rondo/runtime/ops/channels_last.h"
-#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"

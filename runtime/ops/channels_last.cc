@@ -4,13 +4,28 @@
 #include <vector>
 
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo {
 
+bool is_channels_last(const Dims& sizes, const Dims& strides) {
+  if (sizes.rank() != 4 || strides[1] == 0) return false;
+  int64_t least = 0;
+  for (int d : {1, 3, 2, 0}) {
+    if (sizes[d] == 0 || strides[d] < least) return false;
+    // An image of one pixel is channels last only by the stride of its batch.
+    if (d == 0 && least == strides[1]) return false;
+    least = strides[d] * std::max<int64_t>(sizes[d], 1);
+  }
+  return true;
+}
+Dims channels_last_strides(const Dims& s) {
+  const Dims dense = contiguous_strides({s[0], s[2], s[3], s[1]});
+  return {dense[0], dense[3], dense[1], dense[2]};
+}
+
 bool lies_channels_last(const Tensor& x) {
-  return x.rank() == 4 && !x.is_contiguous() && ops::is_channels_last(x.sizes(), x.strides());
+  return x.rank() == 4 && !x.is_contiguous() && is_channels_last(x.sizes(), x.strides());
 }
 Tensor channels_to_back(const TensorArg& x) { return ops::permute(x, {0, 2, 3, 1}); }
 Tensor channels_to_front(const TensorArg& x) { return ops::permute(x, {0, 3, 1, 2}); }

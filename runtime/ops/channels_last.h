@@ -1,10 +1,10 @@
-// Images whose layout is channels last (B, C, H, W), through elementwise ops.
+// Images (B, C, H, W) whose layout is channels last, and how they go through elementwise ops.
 //
 // Note [Channels last results]. As in PyTorch, images keep their layout: a result of an elementwise op lies in memory
-// as its first operand of the result's size does. If that is channels last (Note [Channels last] of ops/convolution.h),
-// the op runs on views (B, H, W, C), which are dense, and its result is viewed back. Recordings hold the same calls, so
-// a compiler needs to know nothing of it. Sums over such images follow the order of (B, H, W, C): gradients of what was
-// broadcast to them, and statistics of batch_norm.
+// as its first operand of the result's size does. If that is channels last (Note [Channels last]), the op runs on views
+// (B, H, W, C), which are dense, and its result is viewed back. Recordings hold the same calls, so a compiler needs to
+// know nothing of it. Sums over such images follow the order of (B, H, W, C): gradients of what was broadcast to them,
+// and statistics of batch_norm.
 #pragma once
 
 #include <span>
@@ -12,6 +12,12 @@
 #include "rondo/runtime/op/op.h"
 
 namespace rondo {
+
+// Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
+// channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
+bool is_channels_last(const Dims& sizes, const Dims& strides);
+// The strides of a dense tensor (B, C, H, W) in that layout.
+Dims channels_last_strides(const Dims& sizes);
 
 // True for a tensor (B, C, H, W) that is channels last and not dense in the usual layout.
 bool lies_channels_last(const Tensor& x);

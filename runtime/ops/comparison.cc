@@ -1,6 +1,7 @@
 // Comparisons, and what is chosen by a condition.
 #include <bit>
 
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"

@@ -87,22 +87,6 @@ std::string Convolution::problem(const Dims& x, const Dims& weight, int spatial)
   return "";
 }
 
-bool is_channels_last(const Dims& sizes, const Dims& strides) {
-  if (sizes.rank() != 4 || strides[1] == 0) return false;
-  int64_t least = 0;
-  for (int d : {1, 3, 2, 0}) {
-    if (sizes[d] == 0 || strides[d] < least) return false;
-    // An image of one pixel is channels last only by the stride of its batch.
-    if (d == 0 && least == strides[1]) return false;
-    least = strides[d] * std::max<int64_t>(sizes[d], 1);
-  }
-  return true;
-}
-Dims channels_last_strides(const Dims& s) {
-  const Dims dense = contiguous_strides({s[0], s[2], s[3], s[1]});
-  return {dense[0], dense[3], dense[1], dense[2]};
-}
-
 namespace {
 
 // Fails unless inputs `a` and `b` have rank 4 and one floating dtype, and the integers are there.

@@ -43,10 +43,4 @@ struct Convolution {
   std::string problem(const Dims& x, const Dims& weight, int spatial = 2) const;
 };
 
-// Note [Channels last]. True if a tensor (B, C, H, W) lies in memory as (B, H, W, C), as PyTorch decides it: the
-// channels are next to each other, and no dimension of size 1 lets it pass for the usual layout.
-bool is_channels_last(const Dims& sizes, const Dims& strides);
-// The strides of a dense tensor (B, C, H, W) in that layout.
-Dims channels_last_strides(const Dims& sizes);
-
 }  // namespace rondo::ops

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/elementwise_def.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/ops.h"

@@ -7,10 +7,10 @@
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/op/lowering.h"
 #include "rondo/runtime/op/recorder.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
-#include "rondo/runtime/ops/promotion.h"
 #include "rondo/runtime/ops/scalar_math.h"
 #include "rondo/runtime/ops/table.h"
 

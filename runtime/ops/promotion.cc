@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/floating_point_scope.h"
+#include "rondo/runtime/ops/attributes.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/factory.h"
 #include "rondo/runtime/ops/table.h"
@@ -164,12 +165,6 @@ Attrs number_attrs(Scalar s, DType dtype) {
     using T = typename decltype(tag)::type;
     return Attrs{.floats = {static_cast<double>(convert<T>(static_cast<double>(s.real())))}};
   });
-}
-
-bool is_exact_attribute(Scalar s) {
-  if (!s.is_integer()) return true;
-  const double real = s.real();
-  return real >= -0x1p63 && real < 0x1p63 && static_cast<int64_t>(real) == s.integer();
 }
 
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where) {

@@ -48,8 +48,6 @@ Tensor call_with_number(const char* name, const OpDef& op, OfTensors of_tensors,
 DType dtype_with_number(const char* name, const TensorArg& a, Scalar s, Promotion promotion = Promotion::kArithmetic);
 Attrs number_attrs(Scalar s, DType dtype);
 
-// True if a double holds the scalar exactly, as scalar attributes do.
-bool is_exact_attribute(Scalar s);
 // Throws Error unless elements of `dtype` can take `value`: an integer must be in range without its fraction, and a
 // finite float must not become infinite.
 void require_in_range(const char* op, Scalar value, DType dtype, std::source_location where);

@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "rondo/runtime/base/within_memory.h"
-#include "rondo/runtime/random/random_state.h"
 
 namespace rondo {
 
 namespace {
 std::atomic<uint64_t> next_id{1};
 thread_local GeneratorScope* innermost_generator_scope = nullptr;
+thread_local GeneratorHolder* innermost_holder = nullptr;
 
 // Threads that never called manual_seed themselves draw from this seed.
 struct ProcessSeed {
@@ -54,8 +54,7 @@ Generator& Generator::operator=(const Generator& other) {
   return *this;
 }
 Generator::~Generator() {
-  if (innermost_generator_scope != nullptr) GeneratorScope::note_end(*this);
-  SharedRandomState::note_end(*this);
+  for (GeneratorHolder* holder = innermost_holder; holder != nullptr; holder = holder->outer_) holder->forget(*this);
 }
 
 uint64_t Generator::seed() const {
@@ -107,6 +106,9 @@ void manual_seed(uint64_t seed) try {
   throw_out_of_memory("manual_seed");
 }
 
+GeneratorHolder::GeneratorHolder() : outer_(std::exchange(innermost_holder, this)) {}
+GeneratorHolder::~GeneratorHolder() { innermost_holder = outer_; }
+
 GeneratorScope::GeneratorScope(Mode mode, std::vector<GeneratorState>& states)
     : mode_(mode), states_(states), outer_(std::exchange(innermost_generator_scope, this)) {}
 
@@ -148,10 +150,9 @@ void GeneratorScope::first_use(Generator& generator) {
   }
 }
 
-void GeneratorScope::note_end(const Generator& generator) {
-  for (GeneratorScope* scope = innermost_generator_scope; scope != nullptr; scope = scope->outer_)
-    for (Used& used : scope->used_)
-      if (used.id == generator.id_) used.generator = nullptr;
+void GeneratorScope::forget(const Generator& generator) noexcept {
+  for (Used& used : used_)
+    if (used.id == generator.id_) used.generator = nullptr;
 }
 
 }  // namespace rondo

@@ -60,6 +60,20 @@ class Generator {
   uint64_t id_;  // never used twice in a process; 0 for the default generator of each thread
 };
 
+// Holds generators by their addresses, and is told of each generator that ends on its thread. Holders of a thread nest.
+class GeneratorHolder {
+ protected:
+  GeneratorHolder();
+  ~GeneratorHolder();
+  GeneratorHolder(const GeneratorHolder&) = delete;
+  GeneratorHolder& operator=(const GeneratorHolder&) = delete;
+
+ private:
+  friend class Generator;
+  virtual void forget(const Generator& generator) noexcept = 0;
+  GeneratorHolder* outer_;
+};
+
 // The generator that is used where none is given. Each thread has one of its own.
 //
 // manual_seed(seed) seeds the calling thread with (seed, 0), and every thread that never calls it, now running or still
@@ -80,18 +94,16 @@ struct GeneratorState {
 // kNote adds to `states` the state that each generator has when it is first used. kReplay gives each generator that is
 // in `states` that state when it is first used; at its end, every generator that was used gets back its state from
 // before, unless it was destroyed meanwhile. Reading seed() or offset() is a use, too. Scopes nest.
-class GeneratorScope {
+class GeneratorScope final : GeneratorHolder {
  public:
   enum Mode { kNote, kReplay };
   GeneratorScope(Mode mode, std::vector<GeneratorState>& states);
   ~GeneratorScope();
-  GeneratorScope(const GeneratorScope&) = delete;
-  GeneratorScope& operator=(const GeneratorScope&) = delete;
 
  private:
   friend class Generator;
   static void note_use(const Generator& generator);
-  static void note_end(const Generator& generator);
+  void forget(const Generator& generator) noexcept override;
   static void set(Generator& generator, uint64_t seed, uint64_t offset);
   void first_use(Generator& generator);
 

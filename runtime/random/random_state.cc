@@ -67,10 +67,9 @@ void SharedRandomState::take_back_waiting() {
   for (Stream& stream : streams_) take_back(stream, std::exchange(stream.waiting, 0));
 }
 
-void SharedRandomState::note_end(const Generator& generator) {
-  for (SharedRandomState* scope = innermost_shared; scope != nullptr; scope = scope->outer_)
-    for (Stream& stream : scope->streams_)
-      if (stream.source == &generator) stream.source = nullptr;
+void SharedRandomState::forget(const Generator& generator) noexcept {
+  for (Stream& stream : streams_)
+    if (stream.source == &generator) stream.source = nullptr;
 }
 
 LoopValue LoopBuilder::random(LoopOp, int, int64_t, int) { throw_internal("random numbers where no op draws any"); }

@@ -36,12 +36,10 @@ struct DropoutRule {
 RandomState next_random_state(Generator& source, Device device);
 
 // While it lives, this thread's random ops share state tensors. Scopes nest; the innermost counts.
-class SharedRandomState {
+class SharedRandomState final : GeneratorHolder {
  public:
   SharedRandomState();
   ~SharedRandomState();
-  SharedRandomState(const SharedRandomState&) = delete;
-  SharedRandomState& operator=(const SharedRandomState&) = delete;
   // The next draw from each generator makes its tensor anew, and increments count from there.
   void restart() { streams_.clear(); }
   // True if the innermost scope has made the tensor for a generator; `is_state_at`: for this state of it.
@@ -60,8 +58,7 @@ class SharedRandomState {
 
  private:
   friend RandomState next_random_state(Generator& source, Device device);
-  friend class Generator;
-  static void note_end(const Generator& generator);
+  void forget(const Generator& generator) noexcept override;
   struct Stream {
     Generator* source;  // null once it was destroyed
     uint64_t seed, base;

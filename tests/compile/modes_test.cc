@@ -211,7 +211,7 @@ TEST_F(Modes, AChoiceOfAProductIsOneOfItsLayout) {
     return compile::Tuner::instance().measured() - before;
   };
   // Our own product, where it is the faster one, knows one way.
-  const cpu::MatmulCall call(kF32, 250, 260, 260, {260, 1}, {260, 1}, {260, 1});
+  const MatmulCall call(kF32, 250, 260, 260, {260, 1}, {260, 1}, {260, 1});
   const int64_t choices = default_device().backend != Backend::kCUDA && cpu::Product::get(call)->slices() == 0 ? 0 : 1;
   EXPECT_EQ(measures(w, true), 0);
   EXPECT_EQ(measures(w, false), choices);

@@ -19,7 +19,7 @@
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/io/disk_cache.h"

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "rondo/runtime/cuda/allocator.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/tensor/tensor.h"

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/device/memory.h"
 #include "rondo/runtime/tensor/tensor.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
@@ -39,7 +39,11 @@ struct Broken {
   int count = 0;
 
   explicit Broken(fake_cuda::Options options = {})
-      : cuda(options), state(cuda::device_state(0)), scope(state), lt(cuda::lt()), handle(state.lt_handle()) {
+      : cuda(options),
+        state(cuda::device_state(0)),
+        scope(state),
+        lt(cuda::require_cublas_lt()),
+        handle(state.lt_handle()) {
     check(lt.desc_create(&desc, cuda::LtCompute::kF32, cuda::LtType::kF32));
     check(lt.preference_create(&preference));
     prefer(cuda::LtPreferenceAttribute::kMaxWorkspace, uint64_t{1} << 20);
@@ -394,7 +398,7 @@ TEST(CublasLtFake, DescriptorsAnswerAsTheRealOnesDo) {
     cuda::forget_libraries();
   }
   FakeCuda cuda({.aborts = false});
-  const std::vector<std::string> fake = answers(cuda::lt());
+  const std::vector<std::string> fake = answers(cuda::require_cublas_lt());
   ASSERT_EQ(fake.size(), real.size());
   for (size_t i = 0; i < real.size(); ++i) EXPECT_EQ(fake[i], real[i]) << "answer " << i;
   EXPECT_GT(cuda->misuses().size(), 20u);

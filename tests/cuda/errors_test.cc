@@ -10,7 +10,7 @@
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/cuda/status.h"
 #include "rondo/runtime/device/backend.h"
@@ -326,7 +326,8 @@ TEST(CudaErrors, ADeviceThatIsLostWhileAHandleIsMade) {
   const Tensor x = Tensor::ones({4}).to(cuda.device());
   launch_on(bad, x);
   cuda->fail_allocations(1, 1);
-  EXPECT_PART(error_of<DeviceError>([] { cuda::lt_handle(0); }), "cuda:0 is lost: CUDA_ERROR_ILLEGAL_ADDRESS");
+  EXPECT_PART(error_of<DeviceError>([] { cuda::device_state(0).lt_handle(); }),
+              "cuda:0 is lost: CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 // ---- Processes

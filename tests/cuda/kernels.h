@@ -1,7 +1,7 @@
 // Kernels of these tests: host functions on float vectors, which declare what they touch.
 #pragma once
 
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/tests/cuda/kernel_text.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/tensor/tensor.h"

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/base/within_memory.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/module.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/random/random.h"

@@ -7,7 +7,7 @@
 #include "rondo/compile/exec/made_up.h"
 #include "rondo/compile/jit/tuner.h"
 #include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -7,7 +7,7 @@
 
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/tests/paths.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/tensor/tensor.h"

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 
 namespace rondo::test {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/tensor/tensor.h"
 #include "rondo/tests/cuda/kernels.h"
 

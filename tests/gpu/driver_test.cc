@@ -12,8 +12,8 @@
 
 #include "rondo/dist/groups/nccl_library.h"
 #include "rondo/runtime/cuda/backend.h"
-#include "rondo/runtime/cuda/context.h"
 #include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/tests/gpu/conformance.h"
 
 namespace rondo::test {

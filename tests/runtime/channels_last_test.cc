@@ -6,7 +6,6 @@
 
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/channels_last.h"
-#include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
 #include "rondo/tests/close.h"
@@ -20,7 +19,7 @@ using test::same_bits;
 using test::uniform;
 
 Tensor last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
-bool is_last(const Tensor& t) { return t.strides() == ops::channels_last_strides(t.sizes()); }
+bool is_last(const Tensor& t) { return t.strides() == channels_last_strides(t.sizes()); }
 
 struct Case {
   const char* name;

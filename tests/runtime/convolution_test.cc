@@ -8,6 +8,7 @@
 #include "rondo/runtime/base/parallel.h"
 #include "rondo/runtime/cpu/convolution_library.h"
 #include "rondo/runtime/onednn/product_library.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
@@ -24,7 +25,7 @@ using test::same_bits;
 using test::uniform;
 
 Tensor last(const Tensor& t) { return t.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
-bool is_last(const Tensor& t) { return ops::is_channels_last(t.sizes(), t.strides()); }
+bool is_last(const Tensor& t) { return is_channels_last(t.sizes(), t.strides()); }
 std::string sizes_of(const Tensor& t) { return to_string(t.sizes()); }
 
 TEST(Convolution, SizesOfResults) {

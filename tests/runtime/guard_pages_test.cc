@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cpu/matmul.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/close.h"
@@ -107,7 +108,7 @@ template <class F> void for_each_seed(uint64_t first_seed, int64_t count, F run)
 }
 
 Dims strides_of(const Dims& sizes, bool channels_last) {
-  if (channels_last) return ops::channels_last_strides(sizes);
+  if (channels_last) return channels_last_strides(sizes);
   return contiguous_strides(sizes);
 }
 
@@ -400,8 +401,8 @@ TEST(GuardPages, ProductsIntoGaps) {
     const int64_t m = r.size(64), n = r.size(64), k = r.size(64), batch = r.one_in(3) ? r.of(2, 4) : 1;
     const MatrixCase a(r, {batch}, m, k), b(r, {batch}, k, n);
     const int64_t row = n + r.of(0, 9), matrix = m * row + r.of(0, 9);
-    cpu::MatmulCall call(dtype, m, n, k, {a.strides[1], a.strides[2], a.strides[0]},
-                         {b.strides[1], b.strides[2], b.strides[0]}, {row, 1, matrix}, batch);
+    MatmulCall call(dtype, m, n, k, {a.strides[1], a.strides[2], a.strides[0]},
+                    {b.strides[1], b.strides[2], b.strides[0]}, {row, 1, matrix}, batch);
     call.bias = r.one_in(2);
     const std::string what = absl::StrCat("product ", std::string(name_of(dtype)), " ", a.describe(), ", ",
                                           b.describe(),

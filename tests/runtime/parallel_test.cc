@@ -344,7 +344,7 @@ TEST_F(Parallel, BatchesOfProductsHaveTheSameBitsForAnyNumberOfThreads) {
 TEST_F(Parallel, VariantsOfAProductAgree) {
   constexpr int64_t m = 1024, n = 768, k = 512;
   const Tensor a = Tensor::randn({m, k}), b = Tensor::randn({k, n}), bias = Tensor::randn({n});
-  cpu::MatmulCall call(kF32, m, n, k, {k, 1}, {n, 1}, {n, 1});
+  MatmulCall call(kF32, m, n, k, {k, 1}, {n, 1}, {n, 1});
   call.bias = true;
   const Tensor expected = ops::add(ops::matmul(a.to(kF64), b.to(kF64)), bias.to(kF64));
   int variants = 0;

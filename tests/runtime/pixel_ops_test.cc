@@ -8,6 +8,7 @@
 #include <random>
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/tests/bits.h"
@@ -139,7 +140,7 @@ TEST(PixelOps, MaximaKeepTheLayoutAndNaN) {
   const Tensor x = uniform({2, 5, 9, 8}, -1, 1, 1).to(kF32);
   const Tensor y = ops::max_pool2d(x, 3, {.stride = 2, .padding = 1}),
                z = ops::max_pool2d(last(x), 3, {.stride = 2, .padding = 1});
-  EXPECT_TRUE(ops::is_channels_last(z.sizes(), z.strides()));
+  EXPECT_TRUE(is_channels_last(z.sizes(), z.strides()));
   EXPECT_TRUE(y.is_contiguous());
   EXPECT_TRUE(same_bits(y, z));
   const double nan = std::numeric_limits<double>::quiet_NaN(), inf = std::numeric_limits<double>::infinity();
@@ -212,7 +213,7 @@ TEST(PixelOps, ResultsAreDenseAndShareNoMemoryWithTheOperand) {
       Tensor y = run(in);
       const Tensor wanted = run(x.clone());
       EXPECT_TRUE(same_bits(y, wanted)) << name;
-      EXPECT_TRUE(channels_last ? ops::is_channels_last(y.sizes(), y.strides()) : y.is_contiguous()) << name;
+      EXPECT_TRUE(channels_last ? is_channels_last(y.sizes(), y.strides()) : y.is_contiguous()) << name;
       y.fill_(7);
       EXPECT_TRUE(same_bits(in, x)) << name;
     }

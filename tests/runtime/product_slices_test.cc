@@ -74,7 +74,7 @@ TEST_F(ProductSlices, AreThoseThatWereMeasured) {
   if (!gemm && !brgemm) GTEST_SKIP() << "nothing was measured for " << kernel;
   const auto slices = [](int64_t m, int64_t k, int64_t n, bool transposed) {
     return cpu::Product::get(
-               cpu::MatmulCall(kF32, m, n, k, transposed ? MatrixStrides(1, m) : MatrixStrides(k, 1), {n, 1}, {n, 1}))
+               MatmulCall(kF32, m, n, k, transposed ? MatrixStrides(1, m) : MatrixStrides(k, 1), {n, 1}, {n, 1}))
         ->slices();
   };
   for (const Row& row : rows)

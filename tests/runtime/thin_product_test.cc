@@ -14,9 +14,7 @@
 namespace rondo {
 namespace {
 
-cpu::MatmulCall call_of(int64_t m, int64_t n, int64_t k, DType dtype) {
-  return {dtype, m, n, k, {k, 1}, {1, k}, {n, 1}};
-}
+MatmulCall call_of(int64_t m, int64_t n, int64_t k, DType dtype) { return {dtype, m, n, k, {k, 1}, {1, k}, {n, 1}}; }
 
 TEST(ThinProduct, IsTheSum) {
   for (const DType dtype : {kF32, kBF16})
@@ -68,7 +66,7 @@ TEST(ThinProduct, Epilogues) {
   for (const DType dtype : {kF32, kBF16})
     for (const bool wide : {false, true}) {
       if (wide && dtype == kF32) continue;
-      cpu::MatmulCall call = call_of(m, n, k, dtype);
+      MatmulCall call = call_of(m, n, k, dtype);
       call.wide = wide;
       call.bias = true;
       call.epilogues = {Epilogue::kAdd, Epilogue::kAdd};
@@ -111,9 +109,9 @@ TEST(ThinProduct, IsChosenByShape) {
   EXPECT_TRUE(cpu::is_thin_product(call_of(4, 10, 10, kF32)));
   EXPECT_FALSE(cpu::is_thin_product(call_of(5, 10, 10, kF32)));
   EXPECT_FALSE(cpu::is_thin_product(call_of(1, 10, 10, kF64)));
-  const cpu::MatmulCall by_rows(kF32, 1, 10, 10, {10, 1}, {10, 1}, {10, 1});
+  const MatmulCall by_rows(kF32, 1, 10, 10, {10, 1}, {10, 1}, {10, 1});
   EXPECT_FALSE(cpu::is_thin_product(by_rows));
-  cpu::MatmulCall gelu = call_of(1, 10, 10, kF32);
+  MatmulCall gelu = call_of(1, 10, 10, kF32);
   gelu.epilogues[0] = Epilogue::kGelu;
   EXPECT_FALSE(cpu::is_thin_product(gelu));
 }

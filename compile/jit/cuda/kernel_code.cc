@@ -9,7 +9,7 @@
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/base/error.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
 

@@ -9,7 +9,7 @@
 #include "rondo/compile/jit/cuda/kernel_code.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/bad_index.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/device/backend.h"
 
 namespace rondo::compile::cuda {

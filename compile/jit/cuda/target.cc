@@ -14,7 +14,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/target/code_generator.h"
 #include "rondo/runtime/cuda/absent.h"
-#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_store.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"

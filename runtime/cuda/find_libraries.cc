@@ -1,5 +1,4 @@
-#include "rondo/runtime/cuda/driver.h"
-
+// find_driver(), find_cudnn() and the others: which libraries were found, and what stands in their place.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/runtime/cuda/driver.h"
 #include "rondo/runtime/cuda/library.h"
 
 namespace rondo::cuda {
@@ -146,6 +146,11 @@ const Nvrtc* find_nvrtc(std::string* why_not) {
 const CublasLt* find_cublas_lt(std::string* why_not) {
   if (const CublasLt* other = instead(&Libraries::other_lt)) return other;
   return find(&Libraries::lt, "libcublasLt.so", toolkit_versions(), why_not);
+}
+const CublasLt& require_cublas_lt() {
+  std::string why_not;
+  if (const CublasLt* const found = find_cublas_lt(&why_not)) return *found;
+  throw DeviceError(absl::StrCat("no matrix products on CUDA: ", why_not));
 }
 
 const Cudnn* find_cudnn(std::string* why_not) {

@@ -1,6 +1,4 @@
-#include "rondo/runtime/data/read_examples.h"
-
-// read_prompts and read_chats; read_text.cc and read_labelled.cc have the others.
+// read_chats: conversations, by a plain template or the model's Jinja.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -9,49 +7,6 @@
 #include "rondo/runtime/data/read_lines.h"
 
 namespace rondo::data {
-namespace {
-
-std::string missing(const std::string& field) { return absl::StrCat("field ", io::shown(field), " is missing"); }
-
-}  // namespace
-
-ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer, const ReadOptions& options) try {
-  check_options(options, false);
-  const TextEncoder encoder(tokenizer, options.allow_special_tokens);
-  const Ids opening = opening_of(options, encoder);
-  const int32_t end = options.end_token.value_or(encoder.end_of_text());
-  ExampleSet out;
-  add_lines(
-      path, options, encoder,
-      [&](std::string_view text, int64_t line) {
-        std::optional<std::string> prompt, completion;
-        read_json_line(path, line, text, [&](io::JsonReader& json, const std::string& key) {
-          std::optional<std::string>* const to = key == options.prompt_field       ? &prompt
-                                                 : key == options.completion_field ? &completion
-                                                                                   : nullptr;
-          if (to != nullptr) *to = read_string_field(json, key);
-          return to != nullptr;
-        });
-        if (!prompt) throw DataError(path, line, missing(options.prompt_field));
-        if (!completion) throw DataError(path, line, missing(options.completion_field));
-        if (completion->empty())
-          throw DataError(path, line, absl::StrCat("field ", io::shown(options.completion_field), " is empty"));
-        Example example{.ids = opening};
-        const Ids before = encoder.encode(*prompt);
-        const Ids words = encoder.continuation(*prompt, before, *completion);
-        example.ids.insert(example.ids.end(), before.begin(), before.end());
-        example.targets.assign(example.ids.size(), options.train_on_prompt);
-        example.ids.insert(example.ids.end(), words.begin(), words.end());
-        if (end >= 0) example.ids.push_back(end);
-        example.targets.resize(example.ids.size(), true);
-        return example;
-      },
-      out);
-  return out;
-} catch (const std::bad_alloc&) {
-  throw_out_of_memory("read_prompts");
-}
-
 namespace {
 
 void require_targets(const Example& example, const std::string& path, int64_t line) {
@@ -78,8 +33,8 @@ ExampleSet read_plain_chats(const std::string& path, const ChatEncoder& encoder,
             if (*to) json.fail(absl::StrCat("field ", io::shown(key), " of a message appears twice"));
             *to = read_string_field(json, key);
           });
-          if (!role) json.fail(missing(options.role_field) + " in a message");
-          if (!content) json.fail(missing(options.content_field) + " in a message");
+          if (!role) json.fail(missing_field(options.role_field) + " in a message");
+          if (!content) json.fail(missing_field(options.content_field) + " in a message");
           messages->push_back({*std::move(role), *std::move(content)});
         };
         read_json_line(path, line, text, [&](io::JsonReader& json, const std::string& key) {
@@ -89,7 +44,7 @@ ExampleSet read_plain_chats(const std::string& path, const ChatEncoder& encoder,
           json.array([&] { read_message(json); });
           return true;
         });
-        if (!messages) throw DataError(path, line, missing(options.messages_field));
+        if (!messages) throw DataError(path, line, missing_field(options.messages_field));
         Example example = encoder.example(*messages);
         require_targets(example, path, line);
         return example;

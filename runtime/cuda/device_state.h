@@ -1,0 +1,92 @@
+// One CUDA device as the runtime uses it: its context (context.h) and what stands on that: its allocator, pools of
+// events, handles of libraries, modules. Also the list of all devices of the process.
+//
+// Thread safety: all functions may be called from any thread. Note [Locks and the driver] in context.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "rondo/runtime/cuda/allocator.h"
+#include "rondo/runtime/cuda/context.h"
+#include "rondo/runtime/cuda/cudnn.h"
+
+namespace rondo::cuda {
+
+// An event of the driver, taken from a pool and given back.
+struct Event {
+  EventPtr event = nullptr;
+  bool timing = false;
+};
+
+class DeviceState final : public DeviceContext {
+ public:
+  DeviceState(const Driver& driver, int index, int ordinal);
+  ~DeviceState() override;
+
+  Allocator& allocator() { return *allocator_; }
+  // A number that no other DeviceState of this process had, not even that of the same device before it was closed.
+  uint64_t serial() const { return serial_; }
+
+  // ---- Events
+  Event take_event(bool timing);
+  void give_event(Event event) noexcept;
+  // `later` waits for what `earlier` has enqueued so far. The streams may be of two devices.
+  static void join(DeviceState& later_device, StreamPtr later, DeviceState& earlier_device, StreamPtr earlier);
+
+  // ---- Handles of libraries
+  // Made with the first call; all threads may use it.
+  LtHandle lt_handle();
+  // Enqueues a plan of cuDNN on the compute stream. The handle is made with the first call; a handle serves one thread
+  // at a time. Throws DeviceError, OutOfMemoryError if there can be none.
+  DnnStatus execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack);
+
+  // ---- Modules. What is loaded when the device is closed is unloaded with it.
+  void keep_module(ModulePtr module);
+  void unload_module(ModulePtr module) noexcept;
+
+  // True if work of this device may access memory of `other` directly. Asked and enabled once.
+  bool can_access(DeviceState& other);
+
+ private:
+  OutOfMemoryError out_of_memory(const char* call) const override;
+
+  const uint64_t serial_;
+  std::unique_ptr<Allocator> allocator_;
+  std::mutex mutex_;                      // guards what follows
+  std::vector<EventPtr> free_events_[2];  // [with timing]
+  std::vector<ModulePtr> modules_;
+  std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
+  std::mutex lt_mutex_;             // guards lt_. Not mutex_: to make a handle may find that the device is lost
+  LtHandle lt_ = nullptr;
+  std::mutex dnn_mutex_;  // guards what follows, and a call with it
+  DnnHandle dnn_ = nullptr;
+  Cudnn dnn_library_;  // that made it
+};
+
+// How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
+int open_devices(std::string* why_not);
+// A device; its context is made with the first call. Throws Error if there is no such device, DeviceError if it does
+// not work, or in a child process made by fork().
+DeviceState& device_state(int index);
+// The compute capability of a device: 90 is 9.0. Asks the driver, and makes no context: a process that only compares
+// devices takes memory on none of them. Throws as device_state().
+int capability_of(int index);
+// "NVIDIA H100 80GB HBM3, sm_90, 132 multiprocessors, 81559 MiB, driver 13.0, cuBLASLt 130100": what times depend on.
+// Throws as device_state().
+std::string machine_of(int index);
+// Asks the driver, and makes no context. Throws as device_state().
+DevicePlace place_of(int index);
+// Null if it was never used, is lost, or may not be used any more.
+DeviceState* device_state_if_usable(int index) noexcept;
+// True if a device has a context of this process's.
+bool devices_in_use() noexcept;
+// Gives all devices back; the next open_devices() starts anew. `when_idle` is called before that with one of those that
+// are usable, if there is one, when nothing runs on any of them.
+void close_devices(absl::FunctionRef<void(DeviceState& usable)> when_idle);
+
+}  // namespace rondo::cuda
