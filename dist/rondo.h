@@ -107,6 +107,9 @@
 #include "rondo/runtime/base/source_location.h"
 #include "rondo/runtime/base/sym_float.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/chat/chat.h"
+#include "rondo/runtime/chat/encoded_chat.h"
+#include "rondo/runtime/chat/template_error.h"
 #include "rondo/runtime/checkpoint/checkpoint.h"
 #include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/data/batch_share.h"
@@ -139,9 +142,8 @@
 #include "rondo/runtime/random/random.h"
 #include "rondo/runtime/tensor/dynamic_range.h"
 #include "rondo/runtime/tensor/tensor.h"
-#include "rondo/runtime/text/chat.h"
+#include "rondo/runtime/text/encoding.h"
 #include "rondo/runtime/text/simple_tokenizer.h"
-#include "rondo/runtime/text/template_error.h"
 #include "rondo/runtime/text/tokenizer.h"
 
 // Only for files that compile a formula of their own: its loops take time.
