@@ -16,6 +16,8 @@
 // the calling thread's stack, or less of it where the thread has less (48 KiB stay free); more is a TemplateError.
 // Published templates take about 1% of the steps for 1 MB in 100 messages, and less than 25% for 1 MB in 10,000.
 //
+// Each call parses the template, which takes 0.02 to 0.2 ms. data::ChatEncoder (data/chat_template.h) parses it once.
+//
 // A conversation is JSON: an array of messages, or an object with "messages", and if they are there "tools",
 // "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
 // enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which fields
