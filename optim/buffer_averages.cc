@@ -5,8 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/options.h"
+#include "rondo/optim/launch_queue.h"
 #include "rondo/optim/scalar_program.h"
-#include "rondo/optim/step.h"
+#include "rondo/optim/step_passes.h"
 #include "rondo/optim/step_programs.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"
@@ -37,26 +38,25 @@ std::vector<Tensor> BufferAverages::averages() const {
 }
 
 // A model may be moved or converted after track_average().
-void BufferAverages::check_fits(const Optimizer& optimizer, const Entry& entry, Device device) const {
+void BufferAverages::check_fits(const Entry& entry, const char* optimizer, Device device) const {
   const Tensor& buffer = buffers_[entry.buffer];
   if (!(buffer.device() == device && entry.average.device() == device))
-    throw Error(absl::StrCat(optimizer.name(), ": buffer ", entry.buffer, " is on ", to_string(buffer.device()),
+    throw Error(absl::StrCat(optimizer, ": buffer ", entry.buffer, " is on ", to_string(buffer.device()),
                              ", its average on ", to_string(entry.average.device()), " and the parameters on ",
                              to_string(device), "; move the model before track_average()"));
   if (entry.average.dtype() != compute_dtype(buffer.dtype()))
-    throw Error(absl::StrCat(
-        optimizer.name(), ": buffer ", entry.buffer, " is now ", std::string(name_of(buffer.dtype())), ", its average ",
-        std::string(name_of(entry.average.dtype())), "; convert the model before track_average()"));
+    throw Error(absl::StrCat(optimizer, ": buffer ", entry.buffer, " is now ", std::string(name_of(buffer.dtype())),
+                             ", its average ", std::string(name_of(entry.average.dtype())),
+                             "; convert the model before track_average()"));
 }
 
-void BufferAverages::queue(Optimizer& optimizer, LaunchQueue& queue, const Decision* decision) {
-  OptimizerState& state = Step::state_of(optimizer);
-  const Device device = state.device();
-  for (const Entry& entry : entries_) check_fits(optimizer, entry, device);
+void BufferAverages::queue(const Joined& step, LaunchQueue& queue, const Decision* decision) {
+  const Device device = step.device;
+  for (const Entry& entry : entries_) check_fits(entry, step.optimizer, device);
   refresh();
 
   // The scalars of a pass: the factor of gradients, which nothing reads, and the weight.
-  const Storage scalars = numbers_on(device, {0, 1 - state.average_decay, 1});
+  const Storage scalars = numbers_on(device, {0, 1 - step.decay, 1});
   queue.hold(scalars);
   auto* weight = const_cast<double*>(f64_of(scalars)) + kAverageWeight;
   const compile::Condition always{weight + 1, 1};
@@ -68,14 +68,14 @@ void BufferAverages::queue(Optimizer& optimizer, LaunchQueue& queue, const Decis
     queue.add(pass, when);
   };
   call(count_step(), {updates_->now(), &decision->updates, updates_->next()}, always);
-  if (state.average_warmup) call(warm_average(), {updates_->next(), weight, weight}, always);
+  if (step.warmup) call(warm_average(), {updates_->next(), weight, weight}, always);
   queue.keep(true);
 
   std::map<DType, std::vector<const Entry*>> by_dtype;
   for (const Entry& entry : entries_) by_dtype[buffers_[entry.buffer].dtype()].push_back(&entry);
   for (const auto& [dtype, entries] : by_dtype) {
-    const std::shared_ptr<Foreach> pass = state.passes.pass_for(optimizer, average_of_buffer(),
-                                                                {{.dtype = compute_dtype(dtype)}, {.dtype = dtype}});
+    const std::shared_ptr<Foreach> pass = step.passes.pass_for(step.optimizer, device, average_of_buffer(),
+                                                               {{.dtype = compute_dtype(dtype)}, {.dtype = dtype}});
     ForeachTable& table = queue.table();
     for (const Entry* entry : entries) {
       const Tensor& buffer = buffers_[entry->buffer];

@@ -1,13 +1,14 @@
 // BufferAverages: moving averages of a model's buffers. They join an optimizer's steps, as the averages of parameters
 // do: a step that is skipped or throws does not move them.
 //
-//   averages.queue(optimizer, queue, decision);   // joined work of a step (step.h)
-//   averages.advance();                           // the step's launches are ready
+//   averages.queue(step, queue, decision);   // joined work of a step (step.h)
+//   averages.advance();                      // the step's launches are ready
 //
 // Thread safety: one thread at a time.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "rondo/modules/state_dict.h"
@@ -17,18 +18,27 @@
 namespace rondo::optim {
 
 class LaunchQueue;
-class Optimizer;
+class StepPasses;
 struct Decision;
 
 class BufferAverages {
  public:
+  // The step that averages join.
+  struct Joined {
+    const char* optimizer;  // its name, for messages
+    Device device;          // of the parameters
+    double decay;
+    bool warmup;  // AverageOptions'
+    StepPasses& passes;
+  };
+
   explicit BufferAverages(std::vector<Tensor> buffers);
 
   // All that were given, and what stands for each: its average, or itself if it is not of floating-point numbers.
   const std::vector<Tensor>& buffers() const { return buffers_; }
   std::vector<Tensor> averages() const;
 
-  void queue(Optimizer& optimizer, LaunchQueue& queue, const Decision* decision);
+  void queue(const Joined& step, LaunchQueue& queue, const Decision* decision);
   void advance();
 
   // "buffer.<i>.average" and "buffer.updates".
@@ -45,7 +55,7 @@ class BufferAverages {
     Tensor average;
   };
   void refresh() const;  // an average that no step has moved is a copy of its buffer
-  void check_fits(const Optimizer& optimizer, const Entry& entry, Device device) const;
+  void check_fits(const Entry& entry, const char* optimizer, Device device) const;
 
   std::vector<Tensor> buffers_;
   std::vector<Entry> entries_;

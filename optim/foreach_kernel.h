@@ -4,7 +4,7 @@
 #include <span>
 
 #include "rondo/compile/codegen/loop_ir.h"
-#include "rondo/optim/foreach.h"
+#include "rondo/optim/foreach_body.h"
 
 namespace rondo::optim {
 

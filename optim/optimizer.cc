@@ -8,9 +8,7 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/optim/formula_optimizer.h"
 #include "rondo/optim/optimizer_state.h"
-#include "rondo/optim/step.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 #include "rondo/runtime/base/within_memory.h"
@@ -18,45 +16,6 @@
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::optim {
-// The updates of one step share its options: nothing may change them between two seams.
-void check_between_steps(const Optimizer& optimizer, const OptimizerState& state, const char* what) {
-  if (state.mid_step)
-    throw Error(absl::StrCat(optimizer.name(), "::", what,
-                             ": a step is under way, some blocks are updated and others are not; end it with "
-                             "UpdateAtSeams::finish(), or with abandon() after an exception"));
-}
-
-void check_not_swapped(const Optimizer& optimizer, const OptimizerState& state, const char* what) {
-  if (state.averages_swapped)
-    throw Error(absl::StrCat(optimizer.name(), "::", what,
-                             ": an AverageScope has put the averages into the parameters; end it first"));
-}
-
-void check_not_sharded(const Optimizer& optimizer, const OptimizerState& state, const char* what, const char* instead) {
-  if (state.shards != nullptr)
-    throw Error(absl::StrCat(optimizer.name(), "::", what, ": the states are spread over processes; ", instead,
-                             " (dist/ddp/sharded_optimizer.h)"));
-}
-
-void refresh(std::vector<ParamSlot>& slots) {
-  const NoGrad off;
-  for (ParamSlot& slot : slots) {
-    slot.refresh_average();
-    slot.refresh_copy();
-  }
-}
-
-void check_betas(const char* optimizer, std::span<const double> betas) {
-  for (double beta : betas)
-    if (!(beta >= 0 && beta < 1)) throw Error(absl::StrCat(optimizer, ": betas must be in [0, 1), got ", beta));
-}
-
-void check_not_negative(const char* optimizer, std::initializer_list<std::pair<const char*, double>> options) {
-  for (const auto& [name, value] : options)
-    if (!(value >= 0)) throw Error(absl::StrCat(optimizer, ": ", name, " must not be negative, got ", value));
-}
-
-std::string slot_name(size_t slot) { return absl::StrCat("parameter ", slot); }
 
 Optimizer::Optimizer() try : state_(std::make_unique<OptimizerState>()) {
 } catch (const std::bad_alloc&) {
@@ -73,8 +32,8 @@ int64_t Optimizer::skipped_steps() const {
 }
 
 void Optimizer::add_group(std::span<const Tensor> params) {
-  check_between_steps(*this, *state_, "add_param_group");
-  check_not_sharded(*this, *state_, "add_param_group", "add groups before the ShardedOptimizer is made");
+  check_between_steps(name(), *state_, "add_param_group");
+  check_not_sharded(name(), *state_, "add_param_group", "add groups before the ShardedOptimizer is made");
   if (state_->at_seams)
     throw Error(absl::StrCat(name(),
                              "::add_param_group: an UpdateAtSeams makes the steps and would not know the group; "
@@ -180,7 +139,7 @@ double Optimizer::lr(int group) const {
                   [&](OptionVisitor visitor) { const_cast<Optimizer*>(this)->visit_options(group, visitor); });
 }
 void Optimizer::set_lr(int group, double lr) {
-  check_between_steps(*this, *state_, "set_lr");
+  check_between_steps(name(), *state_, "set_lr");
   if (!std::isfinite(lr) || lr < 0) throw Error(absl::StrCat(name(), ": lr must be finite and not negative, got ", lr));
   lr_among(*this, group, [&](OptionVisitor visitor) { visit_options(group, visitor); }) = lr;
 }
@@ -237,8 +196,8 @@ void check_buffers(const Optimizer& optimizer, const OptimizerState& state, cons
 }  // namespace
 
 void Optimizer::track_average(AverageOptions options) try {
-  check_between_steps(*this, *state_, "track_average");
-  check_not_swapped(*this, *state_, "track_average");
+  check_between_steps(name(), *state_, "track_average");
+  check_not_swapped(name(), *state_, "track_average");
   check_buffers(*this, *state_, options.buffers);
   set_average_decay(options.decay);
   state_->average_warmup = options.warmup;
@@ -254,15 +213,15 @@ void Optimizer::track_average(AverageOptions options) try {
 }
 
 void Optimizer::set_average_decay(double decay) {
-  check_between_steps(*this, *state_, "set_average_decay");
+  check_between_steps(name(), *state_, "set_average_decay");
   if (!std::isfinite(decay) || decay < 0 || decay > 1)
     throw Error(absl::StrCat(name(), ": an average's decay must be in [0, 1], got ", decay));
   state_->average_decay = decay;
 }
 
 std::vector<Tensor> Optimizer::averages() const try {
-  check_not_sharded(*this, *state_, "averages", "use ShardedOptimizer::averages()");
-  check_not_swapped(*this, *state_, "averages");
+  check_not_sharded(name(), *state_, "averages", "use ShardedOptimizer::averages()");
+  check_not_swapped(name(), *state_, "averages");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots)
@@ -273,15 +232,15 @@ std::vector<Tensor> Optimizer::averages() const try {
 }
 
 std::vector<Tensor> Optimizer::buffer_averages() const try {
-  check_not_swapped(*this, *state_, "buffer_averages");
+  check_not_swapped(name(), *state_, "buffer_averages");
   return state_->buffers == nullptr ? std::vector<Tensor>() : state_->buffers->averages();
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("buffer_averages");
 }
 
 void Optimizer::keep_copies(DType dtype) try {
-  check_between_steps(*this, *state_, "keep_copies");
-  check_not_sharded(*this, *state_, "keep_copies", "keep copies before the ShardedOptimizer is made");
+  check_between_steps(name(), *state_, "keep_copies");
+  check_not_sharded(name(), *state_, "keep_copies", "keep copies before the ShardedOptimizer is made");
   if (!is_low_precision(dtype))
     throw Error(absl::StrCat(name(), ": copies of the parameters are bf16 or f16, not ", std::string(name_of(dtype))));
   const NoGrad off;
@@ -295,7 +254,7 @@ void Optimizer::keep_copies(DType dtype) try {
 }
 
 std::vector<Tensor> Optimizer::copies() const try {
-  check_not_sharded(*this, *state_, "copies", "use ShardedOptimizer::copies()");
+  check_not_sharded(name(), *state_, "copies", "use ShardedOptimizer::copies()");
   refresh(state_->slots);
   std::vector<Tensor> list;
   for (const ParamSlot& slot : state_->slots) list.push_back(slot.copy);

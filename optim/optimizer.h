@@ -31,6 +31,7 @@
 #include "absl/functional/function_ref.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/optim/formula.h"
+#include "rondo/optim/kernel_report.h"
 #include "rondo/optim/option_list.h"
 #include "rondo/optim/step_report.h"
 #include "rondo/runtime/base/source_location.h"
@@ -38,6 +39,7 @@
 
 namespace rondo::optim {
 class Step;
+class StepLaunches;
 struct OptimizerState;
 }  // namespace rondo::optim
 
@@ -91,15 +93,6 @@ struct AverageOptions {
   // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
   // dtype. They must be written in place and never replaced, as nn::Module's are.
   std::vector<Tensor> buffers = {};
-};
-
-// The kernels that were generated for one optimizer.
-struct KernelReport {
-  bool compiled = false;  // optim::compile was called
-  int kernels = 0;        // signatures in use: one for each combination of dtypes and formula
-  int compilations = 0;   // of these, the ones that had to be generated: no table, disk cache or artifact file had them
-  int64_t late = 0;       // compilations after the first step: 0 unless dtypes or options of step() changed
-  double compile_ms = 0;
 };
 
 class Optimizer {
@@ -218,6 +211,7 @@ class Optimizer {
   void add_slots(std::span<const Tensor> params);
   class LoadedState;                       // a state dict on its way in (state_dict.cc)
   friend class Step;                       // one step (step.h)
+  friend class StepLaunches;               // its launches (step_launches.h)
   std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
 };
 

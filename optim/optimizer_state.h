@@ -19,8 +19,6 @@
 
 namespace rondo::optim {
 
-class Optimizer;
-
 // Parameters that are updated by the same code: one Foreach for each sweep of the plan.
 struct Signature {
   const UpdatePlan* plan = nullptr;
@@ -62,12 +60,12 @@ struct OptimizerState {
 // "parameter 3", for messages.
 std::string slot_name(size_t slot);
 
-// These three throw Error, which names `what` was called: while a step is under way; while an AverageScope has the
-// averages in the parameters; while the states are spread over processes, as what is about all of them is then called
-// elsewhere.
-void check_between_steps(const Optimizer& optimizer, const OptimizerState& state, const char* what);
-void check_not_swapped(const Optimizer& optimizer, const OptimizerState& state, const char* what);
-void check_not_sharded(const Optimizer& optimizer, const OptimizerState& state, const char* what, const char* instead);
+// These three throw Error, which names the optimizer and `what` was called: while a step is under way; while an
+// AverageScope has the averages in the parameters; while the states are spread over processes, as what is about all of
+// them is then called elsewhere.
+void check_between_steps(const char* optimizer, const OptimizerState& state, const char* what);
+void check_not_swapped(const char* optimizer, const OptimizerState& state, const char* what);
+void check_not_sharded(const char* optimizer, const OptimizerState& state, const char* what, const char* instead);
 
 // Averages and copies follow parameters that somebody else has written.
 void refresh(std::vector<ParamSlot>& slots);

@@ -43,9 +43,9 @@ void list_state(size_t i, const UpdatePlan& plan, const ParamState& state, std::
 }  // namespace
 
 nn::StateDict Optimizer::state_dict() const try {
-  check_between_steps(*this, *state_, "state_dict");
-  check_not_sharded(*this, *state_, "state_dict", "use ShardedOptimizer::state_dict()");
-  check_not_swapped(*this, *state_, "state_dict");
+  check_between_steps(name(), *state_, "state_dict");
+  check_not_sharded(name(), *state_, "state_dict", "use ShardedOptimizer::state_dict()");
+  check_not_swapped(name(), *state_, "state_dict");
   refresh(state_->slots);
   std::vector<nn::NamedTensor> list;
   for (size_t i = 0; i < state_->slots.size(); ++i) {
@@ -302,9 +302,9 @@ void Optimizer::LoadedState::load() {
 }
 
 void Optimizer::load_state_dict(const nn::StateDict& state) try {
-  check_between_steps(*this, *state_, "load_state_dict");
-  check_not_sharded(*this, *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
-  check_not_swapped(*this, *state_, "load_state_dict");
+  check_between_steps(name(), *state_, "load_state_dict");
+  check_not_sharded(name(), *state_, "load_state_dict", "use ShardedOptimizer::load_state_dict()");
+  check_not_swapped(name(), *state_, "load_state_dict");
   const NoGrad off;
   LoadedState(*this, state).load();
 } catch (const std::bad_alloc&) {

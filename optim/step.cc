@@ -10,7 +10,6 @@
 #include "rondo/compile/log.h"
 #include "rondo/optim/norm.h"
 #include "rondo/optim/scalar_program.h"
-#include "rondo/optim/step_launches.h"
 #include "rondo/optim/step_programs.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/cause.h"
@@ -55,6 +54,10 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   throw Error(absl::StrCat(optimizer.name(), ": ", slot_name(i), " is now on ", here, ", its state on ",
                            to_string(slot.state.steps->device),
                            "; move the model before its first step, or load the state into a new optimizer"));
+}
+
+BufferAverages::Joined joined_by(const Optimizer& optimizer, OptimizerState& state) {
+  return {optimizer.name(), state.device(), state.average_decay, state.average_warmup, state.passes};
 }
 
 bool measures(const StepOptions& o) {
@@ -150,7 +153,7 @@ StepReport Step::run(Optimizer& optimizer, const StepOptions& options, std::sour
                                       : nullptr;
   step.update(options.zero_grad, [&](LaunchQueue& queue, const Decision* decision) {
     joined(queue, decision);
-    if (buffers != nullptr) buffers->queue(optimizer, queue, decision);
+    if (buffers != nullptr) buffers->queue(joined_by(optimizer, state), queue, decision);
   });
   if (buffers != nullptr) buffers->advance();
   if (!step.updates_.empty()) state.passes.note_step();
@@ -237,19 +240,21 @@ void Step::decide(const StepOptions& options) {
 }
 
 void Step::average_buffers(Optimizer& optimizer) {
-  BufferAverages* const buffers = state_of(optimizer).buffers.get();
+  OptimizerState& state = state_of(optimizer);
+  BufferAverages* const buffers = state.buffers.get();
   if (buffers == nullptr) return;
   const FloatingPointScope floating_point;
   const NoGrad off;
   Step step(optimizer);
   step.decide({});
-  step.update(/*zero_grad=*/false,
-              [&](LaunchQueue& queue, const Decision* decision) { buffers->queue(optimizer, queue, decision); });
+  step.update(/*zero_grad=*/false, [&](LaunchQueue& queue, const Decision* decision) {
+    buffers->queue(joined_by(optimizer, state), queue, decision);
+  });
   buffers->advance();
 }
 
 void Step::update(bool zero_grad, JoinedWork joined) {
-  Launches launches(*this);
+  StepLaunches launches(optimizer_, state_, updates_, decision_);
   if (!updates_.empty()) launches.prepare(zero_grad);
   joined(state_.queue, launches.decided());
   state_.queue.make_ready();

@@ -16,20 +16,9 @@
 #include "absl/functional/function_ref.h"
 #include "rondo/optim/optimizer.h"
 #include "rondo/optim/optimizer_state.h"
+#include "rondo/optim/step_launches.h"
 
 namespace rondo::optim {
-
-// One parameter that is updated in this step.
-struct StepUpdate {
-  ParamSlot* slot;
-  void* param = nullptr;
-  const void* grad = nullptr;
-  Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
-  Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
-  size_t row = 0;                 // of Launches::values_
-  size_t sums = 0, sum_rows = 0;  // first element in Launches::sums_, and the number of rows for each sum
-  int64_t numel() const { return slot->param.numel(); }
-};
 
 class Step {
  public:
@@ -70,7 +59,6 @@ class Step {
   static void average_buffers(Optimizer& optimizer);
 
  private:
-  class Launches;  // step_launches.h
   void check_any_gradient() const;
 
   Optimizer& optimizer_;

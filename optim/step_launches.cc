@@ -14,7 +14,7 @@
 namespace rondo::optim {
 namespace {
 
-// The operands of one item, in the order that Launches::fill_table writes them.
+// The operands of one item, in the order that StepLaunches::fill_table writes them.
 std::vector<ArraySpec> arrays_of(const ParamSlot& slot, size_t sweep, bool zero_grad, std::optional<DType> copy) {
   const DType dtype = slot.param.dtype(), compute = compute_dtype(dtype);
   const bool last = sweep + 1 == slot.plan->sweeps.size();
@@ -43,12 +43,13 @@ void count_outcome(std::span<const std::shared_ptr<Foreach>> passes, bool eager)
 
 }  // namespace
 
-Step::Launches::Launches(Step& step)
-    : step_(step), state_(step.state_), updates_(step.updates_), device_(step.state_.device()) {
+StepLaunches::StepLaunches(Optimizer& optimizer, OptimizerState& state, std::vector<StepUpdate>& updates,
+                           const Tensor& decision)
+    : optimizer_(optimizer), state_(state), updates_(updates), decision_(decision), device_(state.device()) {
   state_.queue.start(device_);
 }
 
-Step::Launches::~Launches() {
+StepLaunches::~StepLaunches() {
   state_.queue.start(device_);
   for (Signature& signature : state_.signatures) {
     for (size_t k = 0; k < signature.plan->states.size(); ++k)
@@ -58,7 +59,7 @@ Step::Launches::~Launches() {
   }
 }
 
-void Step::Launches::prepare(bool zero_grad) {
+void StepLaunches::prepare(bool zero_grad) {
   make_states();
   if (zero_grad) copy_shared_gradients();
   for (const StepUpdate& u : updates_) {
@@ -71,7 +72,7 @@ void Step::Launches::prepare(bool zero_grad) {
     if (!signature.updates.empty()) queue_sweeps(signature);
 }
 
-void Step::Launches::make_states() {
+void StepLaunches::make_states() {
   std::shared_ptr<StepCount> first;
   for (const StepUpdate& u : updates_) {
     if (!u.slot->state.exists()) {
@@ -84,7 +85,7 @@ void Step::Launches::make_states() {
 }
 
 // The pass zeroes each gradient that it has read. If two parameters share one, the second reads a copy.
-void Step::Launches::copy_shared_gradients() {
+void StepLaunches::copy_shared_gradients() {
   HashSet<const void*> read;
   for (StepUpdate& u : updates_) {
     if (u.numel() == 0 || read.insert(u.grad).second) continue;
@@ -93,7 +94,7 @@ void Step::Launches::copy_shared_gradients() {
   }
 }
 
-void Step::Launches::sort_by_signature(bool zero_grad) {
+void StepLaunches::sort_by_signature(bool zero_grad) {
   std::vector<Signature>& signatures = state_.signatures;
   if (signatures.empty() || zero_grad != state_.zero_grad || state_.passes.postponed()) {
     signatures.clear();
@@ -108,8 +109,8 @@ void Step::Launches::sort_by_signature(bool zero_grad) {
     if (known == nullptr || known->dtype != slot.param.dtype() || known->copy != copy) {
       Signature wanted{slot.plan, slot.param.dtype(), copy, {}, {}};
       for (size_t k = 0; k < slot.plan->sweeps.size(); ++k)
-        wanted.sweeps.push_back(
-            state_.passes.pass_for(step_.optimizer_, slot.plan->sweeps[k].body, arrays_of(slot, k, zero_grad, copy)));
+        wanted.sweeps.push_back(state_.passes.pass_for(optimizer_.name(), device_, slot.plan->sweeps[k].body,
+                                                       arrays_of(slot, k, zero_grad, copy)));
       const auto found = std::find_if(signatures.begin(), signatures.end(), [&](const Signature& s) {
         return s.plan == wanted.plan && s.sweeps == wanted.sweeps && s.copy == copy;
       });
@@ -120,7 +121,7 @@ void Step::Launches::sort_by_signature(bool zero_grad) {
   }
 }
 
-void Step::Launches::queue_sweeps(Signature& signature) {
+void StepLaunches::queue_sweeps(Signature& signature) {
   const UpdatePlan& plan = *signature.plan;
   make_transients(signature);
   const bool eager = compile::stance() == compile::Stance::kForceEager;
@@ -139,7 +140,7 @@ void Step::Launches::queue_sweeps(Signature& signature) {
   if (state_.passes.report().compiled) count_outcome(signature.sweeps, eager && runs_host_code(device_));
 }
 
-void Step::Launches::make_transients(const Signature& signature) {
+void StepLaunches::make_transients(const Signature& signature) {
   const UpdatePlan& plan = *signature.plan;
   for (size_t k = 0; k < plan.states.size(); ++k) {
     if (!plan.states[k].transient) continue;
@@ -153,24 +154,24 @@ void Step::Launches::make_transients(const Signature& signature) {
   }
 }
 
-void Step::Launches::prepare_update(size_t sweep, StepUpdate& u) {
+void StepLaunches::prepare_update(size_t sweep, StepUpdate& u) {
   ParamSlot& slot = *u.slot;
   Optimizer::PreparedParam param{state_.queue,
                                  device_,
                                  slot.group,
                                  slot.weights(),
                                  u.dense_grad.defined() ? u.dense_grad : slot.param.grad(),
-                                 step_.decision_,
+                                 decision_,
                                  std::span(slot.state.arrays).first(slot.plan->states.size()),
                                  values_,
                                  u.row};
-  step_.optimizer_.prepare(static_cast<int>(sweep), param);
+  optimizer_.prepare(static_cast<int>(sweep), param);
   for (size_t k = 0; k < slot.plan->states.size(); ++k)
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
 // The sums of the sweep before, over all rows, and what the sweep's program makes of them.
-void Step::Launches::queue_program(const Signature& signature, size_t sweep) {
+void StepLaunches::queue_program(const Signature& signature, size_t sweep) {
   const auto n_sums = static_cast<size_t>(signature.plan->sweeps[sweep - 1].body.n_sums);
   const RowProgram& program = *signature.plan->sweeps[sweep].program;
   const Storage totals = Storage::allocate(signature.updates.size() * n_sums * sizeof(double), device_);
@@ -199,7 +200,7 @@ void Step::Launches::queue_program(const Signature& signature, size_t sweep) {
 }
 
 // One number for each row and sum of a parameter: all rows of the first sum, then all rows of the second.
-void Step::Launches::make_room_for_sums(const Signature& signature, size_t sweep) {
+void StepLaunches::make_room_for_sums(const Signature& signature, size_t sweep) {
   const int n_sums = signature.plan->sweeps[sweep].body.n_sums;
   if (n_sums == 0) return;
   size_t room = 0;
@@ -215,7 +216,7 @@ void Step::Launches::make_room_for_sums(const Signature& signature, size_t sweep
 }
 
 // The operands of every item, in the order of arrays_of(). A plan with matrices has an item for each matrix.
-void Step::Launches::fill_table(ForeachTable& table, const Signature& signature, size_t sweep) const {
+void StepLaunches::fill_table(ForeachTable& table, const Signature& signature, size_t sweep) const {
   const UpdatePlan& plan = *signature.plan;
   const Foreach& pass = *signature.sweeps[sweep];
   const bool last = sweep + 1 == plan.sweeps.size();

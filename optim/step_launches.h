@@ -4,28 +4,43 @@
 // the scalars of the formulas.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "rondo/optim/step.h"
+#include "rondo/optim/optimizer.h"
+#include "rondo/optim/optimizer_state.h"
 
 namespace rondo::optim {
 
-class Step::Launches {
+// One parameter that is updated in this step.
+struct StepUpdate {
+  ParamSlot* slot;
+  void* param = nullptr;
+  const void* grad = nullptr;
+  Tensor dense_grad;              // a contiguous copy, if the parameter's gradient is not contiguous
+  Tensor copy;                    // the 16-bit copy to write, if any: the slot's, or the one that autocast uses
+  size_t row = 0;                 // of StepLaunches::values_
+  size_t sums = 0, sum_rows = 0;  // first element in StepLaunches::sums_, and the number of rows for each sum
+  int64_t numel() const { return slot->param.numel(); }
+};
+
+class StepLaunches {
  public:
-  // The queue is empty before and after: what was not submitted is dropped, and so are transient states.
-  explicit Launches(Step& step);
-  ~Launches();
-  Launches(const Launches&) = delete;
-  Launches& operator=(const Launches&) = delete;
+  // `decision`: a Decision on the device. Keeps references. The queue is empty before and after: what was not submitted
+  // is dropped, and so are transient states.
+  StepLaunches(Optimizer& optimizer, OptimizerState& state, std::vector<StepUpdate>& updates, const Tensor& decision);
+  ~StepLaunches();
+  StepLaunches(const StepLaunches&) = delete;
+  StepLaunches& operator=(const StepLaunches&) = delete;
 
   // Does everything in a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
   void prepare(bool zero_grad);
   // Advances the step counts. REQUIRES: the launches of the step are ready.
   void advance_counts();
-  const Decision* decided() const { return reinterpret_cast<const Decision*>(step_.decision_.address()); }
+  const Decision* decided() const { return reinterpret_cast<const Decision*>(decision_.address()); }
 
  private:
   // Parameters that had the same count before the step.
@@ -59,9 +74,10 @@ class Step::Launches {
 
   double* row(size_t i) const { return reinterpret_cast<double*>(values_.data()) + i * kRowValues; }
 
-  Step& step_;
+  Optimizer& optimizer_;
   OptimizerState& state_;
   std::vector<StepUpdate>& updates_;
+  const Tensor& decision_;
   const Device device_;
   std::vector<Cohort> cohorts_;
   absl::InlinedVector<Row, 4> rows_;

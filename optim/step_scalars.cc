@@ -13,10 +13,10 @@ const RowProgram& program_of(const ScalarRule& rule) { return rule.program == nu
 
 }  // namespace
 
-void Step::Launches::prepare_scalars() {
+void StepLaunches::prepare_scalars() {
   sort_into_rows();
   absl::InlinedVector<ScalarRule, 2> rules;  // by group
-  for (int group = 0; group < step_.optimizer_.n_groups(); ++group) rules.push_back(step_.optimizer_.scalars(group));
+  for (int group = 0; group < optimizer_.n_groups(); ++group) rules.push_back(optimizer_.scalars(group));
   upload_scalars(rules);
   state_.queue.keep(false);
   queue_counts();
@@ -26,7 +26,7 @@ void Step::Launches::prepare_scalars() {
 
 // Parameters of one group that have one count share their scalars, unless each has its own
 // (UpdatePlan::own_scalars). If only some of the parameters of a count are updated, these get a new one.
-void Step::Launches::sort_into_rows() {
+void StepLaunches::sort_into_rows() {
   for (StepUpdate& u : updates_) {
     const ParamSlot& slot = *u.slot;
     const std::shared_ptr<StepCount>& count = slot.state.steps.count();
@@ -46,7 +46,7 @@ void Step::Launches::sort_into_rows() {
   }
 }
 
-void Step::Launches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rules) {
+void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rules) {
   std::vector<double> values(rows_.size() * kRowValues + 1);
   for (size_t i = 0; i < rows_.size(); ++i) {
     const std::span<double> out = std::span(values).subspan(i * kRowValues, kRowValues);
@@ -55,16 +55,16 @@ void Step::Launches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& ru
     std::copy(rule.values.begin(), rule.values.end(), out.begin() + kFirstScalar);
     std::copy(rule.numbers.begin(), rule.numbers.end(), out.begin() + kRuleNumbers);
     if (rows_[i].own != nullptr)
-      step_.optimizer_.own_scalars(static_cast<int>(rows_[i].group), *rows_[i].own,
-                                   out.subspan(kFirstScalar, kMaxScalars - kFirstScalar),
-                                   out.subspan(kSweepNumbers, kMaxNumbers));
+      optimizer_.own_scalars(static_cast<int>(rows_[i].group), *rows_[i].own,
+                             out.subspan(kFirstScalar, kMaxScalars - kFirstScalar),
+                             out.subspan(kSweepNumbers, kMaxNumbers));
   }
   values.back() = 1;
   values_ = numbers_on(device_, values);
 }
 
 // A new count is written whatever becomes of the step.
-void Step::Launches::queue_counts() {
+void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(device_, count_step());
   ForeachTable& counts = state_.queue.table();
@@ -74,7 +74,7 @@ void Step::Launches::queue_counts() {
 }
 
 // The scalars that depend on the count: one launch for each program.
-void Step::Launches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules) {
+void StepLaunches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules) {
   const auto program_of_row = [&](const Row& row) { return &program_of(rules[row.group]); };
   absl::InlinedVector<const RowProgram*, 2> programs;
   for (const Row& row : rows_)
@@ -96,7 +96,7 @@ void Step::Launches::queue_rules(const absl::InlinedVector<ScalarRule, 2>& rules
   }
 }
 
-void Step::Launches::queue_warm_averages() {
+void StepLaunches::queue_warm_averages() {
   const std::shared_ptr<Foreach> pass = scalar_pass(device_, warm_average());
   ForeachTable& table = state_.queue.table();
   for (size_t i = 0; i < rows_.size(); ++i) {
@@ -106,7 +106,7 @@ void Step::Launches::queue_warm_averages() {
   state_.queue.add(pass, compile::Condition{&decided()->updates, 1});
 }
 
-void Step::Launches::advance_counts() {
+void StepLaunches::advance_counts() {
   for (const Cohort& cohort : cohorts_) cohort.after->advance();
   for (const StepUpdate& u : updates_) {
     CountShare& steps = u.slot->state.steps;

@@ -24,12 +24,12 @@ for folder in $order; do
 done
 report "only optim/ and what is to its right may include runtime/data/" \
   "$(sources modules compile | xargs -r grep -nE "#include \"rondo/runtime/data/")"
-files=$(sources runtime/text) reached=""
+files=$(sources runtime/text runtime/chat) reached=""
 while [ "$files" != "$reached" ]; do
   reached=$files
   files=$(echo "$reached" "$(grep -hoE '^#include "rondo/[^"]+"' $reached | sed 's|.*"rondo/||; s|"||')" | tr ' ' '\n' | sort -u)
 done
-report "runtime/text/ and what it includes hold no tensor" "$(grep -E '^runtime/(tensor|op|autograd|device)/' <<< "$reached")"
+report "runtime/text/, runtime/chat/ and what they include hold no tensor" "$(grep -E '^runtime/(tensor|op|autograd|device)/' <<< "$reached")"
 report "examples/ may not include tests/" "$(sources examples | xargs -r grep -nE '#include "rondo/tests/')"
 report "only codegen/cpu/emit_llvm* and jit/cpu/toolchain_llvm.cc may include LLVM" \
   "$(sources $order examples | grep -vE 'compile/(codegen/cpu/emit_llvm[a-z_]*|jit/cpu/toolchain_llvm)\.(cc|h)' | xargs -r grep -nE '#include [<"]llvm')"
@@ -60,7 +60,7 @@ rooms_of() {
            else if (rank[to] > rank[from]) print part[1] ":" part[2] ": " header
          }')"
 }
-rooms_of runtime "base io device tensor op random autograd ops dispatch onednn cpu cuda devices checkpoint text image data"
+rooms_of runtime "base io device tensor op random autograd ops dispatch onednn cpu cuda devices checkpoint text chat image data"
 rooms_of modules "module,state_dict,mode_scope,seam_plan,eager_scope layers generation transformers lora vision pretrained"
 rooms_of compile "options,region_report,cache,log stages ir capture transform codegen target jit plan exec region compile,controls,warm_up,compile_for,explain,explain_text,explain_html"
 rooms_of dist "transport kernels groups ddp launcher rondo,rondorun"

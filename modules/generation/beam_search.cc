@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/generation/decoding_cache.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 
 namespace rondo::nn {

@@ -18,79 +18,14 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "rondo/modules/generation/causal_lm.h"
+#include "rondo/modules/generation/generation_options.h"
 
 #pragma GCC visibility push(default)
-namespace rondo {
-class Generator;
-}
-
 namespace rondo::nn {
-
-struct GenerationOptions {
-  int64_t max_new_tokens = 128;
-  // How a token is drawn from the logits of the whole vocabulary: these five steps, in this order, as Hugging Face's
-  // generate() does with the same names.
-  // Logits of tokens that the row holds already, prompt included, are divided by this if positive, else multiplied
-  // (Keskar et al., "CTRL", 2019). 1: off. Must be positive.
-  double repetition_penalty = 1.0;
-  // Logits are divided by this. 0: always the most likely token, and of equal ones the lowest.
-  double temperature = 1.0;
-  // Only the k most likely tokens, and of equal ones the lowest. 0: all.
-  int64_t top_k = 0;
-  // Only the most likely tokens that together reach this probability, at least one (Holtzman et al., "The curious case
-  // of neural text degeneration", 2020). 1: all.
-  double top_p = 1.0;
-  // Only tokens of at least this share of the most likely token's probability. 0: all.
-  double min_p = 0;
-  // Above 1: beam search. It follows this many texts for each prompt at once, those of the greatest sums of log
-  // probabilities, and gives the best of those that have ended. It works as in transformers, with its names. It needs
-  // temperature 0, and takes neither stop_strings nor on_token nor slide.
-  int64_t num_beams = 1;
-  // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
-  double length_penalty = 1.0;
-  // Ends when num_beams texts have; otherwise when none that goes on could be better if it ended now.
-  bool early_stopping = false;
-  // A row ends with any of these tokens; it is the last one of the result.
-  std::vector<int64_t> stop_tokens = {};
-  // A row ends when its new text contains one of these, also across the border of tokens. Needs `decode`.
-  std::vector<std::string> stop_strings = {};
-  // Turns new tokens into text; the tokenizer is the caller's. It is called with all new tokens of a row, and for
-  // stop_strings also with only the last tokens (modules/generation/stop_strings.h).
-  std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
-  // Called with each new token, as soon as it is chosen. Returns false to end all rows.
-  std::function<bool(int64_t row, int64_t token)> on_token = nullptr;
-  // For a model with cross-attention: the encoder's output (B, S, C), an example for each prompt.
-  Tensor encoded = {};
-  // Null: default_generator(). Not used with temperature 0.
-  Generator* generator = nullptr;
-  // What happens when the text outgrows the model. False: the row ends (FinishReason::kModelFull), and a prompt that is
-  // too long is an Error. True: the row goes on with the last tokens that fit, and each new token computes all of them
-  // again.
-  bool slide = false;
-  // The dtype of the cache. nullopt: the dtype of the weights, or autocast's.
-  std::optional<DType> cache_dtype = std::nullopt;
-};
-
-enum class FinishReason : uint8_t {
-  kMaxTokens,  // max_new_tokens are made
-  kStopToken,
-  kStopString,
-  kModelFull,  // the model has no position for another token
-  kCancelled,  // on_token returned false
-};
-
-struct Generation {
-  std::vector<int64_t> tokens;  // the new ones
-  std::string text;             // what `decode` makes of `tokens`, up to the stop string; empty without `decode`
-  FinishReason reason = FinishReason::kMaxTokens;
-};
 
 // One result for each prompt. Throws Error if a prompt is empty or has more tokens than the model has positions (unless
 // options.slide), if an option is out of range, or if all logits of a row are -inf or one is NaN or +inf.

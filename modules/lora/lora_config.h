@@ -3,7 +3,8 @@
 
 #include <string>
 
-#include "rondo/modules/lora/lora_layer.h"
+#include "rondo/modules/lora/lora_options.h"
+#include "rondo/modules/lora/published_layout.h"
 
 namespace rondo::nn {
 

@@ -8,9 +8,11 @@
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/lora/lora.h"
 #include "rondo/modules/lora/lora_config.h"
 #include "rondo/modules/lora/lora_layer.h"
 #include "rondo/modules/lora/lora_targets.h"
+#include "rondo/modules/lora/new_adapter.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/checkpoint/safetensors.h"

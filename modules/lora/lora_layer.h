@@ -1,4 +1,4 @@
-// The modules that adapters add to a tree, and how the files of modules/lora*.cc find them. Not installed: lora.h.
+// The modules that adapters add to a tree, and how they are found there. Not installed: lora.h.
 //
 //   h.0.attn.c_attn                     Linear, a target
 //     lora                              LoraLayer: wraps the target's calls, knows which adapter is active
@@ -9,12 +9,15 @@
 //     original_module                   TensorSet: the base's tensors
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "rondo/modules/layers/layers.h"
-#include "rondo/modules/lora/lora.h"
+#include "rondo/modules/lora/lora_options.h"
+#include "rondo/modules/lora/published_layout.h"
+#include "rondo/modules/module.h"
 
 namespace rondo::nn {
 
@@ -64,14 +67,6 @@ struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   Tensor weight_delta() override;
   std::vector<NamedTensor> in_file() override;
   ModuleBase& as_module() override { return *this; }
-};
-
-// A module's rows of outputs that Transformers has as a module of its own, such as the queries of ViT's qkv. Or a whole
-// module: rows is 0.
-struct PublishedPart {
-  std::string path;  // as Transformers names it
-  int64_t row = 0, rows = 0;
-  std::string leaf() const { return path.substr(path.rfind('.') + 1); }
 };
 
 // A LoraLinear for each of some parts of a target. The other rows get nothing.
@@ -145,50 +140,23 @@ struct AdapterParts {
 };
 AdapterParts adapter_parts(ModuleBase& model);
 
+// The adapters' infos, by name.
+std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts);
+
+// A target's own weight.
+Tensor& weight_of(ModuleBase& target);
+// Paths of those whose weight is used elsewhere in the model, too: merging would change what is computed there.
+std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets);
+
 // The modules of the base, in the order of the tree.
 std::vector<NamedModule> base_modules(ModuleBase& model);
-
-// How Transformers names and stores the modules of this model.
-struct PublishedLayout {
-  std::string prefix;                                // of every path
-  std::vector<std::string> without;                  // but of those that begin with these
-  std::optional<std::string> conv1d = std::nullopt;  // below this path, "" for all, weights of layers are (in, out)
-  const char* task_type = nullptr;                   // PEFT's
-  std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
-  // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
-  std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
-};
-// Transformers' parts for the module at `path`: one, or several by row.
-std::vector<PublishedPart> published_parts(const PublishedLayout& layout, const ModuleBase& model,
-                                           const std::string& path);
-PublishedLayout published_layout(const ModuleBase& model);
-
-// An adapter that is not in the tree yet.
-struct NewAdapter {
-  struct Target {
-    ModuleBase* module;
-    std::unique_ptr<ModuleBase> adapter;  // a LoraLinear, LoraLinearParts or LoraEmbedding
-  };
-  struct Saved {
-    ModuleBase* module;
-    std::unique_ptr<TensorSet> copies;
-  };
-  AdapterInfoPtr info;
-  std::vector<Target> targets;
-  std::vector<Saved> saved;
-  LoraReport report;
-};
-// Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
-void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
-struct LoraMatch;
-NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
-// Attaches it, activates it and freezes the rest.
-LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
 
 // Throws Error.
 void require_unmerged(const char* function, const AdapterParts& parts);
 AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter);
 // "": none. Needs no memory, since destructors call it.
 void activate(ModuleBase& model, const std::string& adapter);
+// Takes an adapter's parts out of the tree, and what only they needed. Needs no memory.
+void take_out(const AdapterParts& parts, const std::string& adapter);
 
 }  // namespace rondo::nn

@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "rondo/modules/lora/lora_layer.h"
+#include "rondo/modules/lora/lora_options.h"
+#include "rondo/modules/lora/published_layout.h"
 
 namespace rondo::nn {
 

@@ -36,9 +36,10 @@
 #include <string_view>
 #include <vector>
 
-#include "rondo/modules/layers/classification_loss.h"
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_error.h"
+#include "rondo/modules/pretrained/pretrained_options.h"
+#include "rondo/modules/pretrained/text_facts.h"
 #include "rondo/runtime/base/dtype.h"
 
 #pragma GCC visibility push(default)
@@ -51,44 +52,6 @@ struct Family;
 struct Published;
 class CausalLM;
 struct ConfigField;
-
-struct PretrainedOptions {
-  // The dtype of all parameters. nullopt: the dtypes in the file.
-  std::optional<DType> dtype = kF32;
-  // Parameters that the file holds as they are wanted stay in the file's pages, copied only where they are written.
-  // Good for a frozen base: processes share the pages. The file must not be truncated while the model lives: SIGBUS.
-  // Tensors are then aligned to their elements only.
-  bool map = false;
-  // Fields of config.json that this version does not know are ignored. Without it they are an error: they may change
-  // what the model computes. Fields that are known to change it stay an error.
-  bool allow_unknown_fields = false;
-  // Replaces every dropout probability of config.json.
-  std::optional<double> dropout = std::nullopt;
-  // Classes of a classifier; nullopt: as many as config.json has labels.
-  std::optional<int64_t> num_labels = std::nullopt;
-  // Their names, by number, for config.json (id2label). They set num_labels, too.
-  std::vector<std::string> label_names = {};
-  // The loss of a classifier; nullopt: what config.json says, or if it says nothing, what the targets are
-  // (classification_loss.h). config.json of a saved model gets it.
-  std::optional<ProblemType> problem_type = std::nullopt;
-  // The folder's own adapter is to be trained on.
-  bool train_adapter = false;
-  // Tensors whose names begin with one of these start fresh, N(0, 0.02), if the file has them not, or in another shape:
-  // {"classifier."} for a new head.
-  std::vector<std::string> fresh = {};
-  uint64_t seed = 0;  // of fresh tensors
-  // Replaces config.json's. A sequence classifier of the decoders needs one to take more than one row, and refuses the
-  // -1 of the first Llamas, which is no token.
-  std::optional<int64_t> pad_token_id = std::nullopt;
-  // Tensors of the file that the model has no place for are no error if their names begin with one of these: {"cls."}
-  // for the heads of BERT's first training.
-  std::vector<std::string> ignore = {};
-};
-
-struct SaveOptions {
-  // A larger model is cut into several files; a tensor is never cut.
-  int64_t max_shard_bytes = 5'000'000'000;
-};
 
 // The base of all Auto classes. Movable: after a move, every call on the old object throws Error.
 class PretrainedModel {
@@ -184,16 +147,6 @@ class AutoModelForCausalLM : public PretrainedModel {
 
  private:
   using PretrainedModel::PretrainedModel;
-};
-
-// What a classifier of texts needs to know of them.
-struct TextFacts {
-  int64_t vocab_size = 0;  // ids of tokens are below this
-  int64_t max_length = 0;  // tokens of the longest sequence
-  std::optional<int64_t> padding_idx = std::nullopt;
-  bool takes_segments = false;
-  int64_t num_classes = 0;
-  std::optional<ProblemType> problem_type = std::nullopt;
 };
 
 // BERT, RoBERTa and DistilBERT: shapes as in bert_tasks.h. Llama, Qwen and Mistral: llama_tasks.h. Error if a model

@@ -7,15 +7,15 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "rondo/modules/layers/classification_loss.h"
 #include "rondo/modules/module.h"
-#include "rondo/modules/pretrained/auto_model.h"
 #include "rondo/modules/pretrained/config_fields.h"
+#include "rondo/modules/pretrained/pretrained_options.h"
+#include "rondo/modules/pretrained/text_facts.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::nn {
@@ -48,10 +48,6 @@ struct Published {
   std::vector<ConfigField> generation;  // fields of a generation_config.json; empty: there is none
   std::string why_unpublished;          // what `config` cannot say about the model; "" if it says everything
 };
-
-// `model_type` chooses among families that share a class; "": the first that fits. Throws Error if the module is none
-// of the published models.
-Published describe(ModuleBase& module, const std::string& model_type = "");
 
 enum class Task {
   kBase,
@@ -88,7 +84,7 @@ struct CaptionCalls {
 };
 
 // A family of published models: everything that is particular to it. A family is a constant at the end of its file, and
-// an entry in kFamilies (published.cc).
+// an entry in kFamilies (families.cc).
 struct Family {
   std::initializer_list<const char*> model_types;  // in config.json
   std::initializer_list<const char*> classes;      // in modules/, for a message
@@ -106,7 +102,6 @@ struct Family {
   ImageCalls image = {}, segmentation = {};
   CaptionCalls caption = {};
 };
-std::span<const Family* const> families();
 
 // ---- For the families' files
 

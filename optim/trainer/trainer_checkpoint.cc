@@ -104,11 +104,11 @@ void check_fits(const std::vector<nn::NamedTensor>& targets, const nn::StateDict
 
 }  // namespace
 
-bool Trainer::Run::only_trainable() const {
+bool TrainerRun::only_trainable() const {
   return options_.save_only_trainable.value_or(!nn::active_adapter(model_).empty());
 }
 
-std::vector<nn::NamedTensor> Trainer::Run::trained_tensors() const {
+std::vector<nn::NamedTensor> TrainerRun::trained_tensors() const {
   nn::StateDict state = model_.state_dict();
   for (const nn::NamedTensor& p : model_.named_parameters())
     if (!p.tensor.requires_grad()) state.erase(p.name);
@@ -117,7 +117,7 @@ std::vector<nn::NamedTensor> Trainer::Run::trained_tensors() const {
   return tensors;
 }
 
-std::vector<nn::NamedTensor> Trainer::Run::saved_tensors() const {
+std::vector<nn::NamedTensor> TrainerRun::saved_tensors() const {
   if (only_trainable()) return trained_tensors();
   std::vector<nn::NamedTensor> tensors;
   for (auto& [name, tensor] : model_.state_dict()) tensors.push_back({name, tensor});
@@ -125,7 +125,7 @@ std::vector<nn::NamedTensor> Trainer::Run::saved_tensors() const {
 }
 
 // A checksum of the frozen parameters, without those of other adapters. Computed once, as they do not change.
-const std::string& Trainer::Run::base_checksum() {
+const std::string& TrainerRun::base_checksum() {
   if (!base_checksum_.empty()) return base_checksum_;
   io::Checksum sum;
   std::unordered_set<const TensorImpl*> seen;  // tied parameters
@@ -143,7 +143,7 @@ const std::string& Trainer::Run::base_checksum() {
 // The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
 // first and the last among them, or of the first few where the epoch does not end. Other data, batch sizes, tokenizers,
 // shuffles or masks make other ones.
-const std::string& Trainer::Run::data_checksum() {
+const std::string& TrainerRun::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)
     return data_checksum_ = absl::StrCat(absl::Hex(known, absl::kZeroPad16));
@@ -167,7 +167,7 @@ const std::string& Trainer::Run::data_checksum() {
 }
 
 // A run must not be resumed later from the checkpoint of another one.
-void Trainer::Run::claim_output_dir() {
+void TrainerRun::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (!writes() || owns_output_dir_) return;
   std::vector<std::string> others = io::list_checkpoints(folder);  // newest first
@@ -190,12 +190,12 @@ void Trainer::Run::claim_output_dir() {
   owns_output_dir_ = true;
 }
 
-nn::StateDict Trainer::Run::optimizer_state() {
+nn::StateDict TrainerRun::optimizer_state() {
   return replicas_ != nullptr ? replicas_->optimizer_state(optimizer_) : optimizer_.state_dict();
 }
 
 // "": this process does not write, and has given its part of the states.
-std::string Trainer::Run::write_checkpoint() {
+std::string TrainerRun::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
   nn::StateDict states = optimizer_state();
@@ -235,7 +235,7 @@ std::string Trainer::Run::write_checkpoint() {
   return io::save_checkpoint(options_.output_dir, now, {.keep = options_.save_total_limit});
 }
 
-std::optional<Trainer::Resumed> Trainer::Run::resume_from_checkpoint(const std::string& folder) {
+std::optional<ResumedRun> TrainerRun::resume_from_checkpoint(const std::string& folder) {
   const std::string& from = folder.empty() ? options_.output_dir : folder;
   if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
   io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
@@ -246,13 +246,13 @@ std::optional<Trainer::Resumed> Trainer::Run::resume_from_checkpoint(const std::
   }
   resume(*latest.checkpoint, latest.path);
   owns_output_dir_ = same_file(from, options_.output_dir);
-  return Resumed{latest.checkpoint->step, latest.path, std::move(latest.skipped)};
+  return ResumedRun{latest.checkpoint->step, latest.path, std::move(latest.skipped)};
 }
 
-void Trainer::Run::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
+void TrainerRun::resume_from_file(const std::string& path) { resume(io::load_checkpoint(path), path); }
 
 // Checks everything before it changes anything.
-void Trainer::Run::resume(const io::Checkpoint& checkpoint, const std::string& path) {
+void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& path) {
   if (training_) throw Error("Trainer: resume before train(), not during it");
   const auto refuse = [&](auto... what) {
     throw ResumeError(absl::StrCat("cannot resume from ", path, ": ", what...));

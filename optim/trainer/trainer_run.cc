@@ -1,4 +1,4 @@
-// The loop of Trainer: Run::train_step() is what a program would write itself.
+// The loop of Trainer: TrainerRun::train_step() is what a program would write itself.
 #include "rondo/optim/trainer/trainer_run.h"
 
 #include <algorithm>
@@ -43,12 +43,6 @@ class PositionOf {
   const data::BatchSource::Position before_;
 };
 
-// Batches of a step, all processes together.
-int64_t batches_of_step(const TrainerOptions& options) {
-  return std::max<int64_t>(options.gradient_accumulation_steps, 1) *
-         (options.replicas != nullptr ? options.replicas->size() : 1);
-}
-
 // A copy of the buffers that forward passes write (a running mean), to undo a step that does not end.
 class BuffersOf {
  public:
@@ -86,13 +80,8 @@ data::Batch without_rows(const data::Batch& batch) {
 
 }  // namespace
 
-int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches) {
-  const int64_t of_a_step = batches_of_step(options);
-  return batches / of_a_step + (batches % of_a_step != 0);
-}
-
-Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-                  data::BatchSource* eval_data, TrainerOptions options)
+TrainerRun::TrainerRun(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+                       data::BatchSource* eval_data, TrainerOptions options)
     : model_(model),
       optimizer_(optimizer),
       loss_(std::move(loss)),
@@ -109,12 +98,12 @@ Trainer::Run::Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data
 }
 
 // Returns the source itself, or with replicas this process's share of it.
-data::BatchSource& Trainer::Run::share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const {
+data::BatchSource& TrainerRun::share_of(std::optional<data::BatchShare>& share, data::BatchSource& source) const {
   if (replicas_ == nullptr) return source;
   return share.emplace(source, replicas_->rank(), replicas_->size());
 }
 
-void Trainer::Run::check_options() const {
+void TrainerRun::check_options() const {
   const FloatingPointScope floating_point;  // a host may trap invalid operations, such as a comparison with NaN
   const TrainerOptions& o = options_;
   const auto require = [](bool holds, auto... what) {
@@ -150,9 +139,9 @@ void Trainer::Run::check_options() const {
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
 // train() changes its thread, its model and its folder; a Session puts them back.
-class Trainer::Run::Session {
+class TrainerRun::Session {
  public:
-  explicit Session(Run& run) : run_(run), modes_(run.model_) {
+  explicit Session(TrainerRun& run) : run_(run), modes_(run.model_) {
     if (run.writes()) lock_.emplace(run.options_.output_dir);
     run.claim_output_dir();
     if (run.writes()) run.data_checksum();  // now, not in the middle of the run
@@ -170,13 +159,13 @@ class Trainer::Run::Session {
   Session& operator=(const Session&) = delete;
 
  private:
-  Run& run_;
+  TrainerRun& run_;
   const nn::ModeScope modes_;
   const RandomStateOfThread random_;
   std::optional<RunLock> lock_;
 };
 
-TrainResult Trainer::Run::train() {
+TrainResult TrainerRun::train() {
   if (training_) throw Error("Trainer::train: it is running already");
   if (Step::state_of(optimizer_).shards != nullptr && !shares_states())
     throw Error(
@@ -211,7 +200,7 @@ TrainResult Trainer::Run::train() {
 }
 
 // One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
-bool Trainer::Run::train_step() {
+bool TrainerRun::train_step() {
   const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
   const auto undo = [&] {
@@ -264,7 +253,7 @@ bool Trainer::Run::train_step() {
 
 // Looks at the batches of the next step: each one's share depends on all of them. An epoch's last step has what is
 // left. False: cancelled.
-bool Trainer::Run::fetch(Micro& step) {
+bool TrainerRun::fetch(Micro& step) {
   bool ended = false;
   const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
   for (int64_t taken = 0; taken < options_.gradient_accumulation_steps;) {
@@ -299,7 +288,7 @@ bool Trainer::Run::fetch(Micro& step) {
 }
 
 // Forward and backward of each batch. The losses are read later, when all of the step is enqueued. nullopt: cancelled.
-std::optional<Trainer::Run::Backwards> Trainer::Run::run_backwards(const Micro& step) {
+std::optional<TrainerRun::Backwards> TrainerRun::run_backwards(const Micro& step) {
   Backwards made;
   // If layers wait for the other processes, every process runs as many forwards and backwards as the others.
   const bool runs_empty = step.all_targets > 0 && replicas_ != nullptr && replicas_->layers_wait();
@@ -328,7 +317,7 @@ std::optional<Trainer::Run::Backwards> Trainer::Run::run_backwards(const Micro& 
 }
 
 // The mean loss of a step over all processes, once it is asked for.
-std::function<double()> Trainer::Run::begin_mean(const std::vector<std::pair<double, Tensor>>& losses) {
+std::function<double()> TrainerRun::begin_mean(const std::vector<std::pair<double, Tensor>>& losses) {
   if (replicas_ != nullptr) return replicas_->begin_sum(losses, "loss of the step");
   return [losses] {
     double mean = 0;
@@ -337,7 +326,7 @@ std::function<double()> Trainer::Run::begin_mean(const std::vector<std::pair<dou
   };
 }
 
-Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
+Tensor TrainerRun::loss_of(const data::Batch& batch) const {
   const amp::Autocast lower(options_.autocast);
   Tensor loss = loss_(batch);
   if (!loss.defined() || loss.numel() != 1)
@@ -348,8 +337,7 @@ Tensor Trainer::Run::loss_of(const data::Batch& batch) const {
 }
 
 // `report`: undefined if no target counted, so that there was no step to make.
-void Trainer::Run::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report,
-                               double seconds) {
+void TrainerRun::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds) {
   const FloatingPointScope floating_point;
   const bool skipped = !report || report->skipped();
   const double grad_norm = report ? report->grad_norm() : std::nan("");
@@ -370,7 +358,7 @@ void Trainer::Run::finish_step(const Micro& step, double loss, const std::option
 }
 
 // Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
-void Trainer::Run::show_state() {
+void TrainerRun::show_state() {
   const data::BatchSource::Position at = position();
   progress_.step = state_.step;
   progress_.loss = state_.loss;
@@ -384,19 +372,19 @@ void Trainer::Run::show_state() {
   progress_.skipped_steps = state_.skipped_steps;
 }
 
-void Trainer::Run::add_callback(Callback& callback) {
+void TrainerRun::add_callback(Callback& callback) {
   if (training_) throw Error("Trainer::add_callback: add callbacks before train()");
   callbacks_.push_back(&callback);
 }
 
-Progress Trainer::Run::progress() const {
+Progress TrainerRun::progress() const {
   const std::lock_guard lock(progress_mutex_);
   return progress_;
 }
 
 // ---- Between steps
 
-bool Trainer::Run::due(int64_t every) const {
+bool TrainerRun::due(int64_t every) const {
   if (state_.step == 0) return false;
   return every > 0 ? state_.step % every == 0 : (state_.step + epoch_offset_) % steps_per_epoch_ == 0;
 }
@@ -404,20 +392,18 @@ bool Trainer::Run::due(int64_t every) const {
 // Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each, or batches of another size.
 // Steps are then counted on, so that checkpoints keep their order, and epoch_offset_ is added to them where they stand
 // for a part of the epochs: at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
-int64_t Trainer::Run::planned_step() const {
-  return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_;
-}
+int64_t TrainerRun::planned_step() const { return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_; }
 
-int64_t Trainer::Run::batches_per_step() const { return batches_of_step(options_); }
+int64_t TrainerRun::batches_per_step() const { return batches_of_step(options_); }
 
 // How many steps of this run's size come before this position.
-int64_t Trainer::Run::epoch_steps_at(data::BatchSource::Position at) const {
+int64_t TrainerRun::epoch_steps_at(data::BatchSource::Position at) const {
   const int64_t of_an_epoch = steps_of_epoch(options_, train_data_.size());
   return (at.epoch + 1) * of_an_epoch - steps_of_epoch(options_, train_data_.size() - at.batch);
 }
 
 // All processes must begin at the same place with the same data.
-void Trainer::Run::compare_replicas() {
+void TrainerRun::compare_replicas() {
   if (replicas_ == nullptr) return;
   const data::BatchSource::Position at = train_data_.position();
   replicas_->require_equal(
@@ -434,22 +420,22 @@ void Trainer::Run::compare_replicas() {
   agreed_to_stop_ = replicas_->sum({cancelled_ ? 1.0 : 0.0}, "cancelled").front() > 0;
 }
 
-bool Trainer::Run::evaluation_due() const {
+bool TrainerRun::evaluation_due() const {
   if (eval_data_ == nullptr || state_.evaluated_step == state_.step) return false;
   if (state_.step == 0) return options_.eval_on_start;
   return due(options_.eval_steps) || state_.step >= max_steps_;
 }
 
-bool Trainer::Run::save_due() const { return saves() && saved_step_ != state_.step && due(options_.save_steps); }
+bool TrainerRun::save_due() const { return saves() && saved_step_ != state_.step && due(options_.save_steps); }
 
-bool Trainer::Run::stopped_early() const {
+bool TrainerRun::stopped_early() const {
   return options_.early_stopping_patience > 0 && state_.best.evaluations_since >= options_.early_stopping_patience;
 }
 
-double Trainer::Run::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
+double TrainerRun::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
 
 // nullopt: cancelled.
-std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
+std::optional<double> TrainerRun::evaluation_loss(bool until_cancelled) {
   if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
   const NoGrad off;
   const nn::ModeScope modes(model_);
@@ -483,7 +469,7 @@ std::optional<double> Trainer::Run::evaluation_loss(bool until_cancelled) {
   return sum / all_targets;
 }
 
-void Trainer::Run::run_evaluation() {
+void TrainerRun::run_evaluation() {
   const std::optional<double> loss = evaluation_loss(/*until_cancelled=*/true);
   if (!loss) return;
   state_.eval_loss = loss;
@@ -510,7 +496,7 @@ void Trainer::Run::run_evaluation() {
   tell([this](Callback& c) { c.on_evaluate(progress_); });
 }
 
-void Trainer::Run::run_save() {
+void TrainerRun::run_save() {
   std::string path;
   try {
     path = write_checkpoint();
@@ -523,7 +509,7 @@ void Trainer::Run::run_save() {
   if (!path.empty()) tell([&](Callback& c) { c.on_save(progress_, path); });
 }
 
-std::string Trainer::Run::save_checkpoint() {
+std::string TrainerRun::save_checkpoint() {
   if (!saves() && !options_.output_dir.empty()) return "";
   claim_output_dir();
   const std::string path = write_checkpoint();
@@ -533,7 +519,7 @@ std::string Trainer::Run::save_checkpoint() {
   return path;
 }
 
-void Trainer::Run::restore_best() {
+void TrainerRun::restore_best() {
   if (state_.best.state.empty() || state_.best.step == state_.step) return;
   nn::load_tensors(trained_tensors(), state_.best.state, /*strict=*/true, "Trainer");
 }

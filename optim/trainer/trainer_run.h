@@ -1,4 +1,4 @@
-// Trainer::Run: the functions and the state behind a Trainer. trainer_run.cc has the loop,
+// TrainerRun: the functions and the state behind a Trainer. trainer_run.cc has the loop,
 // trainer_checkpoint.cc the checkpoints.
 //
 // Thread safety: as Trainer's.
@@ -14,21 +14,20 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/modules/module.h"
 #include "rondo/optim/grad_scaler.h"
-#include "rondo/optim/trainer/trainer.h"
+#include "rondo/optim/optimizer.h"
+#include "rondo/optim/trainer/trainer_options.h"
 #include "rondo/runtime/data/batch_share.h"
 #include "rondo/runtime/data/device_batches.h"
 
 namespace rondo::optim {
 
-// Optimizer steps that `batches` give, all processes together. The last step of an epoch has the batches that are left.
-int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
-
-class Trainer::Run {
+class TrainerRun {
  public:
   // `eval_data` may be null.
-  Run(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
-      data::BatchSource* eval_data, TrainerOptions options);
+  TrainerRun(nn::ModuleBase& model, Optimizer& optimizer, LossFn loss, data::BatchSource& train_data,
+             data::BatchSource* eval_data, TrainerOptions options);
 
   // Trainer's functions of these names.
   void add_callback(Callback& callback);
@@ -36,7 +35,7 @@ class Trainer::Run {
   void cancel() noexcept { cancelled_.store(true); }
   Progress progress() const;
   double evaluate();
-  std::optional<Resumed> resume_from_checkpoint(const std::string& folder);
+  std::optional<ResumedRun> resume_from_checkpoint(const std::string& folder);
   void resume_from_file(const std::string& path);
   std::string save_checkpoint();
 

@@ -3,9 +3,9 @@
 
 #include <string>
 
+#include "rondo/runtime/chat/chat_renderer.h"
 #include "rondo/runtime/data/chat_template.h"
 #include "rondo/runtime/data/text_encoder.h"
-#include "rondo/runtime/text/chat_renderer.h"
 
 namespace rondo::data {
 

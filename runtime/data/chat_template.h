@@ -93,7 +93,7 @@ class ChatTemplate {
 class ChatEncoder {
  public:
   ChatEncoder(ChatTemplate chat, const io::Tokenizer& tokenizer);
-  // By a Jinja template (text/chat.h): the name of one of the folder's, a whole template, or empty for the folder's
+  // By a Jinja template (chat/chat.h): the name of one of the folder's, a whole template, or empty for the folder's
   // own. Text of special tokens in a message stays ordinary text here too (ChatOptions::split_special_tokens).
   //
   // Loss is on {% generation %} blocks. A template without them carries loss on the words of messages of the role
@@ -108,7 +108,7 @@ class ChatEncoder {
   // A training example. Throws Error as render(), for a trained message without words, and for text that the tokenizer
   // refuses. An example without a trained message has no target.
   Example example(std::span<const Message> messages) const;
-  // The same of a conversation in JSON: see text/chat.h. Other templates than Jinja take role and content only.
+  // The same of a conversation in JSON: see chat/chat.h. Other templates than Jinja take role and content only.
   Example example_of_json(std::string_view conversation) const;
   // The ids alone, of the conversation as it is, or up to where the model's words begin.
   std::vector<int32_t> ids_of_json(std::string_view conversation, bool add_generation_prompt) const;

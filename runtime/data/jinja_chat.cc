@@ -8,9 +8,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/base/within_memory.h"
+#include "rondo/runtime/chat/jinja/python_text.h"
 #include "rondo/runtime/data/chat_encoder_impl.h"
 #include "rondo/runtime/io/utf8.h"
-#include "rondo/runtime/text/jinja/python_text.h"
 
 namespace rondo::data {
 namespace {

@@ -79,7 +79,7 @@ ExampleSet read_prompts(const std::string& path, const io::Tokenizer& tokenizer,
 ExampleSet read_chats(const std::string& path, const io::Tokenizer& tokenizer, const ChatTemplate& chat,
                       const ReadOptions& options = {});
 // The same by any encoder of chats. With a Jinja template a line may also have "tools", "documents" and
-// "chat_template_kwargs", and messages may have any fields: see text/chat.h.
+// "chat_template_kwargs", and messages may have any fields: see chat/chat.h.
 ExampleSet read_chats(const std::string& path, const ChatEncoder& encoder, const text::PreTrainedTokenizer& tokenizer,
                       const ReadOptions& options = {});
 // With the tokenizer's own template ([CLS] text [SEP]). A field "text_pair" makes it a pair. In JSON, a label is a

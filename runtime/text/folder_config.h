@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "rondo/runtime/text/tokenizer_impl.h"
+#include "rondo/runtime/text/tokenizer_parts.h"
 
 namespace rondo::text {
 
@@ -51,7 +51,7 @@ inline constexpr char kQwen2Pattern[] =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 // tokenizer.json at `path`, in `folder`, as the class that the config names makes it in transformers 5.
-std::unique_ptr<PreTrainedTokenizer::Impl> read_whole_file(const std::string& path, const std::string& folder,
-                                                           const FolderConfig& config);
+std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const std::string& folder,
+                                                const FolderConfig& config);
 
 }  // namespace rondo::text

@@ -11,12 +11,12 @@
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"
-#include "rondo/runtime/text/tokenizer_impl.h"
+#include "rondo/runtime/text/tokenizer.h"
+#include "rondo/runtime/text/tokenizer_json.h"
 
 namespace rondo::text {
 namespace {
 
-using Impl = PreTrainedTokenizer::Impl;
 using Config = FolderConfig;
 
 constexpr uint64_t kLargestTemplate = uint64_t{1} << 20;
@@ -135,17 +135,17 @@ std::vector<std::string> more_templates(const std::string& folder) {
 }
 
 // Files come before the field of tokenizer_config.json, all of whose templates they replace.
-FolderTemplates folder_templates(const std::string& folder, const Config& config) {
-  FolderTemplates out;
+std::map<std::string, ChatTemplateText> folder_templates(const std::string& folder, const Config& config) {
+  std::map<std::string, ChatTemplateText> out;
   const auto read = [&](const std::string& name, const std::string& path) {
-    out.insert_or_assign(name, parse_folder_template(io::read_text(path, kLargestTemplate), path));
+    out.insert_or_assign(name, ChatTemplateText{path, io::read_text(path, kLargestTemplate)});
   };
   if (const std::string path = folder + "/chat_template.jinja"; is_file(path)) read("default", path);
   for (const std::string& name : more_templates(folder))
     read(std::filesystem::path(name).stem().string(), absl::StrCat(folder, "/", kChatTemplates, "/", name));
   if (!out.empty()) return out;
   for (const auto& [name, text] : config.chat_templates)
-    out.insert_or_assign(name, parse_folder_template(text, absl::StrCat(config.path, ", chat_template")));
+    out.insert_or_assign(name, ChatTemplateText{absl::StrCat(config.path, ", chat_template"), text});
   return out;
 }
 
@@ -286,7 +286,7 @@ void read_older_tokens(const std::string& path, Config& out) {
 }
 
 // Adds the named tokens that the vocabulary has, and those of added_tokens_decoder.
-void add_special_tokens(Impl& out, const Config& config, const std::string& vocab_path) {
+void add_special_tokens(TokenizerParts& out, const Config& config, const std::string& vocab_path) {
   for (const std::vector<AddedToken>* tokens : {&config.added, &config.older})
     for (const AddedToken& token : *tokens)
       if (!out.add_token(token))
@@ -304,14 +304,15 @@ void add_special_tokens(Impl& out, const Config& config, const std::string& voca
   out.finish();
 }
 
-int32_t need_token(const Impl& impl, const std::string& name, const std::string& vocab_path) {
-  const int32_t id = impl.id(name);
+int32_t need_token(const TokenizerParts& parts, const std::string& name, const std::string& vocab_path) {
+  const int32_t id = parts.id(name);
   if (id < 0) throw FileError(vocab_path, "the special token " + io::shown(name) + " is not in the vocabulary");
   return id;
 }
 
 // vocab.json and merges.txt: byte-level BPE of the class that `config` names.
-std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::string& merges_path, Config config) {
+std::unique_ptr<TokenizerParts> read_byte_level(const std::string& vocab_path, const std::string& merges_path,
+                                                Config config) {
   const ClassKind kind = config.tokenizer_class.empty() ? ClassKind::kGpt2 : kind_named(config.tokenizer_class);
   const bool roberta = kind == ClassKind::kRoberta, qwen = kind == ClassKind::kQwen2;
   if (!roberta && !qwen && kind != ClassKind::kGpt2)
@@ -321,7 +322,7 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
                         "and Qwen2Tokenizer are; or save a tokenizer.json");
   if (config.add_bos || config.add_eos)
     throw FileError(config.path, "add_bos_token and add_eos_token are not supported without a tokenizer.json");
-  auto out = std::make_unique<Impl>();
+  auto out = std::make_unique<TokenizerParts>();
   {
     const std::string vocab = io::read_text(vocab_path, kLargestFile);
     io::JsonReader json(vocab_path, vocab);
@@ -359,12 +360,12 @@ std::unique_ptr<Impl> read_byte_level(const std::string& vocab_path, const std::
   return out;
 }
 
-std::unique_ptr<Impl> read_bert(const std::string& vocab_path, Config config) {
+std::unique_ptr<TokenizerParts> read_bert(const std::string& vocab_path, Config config) {
   if (!config.tokenizer_class.empty() && kind_named(config.tokenizer_class) != ClassKind::kBert)
     throw FileError(config.path, "tokenizer_class " + io::shown(config.tokenizer_class) +
                                      " with vocab.txt is not supported: BertTokenizer is; or save a tokenizer.json");
   config.names = names_of(ClassKind::kBert, config);
-  auto out = std::make_unique<Impl>();
+  auto out = std::make_unique<TokenizerParts>();
   out->model = make_word_piece(Vocabulary::read_lines(io::read_text(vocab_path, kLargestFile), vocab_path),
                                {.unk_token = config.names.unk}, vocab_path);
   append_bert_normalizer(out->normalizers, true, config.tokenize_chinese_chars,
@@ -429,13 +430,13 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) tr
     if (const std::string path = in_folder("added_tokens.json"); is_file(path)) read_older_tokens(path, config);
   }
   const std::string vocab = in_folder("vocab.json"), merges = in_folder("merges.txt"), lines = in_folder("vocab.txt");
-  std::unique_ptr<Impl> impl;
+  std::unique_ptr<TokenizerParts> parts;
   if (const std::string whole = in_folder("tokenizer.json"); is_file(whole)) {
-    impl = read_whole_file(whole, folder, config);
+    parts = read_whole_file(whole, folder, config);
   } else if (is_file(vocab) && is_file(merges)) {
-    impl = read_byte_level(vocab, merges, config);
+    parts = read_byte_level(vocab, merges, config);
   } else if (is_file(lines)) {
-    impl = read_bert(lines, config);
+    parts = read_bert(lines, config);
   } else {
     std::error_code error;
     throw FileError(folder,
@@ -443,10 +444,11 @@ PreTrainedTokenizer AutoTokenizer::from_pretrained(const std::string& folder) tr
                         ? "has no tokenizer: no tokenizer.json, no vocab.json with merges.txt, no vocab.txt"
                         : "no such folder. A tokenizer is read from a folder on this machine; nothing is downloaded");
   }
-  for (const auto& [name, token] : config.named) impl->further_names.emplace_back(name, token.content);
-  impl->cleans_up = config.clean_up_tokenization_spaces && (!impl->model->is_byte_pair() || config.clean_up_byte_pairs);
-  impl->chat_templates = folder_templates(folder, config);
-  return PreTrainedTokenizer(std::move(impl));
+  for (const auto& [name, token] : config.named) parts->further_names.emplace_back(name, token.content);
+  parts->cleans_up = config.clean_up_tokenization_spaces &&
+                     (!parts->model->is_byte_pair() || config.clean_up_byte_pairs);
+  parts->chat_templates = folder_templates(folder, config);
+  return PreTrainedTokenizer(std::move(parts));
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("AutoTokenizer::from_pretrained");
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "rondo/runtime/io/json.h"
+#include "rondo/runtime/text/encoding.h"
 #include "rondo/runtime/text/model.h"
-#include "rondo/runtime/text/tokenizer.h"
 
 namespace rondo::text {
 

@@ -26,73 +26,16 @@
 #include <utility>
 #include <vector>
 
+#include "rondo/runtime/text/encoding.h"
 #include "rondo/runtime/text/simple_tokenizer.h"
 
 #pragma GCC visibility push(default)
 namespace rondo::text {
 
-// An encoded text. All vectors have one element per token.
-struct Encoding {
-  // [begin, end) of the token in its text; 0, 0 for tokens that come from no text.
-  struct Offset {
-    int32_t begin = 0, end = 0;
-    bool operator==(const Offset&) const = default;
-  };
-  std::vector<int32_t> ids;
-  std::vector<int32_t> type_ids;
-  std::vector<Offset> offsets;
-  std::vector<int32_t> word_ids;             // counts the words of a text from 0; -1: no word
-  std::vector<int32_t> sequence_ids;         // 0: the first text, 1: the second, -1: neither
-  std::vector<int32_t> attention_mask;       // 0: padding
-  std::vector<int32_t> special_tokens_mask;  // 1: added by the template, or padding
-  size_t size() const { return ids.size(); }
-};
-
-enum class OffsetUnit {
-  kCodePoints,  // as the reference
-  kBytes,
-};
-enum class Side { kLeft, kRight };
-
-struct Truncation {
-  enum Strategy { kLongestFirst, kOnlyFirst, kOnlySecond, kDoNotTruncate };
-  int64_t max_length = 512;  // with the template's tokens
-  Strategy strategy = kLongestFirst;
-  Side side = Side::kRight;  // where tokens are cut off; they are dropped, not returned
-};
-struct Padding {
-  enum Strategy { kLongest, kMaxLength, kDoNotPad };
-  Strategy strategy = kLongest;    // kLongest: to the longest of the batch
-  int64_t max_length = 0;          // kMaxLength: to this length, of at most 2^24
-  int64_t pad_to_multiple_of = 0;  // at most 2^24; 0: any length
-  Side side = Side::kRight;
-  int32_t pad_id = 0;
-  int32_t pad_type_id = 0;
-};
-
-struct EncodeOptions {
-  bool add_special_tokens = true;
-  // True: a special token's text is ordinary text.
-  bool split_special_tokens = false;
-  // Further added tokens whose text is ordinary text.
-  std::vector<int32_t> split_tokens = {};
-  // False: the text follows another one, so a space that the file wants before the first word only is not put there.
-  bool at_start = true;
-  OffsetUnit offset_unit = OffsetUnit::kCodePoints;
-  // Unset: as the file says (defaults: no truncation, no padding).
-  std::optional<Truncation> truncation = std::nullopt;
-  std::optional<Padding> padding = std::nullopt;
-};
-
-struct DecodeOptions {
-  bool skip_special_tokens = true;
-  // Bytes that are no UTF-8 (a character broken in two) become U+FFFD. False: they stay, so that pieces can be joined.
-  bool replace_invalid = true;
-};
+struct TokenizerParts;
 
 class PreTrainedTokenizer : public io::Tokenizer {
  public:
-  struct Impl;
   using TextPair = std::pair<std::string_view, std::string_view>;
 
   // A tokenizer.json. `path` names it in errors. Throws FileError.
@@ -145,16 +88,16 @@ class PreTrainedTokenizer : public io::Tokenizer {
   int32_t pad_token_id() const;
   // Unset if the file has none, or one beyond any length that is meant.
   std::optional<int64_t> model_max_length() const;
-  // Its folder has a chat template: see chat.h.
+  // Its folder has a chat template: see chat/chat.h.
   bool has_chat_template() const;
 
  private:
   friend class AutoTokenizer;
   friend class ChatRenderer;
-  explicit PreTrainedTokenizer(std::unique_ptr<Impl> impl);
+  explicit PreTrainedTokenizer(std::unique_ptr<TokenizerParts> parts);
   // Throws Error if the tokenizer was moved to another object.
-  const Impl& impl() const;
-  std::unique_ptr<Impl> impl_;
+  const TokenizerParts& parts() const;
+  std::unique_ptr<TokenizerParts> parts_;
 };
 
 class AutoTokenizer {

@@ -15,11 +15,10 @@
 #include "rondo/runtime/io/open_file.h"
 #include "rondo/runtime/text/folder_config.h"
 #include "rondo/runtime/text/json_fields.h"
+#include "rondo/runtime/text/tokenizer_json.h"
 
 namespace rondo::text {
 namespace {
-
-using Impl = PreTrainedTokenizer::Impl;
 
 // config.json's model_type; "" without one.
 std::string model_type(const std::string& folder) {
@@ -172,7 +171,8 @@ SpecialNames usual_names(ClassKind kind, SpecialNames names) {
   return names;
 }
 
-std::unique_ptr<Impl> read_whole_file(const std::string& path, const std::string& folder, const FolderConfig& config) {
+std::unique_ptr<TokenizerParts> read_whole_file(const std::string& path, const std::string& folder,
+                                                const FolderConfig& config) {
   const std::string text = io::read_text(path, kLargestFile);
   if (config.split_special_tokens)
     throw FileError(config.path,

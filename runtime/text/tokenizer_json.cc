@@ -1,7 +1,7 @@
-// Reads tokenizer.json.
+#include "rondo/runtime/text/tokenizer_json.h"
+
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/text/json_fields.h"
-#include "rondo/runtime/text/tokenizer_impl.h"
 
 namespace rondo::text {
 namespace {
@@ -31,8 +31,8 @@ std::vector<AddedToken> read_added_tokens(io::JsonReader& json) {
 
 }  // namespace
 
-std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view text, const std::string& path,
-                                                               const Amendments& amendments) {
+std::unique_ptr<TokenizerParts> read_tokenizer_json(std::string_view text, const std::string& path,
+                                                    const Amendments& amendments) {
   // Where the parts stand: they are read in another order than they are written in.
   struct Part {
     const char* name;
@@ -63,7 +63,7 @@ std::unique_ptr<PreTrainedTokenizer::Impl> read_tokenizer_json(std::string_view 
   amend(normalizer, amendments.normalizer);
   amend(pre, amendments.pre_tokenizer);
   amend(decoder, amendments.decoder);
-  auto out = std::make_unique<PreTrainedTokenizer::Impl>();
+  auto out = std::make_unique<TokenizerParts>();
   if (normalizer.at) out->normalizers = read_normalizers(*normalizer.at);
   if (pre.at) out->pre_tokenizers = read_pre_tokenizers(*pre.at);
   out->model = read_model(*model.at, text.size(), out->pre_tokenizers.byte_level, path);

@@ -21,11 +21,11 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/runtime/chat/chat.h"
+#include "rondo/runtime/chat/jinja/template.h"
 #include "rondo/runtime/data/chat_template.h"
 #include "rondo/runtime/io/json.h"
 #include "rondo/runtime/io/open_file.h"
-#include "rondo/runtime/text/chat.h"
-#include "rondo/runtime/text/jinja/template.h"
 #include "rondo/tests/paths.h"
 #include "rondo/tests/runtime/template_bombs.h"
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 
+#include "rondo/runtime/chat/chat.h"
 #include "rondo/runtime/checkpoint/checkpoint.h"
 #include "rondo/runtime/checkpoint/safetensors.h"
 #include "rondo/runtime/data/chat_template.h"
@@ -12,7 +13,6 @@
 #include "rondo/runtime/image/image.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/random/random.h"
-#include "rondo/runtime/text/chat.h"
 #include "rondo/runtime/text/simple_tokenizer.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/compile/temp_folder.h"

@@ -80,10 +80,10 @@ extern constexpr Family kPixelClassifierFamily = {
 }  // namespace rondo::nn
 TEXT
 # 2. Its entry.
-insert modules/pretrained/published.cc 'static constexpr const Family* kFamilies' <<'TEXT'
+insert modules/pretrained/families.cc 'static constexpr const Family* kFamilies' <<'TEXT'
 extern const Family kPixelClassifierFamily;
 TEXT
-sed -i 's|^static constexpr const Family\* kFamilies\[\] = {|&\&kPixelClassifierFamily, |' "$tree/modules/pretrained/published.cc"
+sed -i 's|^static constexpr const Family\* kFamilies\[\] = {|&\&kPixelClassifierFamily, |' "$tree/modules/pretrained/families.cc"
 # 3. Its test.
 cat >"$tree/tests/modules/pixel_classifier_test.cc" <<'TEXT'
 #include "rondo/modules/vision/pixel_classifier.h"
@@ -113,14 +113,14 @@ TEST(PixelClassifier, IsSavedAndLoaded) {
   EXPECT_THROW(rondo::nn::AutoModelForImageClassification::from_pretrained(folder), rondo::nn::ConfigError);
 }
 TEXT
-changes modules/vision/pixel_classifier.h modules/pretrained/pixel_classifier.cc modules/pretrained/published.cc \
+changes modules/vision/pixel_classifier.h modules/pretrained/pixel_classifier.cc modules/pretrained/families.cc \
   tests/modules/pixel_classifier_test.cc
-says modules/pretrained/README.md '**A new family**' 'a file of its own' kFamilies published.cc
+says modules/pretrained/README.md '**A new family**' 'a file of its own' kFamilies families.cc
 
-compile modules/pretrained/pixel_classifier.cc modules/pretrained/published.cc
-compile modules/pretrained/published.cc
+compile modules/pretrained/pixel_classifier.cc modules/pretrained/families.cc
+compile modules/pretrained/families.cc
 compile tests/modules/pixel_classifier_test.cc tests/modules/module_test.cc
-link test_modules pixel_classifier published pixel_classifier_test
+link test_modules pixel_classifier families pixel_classifier_test
 RECIPE_FOLDER=$work "$work/test_modules" --gtest_brief=1 --gtest_filter='PixelClassifier.*' >"$work/log" 2>&1 || { cat "$work/log"; fail "its test fails"; }
 grep -q '^\[  PASSED  \] 1 test' "$work/log" || fail "its test did not run"
 echo "recipe of a model family: a model, a file, an entry and a test"

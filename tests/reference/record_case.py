@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes runtime/text/jinja/case_data.inc: how Python's str changes the case of Unicode 14's characters.
+"""Writes runtime/chat/jinja/case_data.inc: how Python's str changes the case of Unicode 14's characters.
 
     python3.11 tests/reference/record_case.py
 

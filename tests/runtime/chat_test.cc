@@ -1,12 +1,12 @@
 // Conversations by the chat template of a model's folder: the same text, ids and masks as transformers.
-#include "rondo/runtime/text/chat.h"
+#include "rondo/runtime/chat/chat.h"
 
 #include <algorithm>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/chat/jinja/value.h"
 #include "rondo/runtime/data/read_examples.h"
-#include "rondo/runtime/text/jinja/value.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"
 

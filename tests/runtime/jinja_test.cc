@@ -1,5 +1,5 @@
 // Jinja as chat templates use it: the same text as jinja2, errors that name line and construct, and bounds.
-#include "rondo/runtime/text/jinja/template.h"
+#include "rondo/runtime/chat/jinja/template.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/tests/errors.h"

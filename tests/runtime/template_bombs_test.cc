@@ -12,7 +12,7 @@
 #include <set>
 #include <thread>
 
-#include "rondo/runtime/text/jinja/template.h"
+#include "rondo/runtime/chat/jinja/template.h"
 #include "rondo/tests/runtime/temp_folder.h"
 
 namespace rondo::text::jinja {

@@ -1,6 +1,6 @@
 // tokenizer_config.json beside tokenizer.json, where they disagree: AutoTokenizer's ids, or an error that names a
 // field.
-#include "rondo/runtime/text/jinja/value.h"
+#include "rondo/runtime/chat/jinja/value.h"
 #include "rondo/runtime/text/tokenizer.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/runtime/temp_folder.h"

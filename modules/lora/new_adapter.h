@@ -1,0 +1,34 @@
+// An adapter on its way into the tree. Not installed: lora.h.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "rondo/modules/lora/lora_layer.h"
+#include "rondo/modules/lora/lora_options.h"
+#include "rondo/modules/lora/lora_targets.h"
+
+namespace rondo::nn {
+
+// An adapter that is not in the tree yet.
+struct NewAdapter {
+  struct Target {
+    ModuleBase* module;
+    std::unique_ptr<ModuleBase> adapter;  // a LoraLinear, LoraLinearParts or LoraEmbedding
+  };
+  struct Saved {
+    ModuleBase* module;
+    std::unique_ptr<TensorSet> copies;
+  };
+  AdapterInfoPtr info;
+  std::vector<Target> targets;
+  std::vector<Saved> saved;
+  LoraReport report;
+};
+// Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
+void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
+NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
+// Attaches it, activates it and freezes the rest.
+LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
+
+}  // namespace rondo::nn

@@ -1,0 +1,96 @@
+// What a Trainer (trainer.h) is told, and what it gives.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/optim/optimizer.h"
+#include "rondo/optim/trainer/callback.h"
+#include "rondo/optim/trainer/replicas.h"
+#include "rondo/runtime/base/dtype.h"
+#include "rondo/runtime/base/error.h"
+#include "rondo/runtime/checkpoint/checkpoint.h"
+#include "rondo/runtime/data/batch_source.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::optim {
+
+// The mean loss over the batch's targets, a tensor of one element. The batch is on the model's device. Called in
+// training mode with gradients, and in evaluation mode without.
+using LossFn = std::function<Tensor(const data::Batch& batch)>;
+
+// For batches of a language model, {x, y, ...}: how many entries of y are not data::kIgnoreIndex.
+int64_t unmasked_targets(const data::Batch& batch);
+// The first dimension of the batch's first tensor; 1 for a number.
+int64_t batch_rows(const data::Batch& batch);
+
+// Hugging Face's names (transformers.TrainingArguments) where it has one.
+struct TrainerOptions {
+  int64_t max_steps = -1;                   // optimizer steps; positive: num_train_epochs is not used
+  double num_train_epochs = 3;              // may be a fraction
+  int64_t gradient_accumulation_steps = 1;  // batches of one step; the last step of an epoch has what is left
+  double max_grad_norm = 1.0;               // gradients are clipped to this norm; 0: not clipped
+  // bf16 or f16 for products, parameters stay as they are; f16 scales the loss (grad_scaler.h). nullopt: off.
+  std::optional<DType> autocast = std::nullopt;
+  // Learning rates as functions of the step, which counts from 0 (schedule.h): one for all groups of the optimizer, or
+  // one for each. Empty: the optimizer's own.
+  std::vector<Optimizer::Schedule> lr_schedules = {};
+  // The weight of a batch: over how many targets the loss function takes the mean. unmasked_targets for language
+  // models, else the rows count. A batch without targets is left out. It gets the batch as the source gave it, in host
+  // memory.
+  std::function<int64_t(const data::Batch&)> count_targets = batch_rows;
+
+  int64_t logging_steps = 10;
+  int64_t eval_steps = 0;  // 0: at the end of each epoch. There is always an evaluation after the last step
+  bool eval_on_start = false;
+  // The run stops when so many evaluations in a row have not lowered the best loss by more than the threshold. 0: off.
+  int64_t early_stopping_patience = 0;
+  double early_stopping_threshold = 0;
+  // At the end (not after cancel()) the parameters of the best evaluation come back. Costs a copy of what is trained,
+  // here and in each checkpoint.
+  bool load_best_model_at_end = false;
+
+  std::string output_dir = {};        // of the checkpoints; empty: none are written
+  int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
+  int save_total_limit = 2;           // newest checkpoints that stay
+  bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
+  // Checkpoints without the frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
+  std::optional<bool> save_only_trainable = std::nullopt;
+  bool ignore_data_skip = false;  // resume on other data or batches, from the beginning of the data
+  uint64_t seed = 42;             // of dropout
+  Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
+};
+
+// How many steps a run makes with these options: for schedules that need it. `batches_per_epoch`: of all processes.
+// Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
+int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
+
+// Batches of a step, all processes together.
+int64_t batches_of_step(const TrainerOptions& options);
+// Optimizer steps that `batches` give, all processes together. The last step of an epoch has the batches that are left.
+int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
+
+struct TrainResult {
+  StopReason reason = StopReason::kFinished;
+  Progress last = {};  // as the last callback saw it
+};
+
+// A checkpoint does not fit this trainer: other data, another base below the adapter, another adapter, or not written
+// by a Trainer. Nothing was changed. (Other parameters or another optimizer: nn::StateDictError, also before anything
+// is changed.)
+class ResumeError : public Error {
+ public:
+  using Error::Error;
+};
+
+struct ResumedRun {
+  int64_t step = 0;
+  std::string path;
+  std::vector<io::SkippedCheckpoint> skipped;  // newer files that are damaged
+};
+
+}  // namespace rondo::optim
+#pragma GCC visibility pop

@@ -1,0 +1,63 @@
+// Conversations by the chat template of a model's folder: chat_template.jinja, additional_chat_templates/NAME.jinja, or
+// the field chat_template of tokenizer_config.json.
+//
+//   const auto tokenizer = text::AutoTokenizer::from_pretrained("models/qwen");
+//   const text::EncodedChat chat = text::apply_chat_template(
+//       tokenizer, R"([{"role": "user", "content": "Hello!"}])", {.add_generation_prompt = true});
+//   nn::generate(model, {chat.ids.begin(), chat.ids.end()}, ...);
+//
+// Text, ids and the assistant's mask equal those of transformers 5.23: apply_chat_template(..., return_dict=True,
+// return_assistant_tokens_mask=True). Two differences are on purpose: a {% generation %} block that begins or ends in
+// text which becomes no token is an Error (the reference then trains on the wrong tokens), and one that ends in the
+// very first token carries loss on that token only. Templates are Jinja; what runs of it is in jinja/template.h. A
+// template that cannot run is a TemplateError.
+//
+// Templates are code of strangers. A render takes at most 20 million steps of work, 128 MiB of memory and 256 KiB of
+// the calling thread's stack, or less of it where the thread has less (48 KiB stay free); more is a TemplateError.
+// Published templates take about 1% of the steps for 1 MB in 100 messages, and less than 25% for 1 MB in 10,000.
+//
+// Each call parses the template, which takes 0.02 to 0.2 ms. data::ChatEncoder (data/chat_template.h) parses it once.
+//
+// A conversation is JSON: an array of messages, or an object with "messages", and if they are there "tools",
+// "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
+// enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which fields
+// it may have. Fields that are null are left out, and reasoning is found under "reasoning_content", "thinking" and
+// "reasoning", as there.
+//
+// Thread safety: everything here may be called from several threads at once.
+#pragma once
+
+#include <stop_token>
+#include <string>
+#include <string_view>
+
+#include "rondo/runtime/chat/encoded_chat.h"
+#include "rondo/runtime/chat/template_error.h"
+#include "rondo/runtime/text/tokenizer.h"
+
+#pragma GCC visibility push(default)
+namespace rondo::text {
+
+struct ChatOptions {
+  // The text ends with what asks the model for its words.
+  bool add_generation_prompt = false;
+  // Text of special tokens inside messages stays ordinary text; from others than the assistant, also text of any added
+  // token that the template writes. Nobody then forges a role. Off in the reference unless it is asked for.
+  bool split_special_tokens = false;
+  // The name of one of the folder's templates, or a whole template. Empty: the folder's: "tool_use" if it has one and
+  // the conversation has tools, else "default".
+  std::string chat_template = {};
+  // Asked to stop, by any thread, a render ends at its next step with a TemplateCancelled. It does not stop encoding.
+  std::stop_token stop = {};
+};
+
+// Throws TemplateError, Error without a template and for text that the tokenizer refuses, and FileError for JSON that
+// is no conversation.
+EncodedChat apply_chat_template(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
+                                const ChatOptions& options = {});
+// The text alone.
+std::string render_chat(const PreTrainedTokenizer& tokenizer, std::string_view conversation,
+                        const ChatOptions& options = {});
+
+}  // namespace rondo::text
+#pragma GCC visibility pop

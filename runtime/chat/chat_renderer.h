@@ -1,0 +1,56 @@
+// ChatRenderer: a tokenizer with one of its chat templates. See chat.h.
+#pragma once
+
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/chat/conversation.h"
+#include "rondo/runtime/chat/encoded_chat.h"
+#include "rondo/runtime/chat/jinja/template.h"
+#include "rondo/runtime/text/tokenizer.h"
+
+namespace rondo::text {
+
+class ChatRenderer {
+ public:
+  // Keeps a reference. `chat_template` as in ChatOptions. Throws Error, TemplateError.
+  explicit ChatRenderer(const PreTrainedTokenizer& tokenizer, std::string_view chat_template = "");
+
+  struct Text {
+    std::string text;
+    std::vector<std::pair<size_t, size_t>> generation;  // bytes
+    // In order: parts that are never special tokens, even if they spell one, and places where the text is cut.
+    std::vector<std::pair<size_t, size_t>> ordinary;
+  };
+  // The first `count` messages.
+  Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
+              const std::stop_token& stop = {}) const;
+  struct Chat : EncodedChat {
+    std::vector<Encoding::Offset> offsets;  // code points
+  };
+  Chat encode(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
+              const std::stop_token& stop = {}) const;
+  bool has_generation(const Conversation& conversation) const { return choose(conversation).has_generation(); }
+  const PreTrainedTokenizer& tokenizer() const { return tokenizer_; }
+
+ private:
+  // A template of the tokenizer's folder. One that this library cannot run is an error when it is first needed.
+  struct FolderTemplate {
+    std::optional<jinja::Template> parsed{};
+    std::optional<TemplateError> error{};
+    const jinja::Template& get() const;
+  };
+  // Unset if the folder has none of this name.
+  static std::optional<FolderTemplate> folder_template(const PreTrainedTokenizer& tokenizer, const std::string& name);
+  const jinja::Template& choose(const Conversation& conversation) const;
+
+  const PreTrainedTokenizer& tokenizer_;
+  std::optional<jinja::Template> fixed_;               // the one that the caller named or gave
+  std::optional<FolderTemplate> default_, for_tools_;  // without `fixed_`: by the conversation
+};
+
+}  // namespace rondo::text

@@ -1,0 +1,13 @@
+// Tokens to a tree. See syntax.h.
+#pragma once
+
+#include <string_view>
+
+#include "rondo/runtime/chat/jinja/syntax.h"
+
+namespace rondo::text::jinja {
+
+// Throws TemplateError, which names the line.
+Parsed parse_template(std::string_view source);
+
+}  // namespace rondo::text::jinja

@@ -1,0 +1,66 @@
+// Jinja templates, as far as chat templates use them: what transformers renders with jinja2 3.1.6, to the same bytes.
+//
+//   const jinja::Template chat = jinja::Template::parse("{% for m in messages %}{{ m.content }}{% endfor %}",
+//   "chat.jinja"); std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
+//
+// A template is code of strangers: it reads the variables that it is given and nothing else, and all that it can use up
+// is bounded (Limits in budget.h): work, memory, the thread's stack. What this subset lacks is a TemplateError that
+// names the line and the construct, never another text. Thread safety: a Template is immutable; it may render on
+// several threads at once.
+#pragma once
+
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <optional>
+#include <stop_token>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "rondo/runtime/chat/jinja/budget.h"
+#include "rondo/runtime/chat/jinja/value.h"
+#include "rondo/runtime/chat/template_error.h"
+
+namespace rondo::text::jinja {
+
+struct RenderOptions {
+  // Collects what {% generation %} blocks render.
+  bool track_generation = false;
+  // The time that strftime_now() formats; unset: now, in local time.
+  std::optional<std::tm> now = std::nullopt;
+  Limits limits = {};
+  // Ends the render at its next step, with a TemplateCancelled. Any thread may ask for it.
+  std::stop_token stop = {};
+  // Filled in, also where the render throws.
+  Used* used = nullptr;
+};
+
+struct Rendered {
+  std::string text;
+  std::vector<std::pair<size_t, size_t>> generation;  // [begin, end) in bytes, in order
+};
+
+class Template {
+ public:
+  // `name` stands in errors. Throws TemplateError.
+  static Template parse(std::string_view source, std::string name, const Limits& limits = {});
+  Template(Template&&) noexcept;
+  Template& operator=(Template&&) noexcept;
+  ~Template();
+
+  // Throws TemplateError, and TemplateCancelled.
+  Rendered render(const std::vector<std::pair<std::string, Value>>& variables, const RenderOptions& options = {}) const;
+  // It has a {% generation %} block.
+  bool has_generation() const;
+  // Texts that the template itself writes, in quotes or between tags, divided by NULs.
+  const std::string& literal_text() const;
+
+ private:
+  struct Impl;
+  explicit Template(std::unique_ptr<const Impl> impl);
+  std::unique_ptr<const Impl> impl_;
+};
+
+}  // namespace rondo::text::jinja
