@@ -1,7 +1,7 @@
-// AverageDelivery: gives the averages of a step to those that they are for: .grad, GradientShards, and listeners.
+// AverageDelivery: gives the averages of a step to the parameters' .grad or to GradientShards, and tells listeners.
 //
-// Buckets are delivered in the order in which they were sent, each once. After one that is of no use none is delivered
-// in this step: the same on every rank.
+// Buckets are delivered in the order in which they were sent, each once. If the average of one is of no use, that
+// bucket and those after it are not delivered in this step: the same on every rank.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,7 @@ class AverageDelivery {
   AverageDelivery(StepState& step, ShardTakers& takers, BucketSender& sender)
       : step_(step), takers_(takers), sender_(sender) {}
 
-  // Are told which parameters have their average. The result is for remove_listener().
+  // See optim::GradientSource. The result is for remove_listener().
   int64_t add_listener(Listener listener);
   void remove_listener(int64_t id);
 
@@ -31,14 +31,14 @@ class AverageDelivery {
   // differs from run to run, the result does not.
   void deliver_ready();
   void deliver_all();
-  // Host memory: notes what has not come of second parts.
+  // Host memory: waits for the second parts (Note [Two parts]), and notes which have not come.
   void check_rows();
-  // The step has failed. Waits for what is under way: the next step writes into the buckets.
-  void abandon();
-  // The step has ended well on every rank: delivers the second parts (Note [Two parts]), a collective.
+
+  // When the step has ended well on every rank. The first one is a collective.
   void deliver_second_parts();
-  // And what shards have not taken yet.
   void hand_to_shards();
+  // When the step has failed: waits for what is under way, because the next step writes into the buckets.
+  void abandon();
   void start_over();
 
  private:
@@ -51,7 +51,7 @@ class AverageDelivery {
   ShardTakers& takers_;
   BucketSender& sender_;
   std::vector<std::pair<int64_t, Listener>> listeners_;
-  size_t next_ = 0;      // buckets before it are averages, and their parameters have them
+  size_t next_ = 0;      // buckets before it are delivered
   bool spoilt_ = false;  // no further average of this step may be used
 };
 

@@ -17,7 +17,7 @@ namespace rondo::dist {
 
 class BucketSender {
  public:
-  // `plan`: from the model, until the order is learned. Nothing is sent by it.
+  // `plan`: made of the model, before the order is learned. Nothing is sent until set_plan().
   BucketSender(StepState& step, ShardTakers& takers, BucketPlan plan)
       : step_(step), takers_(takers), plan_(std::move(plan)) {}
 

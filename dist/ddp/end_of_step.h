@@ -10,9 +10,9 @@
 
 namespace rondo::dist {
 
-// A collective. Returns what is wrong on each rank; all empty: the step has ended well. `updates`: that optimizers have
-// made since the exchange before. Sets Parcel::somewhere, and RowParcel hears of the other ranks. On a device it
-// compares what the ranks have issued, too, and throws as ProcessGroup::check_sequence().
+// A collective. Returns what is wrong on each rank. If all texts are empty, the step has ended well. `updates`: those
+// that optimizers have made since the exchange before. Sets Parcel::somewhere, and gives each RowParcel the news of all
+// ranks. On a device it also compares what the ranks have issued, and throws as ProcessGroup::check_sequence().
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
                                               const std::vector<UpdateFacts>& updates);
 

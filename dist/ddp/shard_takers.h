@@ -14,9 +14,9 @@ namespace rondo::dist {
 class ShardTakers {
  public:
   void add(GradientShards& shards) { shards_.push_back(&shards); }
-  // `planned`: buckets may name it, so its place stays, empty.
+  // `planned`: there may be buckets for it, so its place stays and is empty.
   void remove(GradientShards& shards, bool planned);
-  // Some place is empty, so nobody takes the averages of its buckets.
+  // A place is empty: nobody takes the averages of its buckets.
   bool lack_one() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;
@@ -30,7 +30,7 @@ class ShardTakers {
   void begin(const std::vector<Parcel>& parcels);
   // These do nothing for a bucket that goes to .grad.
   void before_send(size_t bucket, const Parcel& parcel);
-  // The averages have come. `early`: for those only that want them before the end of the step.
+  // The averages have come; once for each bucket and step. `early`: before the end of the step, if it wants them then.
   void hand_over(size_t bucket, Parcel& parcel, bool early);
 
  private:

@@ -27,11 +27,11 @@ class RankOutput {
   void open(size_t rank, Fd out, Fd err);
   bool any_open() const;
 
-  // Appends what poll() shall wait for.
+  // Appends what poll() should wait for.
   void watch(std::vector<pollfd>& fds) const;
   // Takes output. `fds`: what watch() has appended, after poll(). False if there was none.
   bool take(std::span<const pollfd> fds);
-  // Nothing more comes: lines without an end are whole.
+  // Nothing more comes: what there is of a line is passed on.
   void end_lines();
 
   // The reader of a stream is behind.
