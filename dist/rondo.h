@@ -27,6 +27,7 @@
 #include "rondo/dist/ddp/gradient_shards.h"
 #include "rondo/dist/ddp/sharded_optimizer.h"
 #include "rondo/dist/ddp/trainer_replicas.h"
+#include "rondo/dist/groups/collective.h"
 #include "rondo/dist/groups/compile_once.h"
 #include "rondo/dist/groups/group_communicator.h"
 #include "rondo/dist/groups/placement.h"

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/dist/launcher/launch_options.h"
 #include "rondo/dist/launcher/launcher.h"
 
 namespace {

@@ -1,22 +1,21 @@
 #include "rondo/dist/ddp/ddp.h"
 
-#include <algorithm>
-#include <optional>
+#include <exception>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
-#include "rondo/dist/ddp/arrivals.h"
-#include "rondo/dist/ddp/parcel.h"
-#include "rondo/dist/ddp/row_parcel.h"
+#include "rondo/dist/ddp/average_delivery.h"
+#include "rondo/dist/ddp/bucket_sender.h"
+#include "rondo/dist/ddp/end_of_step.h"
+#include "rondo/dist/ddp/plan_agreement.h"
+#include "rondo/dist/ddp/shard_takers.h"
 #include "rondo/dist/ddp/shared_buffers.h"
-#include "rondo/dist/groups/agreement.h"
-#include "rondo/runtime/autograd/accumulate_node.h"
+#include "rondo/dist/ddp/step_state.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
+#include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/io/checksum.h"
 
@@ -31,23 +30,87 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
   return state;
 }
 
+// What is wrong with the place of a parameter or buffer; empty: nothing.
+std::string misplaced(const StepState& step, Device device, std::string_view what) {
+  if (step.late ? device == step.device : has_host_memory(device)) return "";
+  return absl::StrCat(std::string(what), " is on ", to_string(device), ", and ",
+                      step.late ? absl::StrCat("the process group serves ", to_string(step.device),
+                                               "; call model.to(device) before wrapping the model")
+                                : "the process group exchanges host memory only; connect it with GroupOptions::device, "
+                                  "or train on the CPU");
+}
+
+// A collective: a rank that is alone with its mistake must not leave the others waiting.
+void check_places(const nn::ModuleBase& model, const StepState& step) {
+  std::string mine;
+  if (!step.late || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
+    for (const nn::NamedTensor& t : state_of(model))
+      if (mine.empty()) mine = misplaced(step, t.tensor.device(), t.name);
+  const std::vector<std::string> all = gather_texts(step.group, mine, kMaxSentence, "places of the parameters");
+  for (size_t r = 0; r < all.size(); ++r)
+    if (!all[r].empty())
+      throw Error(all.size() == 1 ? absl::StrCat(kDdp, ": ", all[r]) : absl::StrCat(kDdp, ", rank ", r, ": ", all[r]));
+}
+
+void broadcast_state(const nn::ModuleBase& model, const StepState& step) {
+  const NoGrad off;
+  struct Sent {
+    Tensor target, dense;
+    Work work;
+  };
+  std::vector<Sent> sent;
+  for (const nn::NamedTensor& t : state_of(model)) {
+    const Tensor dense = t.tensor.is_contiguous() ? t.tensor : t.tensor.contiguous();
+    sent.push_back({t.tensor, dense, step.group.broadcast(dense, 0, t.name)});
+  }
+  if (step.late) step.group.check_sequence("", "parameters of rank 0");
+  for (Sent& s : sent) {
+    s.work.wait();
+    if (!s.dense.is_same(s.target)) s.target.copy_(s.dense);
+  }
+}
+
+void check_arrival(const StepState& step, const StepGradient& gradient) {
+  if (const std::string wrong = misplaced(step, gradient.parameter.device(), gradient.name); !wrong.empty())
+    throw Error(absl::StrCat(kDdp, ": ", wrong));  // the model was moved
+  if (step.late) step.group.check_usable(kDdp);
+}
+
+void note_strangers(const nn::ModuleBase& model, StepState& step) {
+  bool strange = false;
+  const auto is_known = [&](const Tensor& parameter) { return step.positions.contains(parameter.impl()); };
+  for (const Tensor* slot : model.tensor_slots())
+    strange = strange || (slot->defined() && slot->requires_grad() && !is_known(*slot));
+  if (!strange) return;
+  for (const nn::NamedTensor& p : model.named_parameters())
+    if (p.tensor.requires_grad() && !is_known(p.tensor))
+      return step.note(absl::StrCat("the parameter ", p.name,
+                                    " is in no bucket; it was made, or unfrozen, after the model was wrapped"));
+}
+
+uint64_t hash_of(const Tensor& tensor) {
+  const Tensor dense = tensor.detach().contiguous().to(kCPU);
+  io::Checksum sum;
+  sum.update(dense.raw_data(), static_cast<size_t>(dense.nbytes()));
+  return sum.digest();
+}
+
 }  // namespace
+
+// ---- The start and the end
 
 DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group,
                                                  BucketOptions options)
     : model_(model),
       group_(std::move(group)),
-      options_(options),
       buffers_(std::make_unique<SharedBuffers>(model, options.buffers)),
-      arrivals_(std::make_shared<Arrivals>(*this)) {
+      takers_(std::make_unique<ShardTakers>()) {
   if (group_ == nullptr)
     throw Error(absl::StrCat(kDdp, ": no process group; subgroup() returns null on ranks outside it"));
-  for (nn::NamedTensor& p : model.named_parameters())
-    if (p.tensor.requires_grad()) parameters_.push_back(std::move(p));
-  if (const auto device = group_->device(); device && !has_host_memory(*device)) device_ = *device, late_ = true;
-  check_places();
-  for (const nn::NamedTensor& p : parameters_)
-    if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kUsesUp); other != nullptr)
+  step_ = std::make_shared<StepState>(model, *group_, options);
+  check_places(model, *step_);
+  for (const StepGradient& gradient : step_->gradients)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kUsesUp); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": ", other,
                                " would use the gradients before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
@@ -55,41 +118,48 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
   std::unordered_map<const TensorImpl*, const std::string*> paths;
   for (const optim::Seam& seam : seams)
     for (const Tensor& p : seam.parameters) paths[p.impl()] = &seam.path;
-  for (const nn::NamedTensor& p : parameters_) path_of_.push_back(*paths.at(p.tensor.impl()));
-  plan_ = plan_buckets(model, seams, options);
-  compare_plans(absl::StrCat(plan_.text, describe_state(model),
-                             options.allow_unused ? "parameters may be unused\n" : "", "buffers are ",
-                             options.buffers == BufferSync::kBroadcast ? "rank 0's"
-                             : options.buffers == BufferSync::kAverage ? "averaged"
-                                                                       : "left alone",
-                             "\n"));
-  if (parameters_.empty())
+  for (StepGradient& gradient : step_->gradients) gradient.block = *paths.at(gradient.parameter.impl());
+  BucketPlan plan = plan_buckets(model, seams, options);
+  compare_plans(*group_, absl::StrCat(plan.text, describe_state(model),
+                                      options.allow_unused ? "parameters may be unused\n" : "", "buffers are ",
+                                      options.buffers == BufferSync::kBroadcast ? "rank 0's"
+                                      : options.buffers == BufferSync::kAverage ? "averaged"
+                                                                                : "left alone",
+                                      "\n"));
+  if (step_->gradients.empty())
     throw Error(absl::StrCat(kDdp, ": ", model.type_name(),
                              " has no parameter that requires a gradient, so there is nothing to average. Modules find "
                              "parameters that parameter() or child() has registered"));
-  broadcast_state();
-  for (const nn::NamedTensor& p : parameters_)
-    if (const char* other = autograd::gradient_claim(p.tensor, GradientClaim::kChanges); other != nullptr)
+  broadcast_state(model, *step_);
+  for (const StepGradient& gradient : step_->gradients)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kChanges); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": the gradients of this model are already averaged by ", other));
-  arrivals_->start_over(parameters_.size());
-  claimed_.assign(parameters_.size(), false);
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    set_claim(i, true);
-    homes_.push_back(std::make_unique<autograd::GradientHome>(parameters_[i].tensor));
-    hooks_.push_back(
-        autograd::on_accumulated(parameters_[i].tensor, [arrivals = std::weak_ptr<Arrivals>(arrivals_), i] {
-          if (const std::shared_ptr<Arrivals> now = arrivals.lock()) now->ddp.arrive(i);
-        }));
+  sender_ = std::make_unique<BucketSender>(*step_, *takers_, std::move(plan));
+  delivery_ = std::make_unique<AverageDelivery>(*step_, *takers_, *sender_);
+  for (size_t i = 0; i < step_->gradients.size(); ++i) {
+    StepGradient& gradient = step_->gradients[i];
+    set_claim(gradient, true);
+    gradient.home = std::make_unique<autograd::GradientHome>(gradient.parameter);
+    gradient.hook = autograd::on_accumulated(gradient.parameter, [this, step = std::weak_ptr<StepState>(step_), i] {
+      if (const std::shared_ptr<StepState> alive = step.lock()) arrive(i);
+    });
   }
   watch_uses();
 }
 
+DistributedDataParallel::~DistributedDataParallel() {
+  for (StepGradient& gradient : step_->gradients) {
+    autograd::remove_on_accumulated(gradient.parameter, gradient.hook);
+    set_claim(gradient, false);
+  }
+}
+
 void DistributedDataParallel::watch_uses() {
-  in_two_parts_.clear();
-  rows_.resize(parameters_.size());
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    rows_[i] = std::make_unique<RowParcel>(parameters_[i].tensor, *arrivals_, [this, i] { take(i); });
-    homes_[i]->set_parts(rows_[i].get());
+  step_->in_two_parts.clear();
+  for (size_t i = 0; i < step_->gradients.size(); ++i) {
+    StepGradient& gradient = step_->gradients[i];
+    gradient.rows = std::make_unique<RowParcel>(gradient.parameter, *step_, [this, i] { take(i); });
+    gradient.home->set_parts(gradient.rows.get());
   }
 }
 
@@ -100,394 +170,175 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
                            "process"));
 }
 
-// What is wrong with the place of a parameter or buffer; empty: nothing.
-std::string DistributedDataParallel::misplaced(Device device, std::string_view what) const {
-  if (late_ ? device == device_ : has_host_memory(device)) return "";
-  return absl::StrCat(std::string(what), " is on ", to_string(device), ", and ",
-                      late_ ? absl::StrCat("the process group serves ", to_string(device_),
-                                           "; call model.to(device) before wrapping the model")
-                            : "the process group exchanges host memory only; connect it with GroupOptions::device, or "
-                              "train on the CPU");
+// An optimizer takes a claimed parameter without a gradient for one whose finish() was forgotten. So a parameter that
+// no rank has used is not claimed until it gets a gradient again.
+void DistributedDataParallel::set_claim(StepGradient& gradient, bool claims) {
+  if (gradient.claimed == claims) return;
+  if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kChanges, kDdp, this);
+  else autograd::unclaim_gradient(gradient.parameter, GradientClaim::kChanges);
+  gradient.claimed = claims;
 }
 
-// A collective: a rank that is alone with its mistake must not leave the others waiting.
-void DistributedDataParallel::check_places() {
-  std::string mine;
-  if (!late_ || !parameters_.empty())  // otherwise there is nothing to average, and that is the error
-    for (const nn::NamedTensor& t : state_of(model_))
-      if (mine.empty()) mine = misplaced(t.tensor.device(), t.name);
-  const std::vector<std::string> all = gather_texts(*group_, mine, kMaxSentence, "places of the parameters");
-  for (size_t r = 0; r < all.size(); ++r)
-    if (!all[r].empty())
-      throw Error(all.size() == 1 ? absl::StrCat(kDdp, ": ", all[r]) : absl::StrCat(kDdp, ", rank ", r, ": ", all[r]));
-}
+// ---- What others ask for
 
-DistributedDataParallel::~DistributedDataParallel() {
-  for (size_t i = 0; i < hooks_.size(); ++i) {
-    autograd::remove_on_accumulated(parameters_[i].tensor, hooks_[i]);
-    set_claim(i, false);
-  }
-}
+const BucketPlan& DistributedDataParallel::plan() const { return sender_->plan(); }
 
-int64_t DistributedDataParallel::on_final(Listener listener) {
-  const int64_t id = listeners_.empty() ? 1 : listeners_.back().first + 1;
-  listeners_.emplace_back(id, std::move(listener));
-  return id;
-}
-void DistributedDataParallel::remove_on_final(int64_t id) {
-  std::erase_if(listeners_, [id](const auto& listener) { return listener.first == id; });
-}
+int64_t DistributedDataParallel::on_final(Listener listener) { return delivery_->add_listener(std::move(listener)); }
+void DistributedDataParallel::remove_on_final(int64_t id) { delivery_->remove_listener(id); }
 void DistributedDataParallel::check_finished() const {
-  if (!arrivals_->order.empty())
+  if (!step_->order.empty())
     throw Error(absl::StrCat(kDdp, ": gradients of this step are not averaged yet; call finish() first"));
 }
 
 void DistributedDataParallel::add_shards(GradientShards& shards) {
-  if (step_ > 1 || !arrivals_->order.empty())
+  if (step_->number > 1 || !step_->order.empty())
     throw Error(absl::StrCat(kDdp, ": gradients are under way; make a ShardedOptimizer before the first backward"));
-  shards_.push_back(&shards);
+  takers_->add(shards);
 }
 void DistributedDataParallel::remove_shards(GradientShards& shards) {
-  if (step_ == 1 && parcels_.empty()) std::erase(shards_, &shards);
-  else std::replace(shards_.begin(), shards_.end(), &shards, static_cast<GradientShards*>(nullptr));
+  takers_->remove(shards, /*planned=*/step_->number > 1 || !sender_->parcels().empty());
 }
 
-GradientTaker DistributedDataParallel::taker_of(const Tensor& parameter) const {
-  for (size_t i = 0; i < shards_.size(); ++i)
-    if (shards_[i] != nullptr && shards_[i]->takes(parameter)) return {i + 1, shards_[i]->needs_whole(parameter)};
-  return {};
+DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {
+  if (ddp.step_->local) throw Error("DistributedDataParallel::no_sync: there is one already");
+  if (!ddp.step_->order.empty())
+    throw Error("DistributedDataParallel::no_sync: gradients are under way; call finish() before the next step");
+  ddp.step_->local = true;
 }
 
-std::string DistributedDataParallel::describe_shards() const {
-  std::string text;
-  for (const GradientShards* shards : shards_)
-    if (shards != nullptr) absl::StrAppend(&text, "shards: ", shards->describe(), "\n");
-  return text;
-}
+DistributedDataParallel::NoSync::~NoSync() { ddp_.step_->local = false; }
 
-// The buckets of each GradientShards, once every rank has the order; then the averages of the step.
-void DistributedDataParallel::hand_to_shards(bool first) {
-  for (size_t i = 0; first && i < shards_.size(); ++i) {
-    std::vector<ShardedBucket> buckets;
-    for (size_t b = 0; b < parcels_.size(); ++b)
-      if (plan_.buckets[b].taker == i + 1)
-        buckets.push_back({b, plan_.buckets[b], *parcels_[b].layout(), parcels_[b].sent(), parcels_[b].averages()});
-    shards_[i]->begin(std::move(buckets));
+uint64_t DistributedDataParallel::check_parameters() {
+  group_->check_usable("DistributedDataParallel::check_parameters");
+  const std::vector<nn::NamedTensor> parameters = model_.named_parameters();
+  const auto n = static_cast<int64_t>(parameters.size());
+  std::vector<int64_t> hashes;
+  io::Checksum total;
+  for (const nn::NamedTensor& p : parameters) {
+    const uint64_t hash = hash_of(p.tensor);
+    hashes.push_back(static_cast<int64_t>(hash));
+    total.update(&hash, sizeof hash);
   }
-  shards_begun_ = true;
-  for (size_t b = 0; b < parcels_.size(); ++b)
-    if (plan_.buckets[b].taker != 0 && !parcels_[b].is_taken) hand_over(b);
+  Tensor mine = Tensor::from(hashes, {n}, kCPU), all = Tensor::zeros({group_->world_size(), n}, {kI64, kCPU});
+  group_->all_gather(all, mine, "hashes of the parameters").wait();
+  const int64_t* at = all.data<int64_t>();
+  for (int r = 1; r < group_->world_size(); ++r)
+    for (int64_t i = 0; i < n; ++i)
+      if (at[r * n + i] != at[i])
+        throw MismatchError(absl::StrCat("the ranks have drifted apart: ", parameters[static_cast<size_t>(i)].name,
+                                         " on rank ", r, " is not that of rank 0"));
+  return total.digest();
 }
 
-void DistributedDataParallel::hand_over(size_t b) {
-  parcels_[b].is_taken = true;
-  shards_[plan_.buckets[b].taker - 1]->take(b, parcels_[b].there);
-}
-
-// Somebody wants averages before finish().
-bool DistributedDataParallel::delivers_early() const {
-  return !listeners_.empty() || std::any_of(shards_.begin(), shards_.end(), [](const GradientShards* shards) {
-    return shards != nullptr && shards->takes_early();
-  });
-}
-
-void DistributedDataParallel::compare_plans(const std::string& text) {
-  io::Checksum sum;
-  sum.update(text);
-  const std::string mine = absl::StrCat(sum.digest(), " ", text.size());
-  const std::vector<std::string> hashes = gather_texts(*group_, mine, 64, "hash of the plan");
-  if (!first_difference(hashes)) return;
-  size_t longest = 0;
-  for (const std::string& hash : hashes) {
-    const std::pair<std::string, std::string> parts = absl::StrSplit(hash, ' ');
-    longest = std::max(longest, static_cast<size_t>(std::stoull(parts.second)));
-  }
-  const std::optional<TextDifference> found = first_difference(
-      gather_texts(*group_, text, static_cast<int64_t>(longest), "plan"));
-  invariant(found.has_value(), "plans with different hashes are equal");
-  throw MismatchError(absl::StrCat(kDdp, ": rank ", found->rank, " has another plan than rank 0; line ",
-                                   found->line + 1, " is ", found->there, " there, and ", found->first,
-                                   " on rank 0. Every rank must make the same model, frozen in the same places"));
-}
-
-void DistributedDataParallel::broadcast_state() {
-  const NoGrad off;
-  struct Sent {
-    Tensor target, dense;
-    Work work;
-  };
-  std::vector<Sent> sent;
-  for (const nn::NamedTensor& t : state_of(model_)) {
-    const Tensor dense = t.tensor.is_contiguous() ? t.tensor : t.tensor.contiguous();
-    sent.push_back({t.tensor, dense, group_->broadcast(dense, 0, t.name)});
-  }
-  if (late_) group_->check_sequence("", "parameters of rank 0");
-  for (Sent& s : sent) {
-    s.work.wait();
-    if (!s.dense.is_same(s.target)) s.target.copy_(s.dense);
-  }
-}
+// ---- During backward
 
 // Called by backward when the gradient of a parameter is final.
 void DistributedDataParallel::arrive(size_t i) {
-  Arrivals& now = *arrivals_;
-  if (now.local) return;
-  check_arrival(i);
-  const bool in_parts = rows_[i] != nullptr && rows_[i]->has_left();
-  if (in_parts ? now.sent[i] && now.complete[i] : now.sent[i] || now.held[i].defined())
-    throw Error(absl::StrCat(kDdp, ": the gradient of ", parameters_[i].name,
+  if (step_->local) return;
+  StepGradient& now = step_->gradients[i];
+  check_arrival(*step_, now);
+  const bool in_parts = now.rows != nullptr && now.rows->has_left();
+  if (in_parts ? now.sent && now.complete : now.sent || now.held.defined())
+    throw Error(absl::StrCat(kDdp, ": the gradient of ", now.name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
                              "backward of a step under no_sync()"));
-  now.complete[i] = true;
-  if (rows_[i] != nullptr) rows_[i]->end_of_uses();
+  now.complete = true;
+  if (now.rows != nullptr) now.rows->end_of_uses();
   if (!in_parts) return take(i);
-  if (Tensor parameter = parameters_[i].tensor; now.sent[i]) {
-    rows_[i]->set_rest(parameter.grad());
-    parameter.set_grad(Tensor());
+  if (now.sent) {
+    now.rows->set_rest(now.parameter.grad());
+    now.parameter.set_grad(Tensor());
   }
-  send_what_is_ready();
-}
-
-void DistributedDataParallel::check_arrival(size_t i) {
-  if (const std::string wrong = misplaced(parameters_[i].tensor.device(), parameters_[i].name); !wrong.empty())
-    throw Error(absl::StrCat(kDdp, ": ", wrong));  // the model was moved
-  if (late_) group_->check_usable(kDdp);
+  send_ready();
 }
 
 // The gradient, or its first part (Note [Two parts]), is in .grad and may leave.
 void DistributedDataParallel::take(size_t i) {
-  Arrivals& now = *arrivals_;
-  check_arrival(i);
-  if (now.arrived[i]) return;  // several contributions before its bucket is full
-  set_claim(i, true);
-  now.arrived[i] = true;
-  now.order.push_back(i);
+  StepGradient& now = step_->gradients[i];
+  check_arrival(*step_, now);
+  if (now.arrived) return;  // several contributions before its bucket is full
+  set_claim(now, true);
+  now.arrived = true;
+  step_->order.push_back(i);
   if (!learned_) {
-    Tensor parameter = parameters_[i].tensor;
-    now.held[i] = parameter.grad();
-    parameter.set_grad(Tensor());
+    now.held = now.parameter.grad();
+    now.parameter.set_grad(Tensor());
     return;
   }
-  for (size_t b : buckets_of_[i]) --parcels_[b].waiting;
-  send_what_is_ready();
+  sender_->take(i);
+  send_ready();
 }
 
-void DistributedDataParallel::send_what_is_ready() {
-  while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
-  while (next_bucket_ == parcels_.size() && next_rows_ < in_two_parts_.size() &&
-         arrivals_->complete[in_two_parts_[next_rows_]])
-    send_rows(next_rows_++);
-  // Delivers what has come back by now. When that happens differs from run to run, the result does not.
-  while (!late_ && next_delivered_ < next_bucket_ && parcels_[next_delivered_].work.is_done() && delivers_early())
-    deliver(next_delivered_++);
+void DistributedDataParallel::send_ready() {
+  sender_->send_ready();
+  delivery_->deliver_ready();
 }
 
-// See Note [Two parts]. Returns what must be equal on every rank.
-std::string DistributedDataParallel::agree_on_parts() {
-  std::vector<RowParcel::Uses> uses;
-  std::vector<Tensor> tensors;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    tensors.push_back(parameters_[i].tensor);
-    const bool may = rows_[i] != nullptr && taker_of(tensors[i]).index == 0;
-    uses.push_back(may ? rows_[i]->uses() : RowParcel::Uses());
-  }
-  const std::vector<int64_t> capacity = agree_on_rows(*group_, uses, tensors);
-  std::string text;
-  in_two_parts_.clear();
-  first_part_at_.clear();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (capacity[i] == 0) {
-      homes_[i]->set_parts(nullptr);
-      rows_[i].reset();
-      continue;
-    }
-    const DType wire = travels_as(tensors[i].dtype(), options_);
-    rows_[i]->travel_in_parts(uses[i], capacity[i], wire, group_->world_size());
-    in_two_parts_.push_back(i);
-    first_part_at_.push_back(uses[i].position);
-    absl::StrAppend(&text, "in two parts: ", parameters_[i].name, ", ", capacity[i], " rows\n");
-  }
-  return text;
-}
+// ---- The end of a step
 
-// Makes the plan in the order that rank 0 has observed. See Note [Bucket order].
-void DistributedDataParallel::agree_on_order() {
-  const std::string in_parts = agree_on_parts();
-  std::vector<int64_t> order;
-  for (size_t k = 0; k <= arrivals_->order.size(); ++k) {
-    for (size_t p = 0; p < in_two_parts_.size(); ++p)
-      if (first_part_at_[p] == k) order.push_back(static_cast<int64_t>(in_two_parts_[p]));
-    if (const auto& seen = arrivals_->order; k < seen.size() && rows_[seen[k]] == nullptr)
-      order.push_back(static_cast<int64_t>(seen[k]));
-  }
-  for (size_t i = 0; i < parameters_.size(); ++i)
-    if (!arrivals_->arrived[i]) order.push_back(static_cast<int64_t>(i));
-  const Tensor agreed = Tensor::from(order, {static_cast<int64_t>(order.size())}, kCPU);
-  group_->broadcast(agreed, 0, "order of the gradients").wait();
-  std::vector<optim::Seam> parts;
-  std::unordered_map<const TensorImpl*, size_t> position;
-  for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
-  bool apart = true;
-  for (const int64_t at : agreed.to_vector<int64_t>()) {
-    const auto i = static_cast<size_t>(at);
-    const std::string& path = path_of_.at(i);
-    if (apart || parts.back().path != path || rows_[i] != nullptr) parts.push_back({path, {}, true});
-    parts.back().parameters.push_back(parameters_[i].tensor);
-    apart = rows_[i] != nullptr;  // its bucket need not wait for another parameter
-  }
-  for (optim::Seam& part : parts) {  // Note [Bucket order]
-    const bool is_block = !part.path.empty();
-    int64_t bytes = 0;
-    for (const Tensor& p : part.parameters) bytes += p.nbytes();
-    if (!is_block && bytes > options_.max_bytes) continue;
-    std::sort(part.parameters.begin(), part.parameters.end(), [&](const Tensor& a, const Tensor& b) {
-      const size_t x = position.at(a.impl()), y = position.at(b.impl());
-      return is_block ? x > y : x < y;
-    });
-  }
-  plan_ = plan_buckets(model_, parts, options_, [this](const Tensor& p) { return taker_of(p); });
-  compare_plans(plan_.text + in_parts + describe_shards());
-  make_parcels();
-}
-
-void DistributedDataParallel::make_parcels() {
-  std::unordered_map<const TensorImpl*, size_t> position;
-  for (size_t i = 0; i < parameters_.size(); ++i) position[parameters_[i].tensor.impl()] = i;
-  parcels_.clear();
-  buckets_of_.assign(parameters_.size(), {});
-  // How much each rank has got, for each GradientShards.
-  std::vector<std::vector<int64_t>> loads(shards_.size(),
-                                          std::vector<int64_t>(static_cast<size_t>(group_->world_size())));
-  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
-    std::vector<size_t> parameters;
-    for (const BucketSlot& slot : plan_.buckets[b].slots) {
-      parameters.push_back(position.at(slot.parameter.impl()));
-      buckets_of_[parameters.back()].push_back(b);
-    }
-    std::optional<ShardLayout> layout;
-    if (const size_t taker = plan_.buckets[b].taker; taker != 0)
-      layout = lay_out_shards(plan_.buckets[b], loads[taker - 1]);
-    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), device_, options_.allow_unused, std::move(layout),
-                          group_->world_size());
-  }
-}
-
-// Every rank sends every bucket, even one that lacks a gradient: otherwise the others would wait for it. finish() tells
-// them all.
-void DistributedDataParallel::send(size_t b) {
+void DistributedDataParallel::finish() {
+  if (step_->local)
+    throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
+  if (takers_->lack_one())
+    throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
-  Parcel& parcel = parcels_[b];
-  const size_t taker = parcel.bucket().taker;
-  if (learned_ && taker != 0 && shards_[taker - 1] != nullptr) shards_[taker - 1]->before_send(b);
-  for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
-  if (!late_) parcel.write_tag({.step = step_, .bucket = b, .rank = group_->rank(), .troubled = !trouble_.empty()});
-  parcel.reduce(*group_, absl::StrCat("bucket ", b, " of step ", step_));
-}
-
-void DistributedDataParallel::send_rows(size_t p) {
-  const NoGrad off;
-  const size_t i = in_two_parts_[p];
-  rows_[i]->send(*group_, tag_of_rows(i), absl::StrCat(parameters_[i].name, " of step ", step_));
-}
-
-// One for each parameter and step. Those of a step are apart from those of the next.
-int64_t DistributedDataParallel::tag_of_rows(size_t i) const {
-  return step_ * static_cast<int64_t>(parameters_.size()) + static_cast<int64_t>(i);
-}
-
-void DistributedDataParallel::put(Parcel& parcel, size_t k) {
-  const BucketSlot& slot = parcel.bucket().slots[k];
-  const size_t i = parcel.parameters()[k];
-  Tensor parameter = slot.parameter;
-  Tensor& grad = arrivals_->held[i];
-  if (!arrivals_->arrived[i] && !arrivals_->sent[i]) {
-    if (!options_.allow_unused)
-      note(absl::StrCat("the gradient of ", slot.name,
-                        " did not arrive; if a step may leave parameters out, set "
-                        "BucketOptions::allow_unused"));
-    else if (!parameter.grad().defined()) unused_now_.push_back(slot.name);
-  }
-  // Taken with its first piece, so that no further backward before finish() can change what is sent.
-  if (slot.begin == 0) {
-    if (!grad.defined()) grad = parameter.grad();
-    parameter.set_grad(Tensor());
-    homes_[i]->set(Tensor());
-    if (!slot.whole() && grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
-    arrivals_->alone[i] = grad.defined() && autograd::is_only_holder(grad);
-  }
-  arrivals_->sent[i] = true;
-  parcel.put(k, grad, arrivals_->alone[i]);
-  if (parcel.is_adopted() && !slot.whole()) arrivals_->assembled[i] = grad;
-  if (slot.last_piece()) grad = Tensor();  // frees what backward made
-}
-
-// Host memory: see Note [Tags]. False if the average is of no use.
-bool DistributedDataParallel::is_usable(size_t b) {
-  const Parcel::Arrived arrived = parcels_[b].read_tag(step_, b, group_->world_size());
-  if (arrived == Parcel::Arrived::kNotReduced)
-    note(absl::StrCat("the ", parcels_[b].layout() ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
-                      plan_.buckets[b].slots[0].name, " and what follows) did not happen in this step"));
-  return arrived == Parcel::Arrived::kWell;
-}
-
-// Ends a bucket: its averages become gradients, and listeners are told.
-void DistributedDataParallel::deliver(size_t b) {
-  const NoGrad off;
-  Parcel& parcel = parcels_[b];
-  std::exchange(parcel.work, Work()).wait();
-  if (!late_ && !is_usable(b)) spoilt_ = true;
-  if (spoilt_) return;
-  const std::vector<bool> flags = !options_.allow_unused ? std::vector<bool>()
-                                  : late_                ? somewhere_[b]
-                                                         : parcel.read_flags();
-  if (parcel.layout()) {
-    parcel.there = flags;
-    for (size_t k = 0; flags.empty() && k < parcel.parameters().size(); ++k)
-      parcel.there.push_back(parcel.has_gradient(k));
-    for (size_t k = 0; k < parcel.there.size(); ++k)
-      if (parcel.there[k]) arrivals_->delivered[parcel.parameters()[k]] = true;
-    const GradientShards* const shards = shards_[parcel.bucket().taker - 1];
-    if (shards_begun_ && shards != nullptr && shards->takes_early()) hand_over(b);
-    return;
-  }
-  std::vector<Tensor> final_ones;
-  for (size_t k = 0; k < parcel.parameters().size(); ++k) {
-    const BucketSlot& slot = parcel.bucket().slots[k];
-    if (!(flags.empty() ? parcel.has_gradient(k) : flags[k])) continue;
-    Tensor parameter = slot.parameter, average = parcel.take_average(k);
-    if (!slot.whole()) {
-      Tensor& all = arrivals_->assembled[parcel.parameters()[k]];
-      const DType dtype = rows_[parcel.parameters()[k]] == nullptr ? parameter.dtype() : parcel.bucket().dtype;
-      if (!all.defined()) all = Tensor::empty(parameter.sizes(), {dtype, device_});
-      if (!parcel.is_adopted()) all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
-      if (!slot.last_piece()) continue;
-      average = std::exchange(all, Tensor());
+  if (step_->late) group_->check_usable("DistributedDataParallel::finish");
+  if (!learned_) sender_->set_plan(agree_on_plan(model_, *step_, *takers_));
+  sender_->send_all();
+  // What listens fails: the others must not wait for the exchange. Memory may be there the next time.
+  std::exception_ptr failed;
+  if (!step_->late) {
+    try {
+      delivery_->deliver_all();
+    } catch (const OutOfMemoryError&) {
+      throw;
+    } catch (const std::exception& error) {
+      failed = std::current_exception();
+      step_->note(absl::StrCat("what uses the gradients failed: ", error.what()));
     }
-    if (const size_t i = parcel.parameters()[k]; rows_[i] != nullptr) {
-      arrivals_->assembled[i] = average;
-      continue;
-    }
-    parameter.set_grad(average.to(parameter.dtype()));
-    arrivals_->delivered[parcel.parameters()[k]] = true;
-    final_ones.push_back(parameter);
+    delivery_->check_rows();
   }
-  for (const auto& [id, listener] : listeners_) listener(final_ones);
+  note_strangers(model_, *step_);
+  const absl::Cleanup over = [this] { start_over(); };
+  const std::vector<std::string> troubles = exchange_end_of_step(*step_, sender_->parcels(),
+                                                                 std::exchange(updates_, {}));
+  for (size_t r = 0; r < troubles.size(); ++r) {
+    if (troubles[r].empty()) continue;
+    delivery_->abandon();
+    if (failed) std::rethrow_exception(failed);
+    throw MismatchError(absl::StrCat(kDdp, ", step ", step_->number, ", rank ", r, ": ", troubles[r]));
+  }
+  learned_ = true;  // every gradient arrived on every rank
+  delivery_->deliver_all();
+  delivery_->deliver_second_parts();
+  buffers_->share(*group_, step_->number);
+  delivery_->hand_to_shards();
+  if (step_->options.allow_unused)
+    for (StepGradient& gradient : step_->gradients) set_claim(gradient, gradient.delivered);
 }
 
-// After the ranks have told each other what they have: Note [Two parts].
-void DistributedDataParallel::deliver_second_parts() {
-  std::vector<Tensor> final_ones;
-  for (const size_t i : in_two_parts_) {
-    const std::string name = absl::StrCat(parameters_[i].name, " of step ", step_ - 1);
-    const Tensor average = rows_[i]->complete(std::exchange(arrivals_->assembled[i], Tensor()), *group_, name);
-    if (!average.defined()) continue;
-    Tensor parameter = parameters_[i].tensor;
-    parameter.set_grad(average.to(parameter.dtype()));
-    arrivals_->delivered[i] = true;
-    final_ones.push_back(parameter);
+// With allow_unused, finish() itself sends zeros.
+void DistributedDataParallel::finish_with_zeros() {
+  if (!step_->order.empty())
+    throw Error(absl::StrCat(kDdp, "::finish_with_zeros: there was a backward in this step; call finish()"));
+  const NoGrad off;
+  // From the last: as a backward would.
+  for (size_t i = step_->gradients.size(); i-- > 0 && !step_->options.allow_unused;) {
+    Tensor parameter = step_->gradients[i].parameter;
+    if (!parameter.grad().defined())  // otherwise backwards under no_sync() have added it up
+      parameter.set_grad(Tensor::zeros(parameter.sizes(), {parameter.dtype(), parameter.device()}));
+    arrive(i);
   }
-  for (const auto& [id, listener] : listeners_)
-    if (!final_ones.empty()) listener(final_ones);
+  finish();
+}
+
+void DistributedDataParallel::start_over() {
+  unused_ = std::exchange(step_->unused, {});
+  step_->start_over();
+  if (!learned_) watch_uses();
+  for (const size_t i : step_->in_two_parts) step_->gradients[i].rows->start_over();
+  sender_->start_over();
+  delivery_->start_over();
 }
 
 }  // namespace rondo::dist

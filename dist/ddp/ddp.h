@@ -37,14 +37,14 @@
 #include "rondo/optim/update_facts.h"
 
 #pragma GCC visibility push(default)
-namespace rondo::autograd {
-class GradientHome;
-}
 namespace rondo::dist {
 
-class Parcel;
-class RowParcel;
+class AverageDelivery;
+class BucketSender;
 class SharedBuffers;
+class ShardTakers;
+struct StepGradient;
+struct StepState;
 
 class DistributedDataParallel final : public optim::GradientSource, public UpdateListener {
  public:
@@ -109,75 +109,28 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
   uint64_t check_parameters();
 
   // From model and options before the first step, then in the learned order.
-  const BucketPlan& plan() const { return plan_; }
+  const BucketPlan& plan() const;
   ProcessGroup& group() const { return *group_; }
   const std::shared_ptr<ProcessGroup>& shared_group() const { return group_; }
 
  private:
-  struct Arrivals;  // what backward's callbacks have seen in this step
-  void compare_plans(const std::string& text);
-  void broadcast_state();
   void watch_uses();
+  void set_claim(StepGradient& gradient, bool claims);
   void arrive(size_t parameter);
-  void check_arrival(size_t parameter);
   void take(size_t parameter);
-  void send_what_is_ready();
-  std::string agree_on_parts();
-  void agree_on_order();
-  void make_parcels();
-  GradientTaker taker_of(const Tensor& parameter) const;
-  void hand_to_shards(bool first);
-  void hand_over(size_t bucket);
-  bool delivers_early() const;
-  std::string describe_shards() const;
-  std::string misplaced(Device device, std::string_view what) const;
-  void check_places();
-  void send(size_t bucket);
-  void send_rows(size_t in_two_parts);
-  int64_t tag_of_rows(size_t parameter) const;
-  void check_rows();
-  void deliver_second_parts();
-  void put(Parcel& parcel, size_t slot);
-  bool is_usable(size_t bucket);
-  void deliver(size_t bucket);
+  void send_ready();
   void start_over();
-  std::vector<std::string> exchange_end_of_step(int64_t step);
-  void note_other_updates(const std::vector<UpdateFacts>& updates, std::vector<std::string>& troubles);
-  void check_no_stranger();
-  void set_claim(size_t parameter, bool claims);
-  void note(std::string trouble);
 
   nn::ModuleBase& model_;
   const std::shared_ptr<ProcessGroup> group_;
-  const BucketOptions options_;
-  Device device_;      // of the parameters
-  bool late_ = false;  // the device runs late: nothing of it is read, and finish() delivers
   const std::unique_ptr<const SharedBuffers> buffers_;
-  std::vector<nn::NamedTensor> parameters_;  // that require a gradient
-  std::vector<std::string> path_of_;         // of the block of each, "" outside the blocks
-  std::vector<int64_t> hooks_;
-  std::vector<bool> claimed_;  // by parameter
-  BucketPlan plan_;
-  std::vector<GradientShards*> shards_;       // by GradientTaker::index - 1; null: removed
-  bool learned_ = false;                      // plan_ is in the order in which gradients become final
-  bool shards_begun_ = false;                 // they know their buckets
-  std::vector<Parcel> parcels_;               // by bucket
-  std::vector<std::vector<bool>> somewhere_;  // by bucket and slot: some rank has a gradient (late_ and allow_unused)
-  std::vector<std::unique_ptr<RowParcel>> rows_;  // by parameter; once plan_ is learned, null for those in one part
-  std::vector<size_t> in_two_parts_;              // parameters: Note [Two parts] in row_parcel.h
-  std::vector<size_t> first_part_at_;             // of those: where in the order of the gradients the first part was
-  std::vector<std::unique_ptr<autograd::GradientHome>> homes_;  // by parameter
-  std::vector<std::vector<size_t>> buckets_of_;                 // by parameter: one for each piece
-  std::shared_ptr<Arrivals> arrivals_;                          // shared with hooks that a tape may keep alive
-  size_t next_bucket_ = 0;                                      // buckets before it are sent
-  size_t next_rows_ = 0;                                        // of in_two_parts_: before it, rows are sent
-  size_t next_delivered_ = 0;  // buckets before it are averages, and their parameters have them
-  bool spoilt_ = false;        // no further average of this step may be used
-  std::vector<std::pair<int64_t, Listener>> listeners_;
-  int64_t step_ = 1;
-  std::vector<UpdateFacts> updates_;              // since the last exchange
-  std::string trouble_;                           // of this rank, in this step
-  std::vector<std::string> unused_, unused_now_;  // of the step before, and of this one
+  const std::unique_ptr<ShardTakers> takers_;
+  std::shared_ptr<StepState> step_;  // shared with hooks that a tape may keep alive
+  std::unique_ptr<BucketSender> sender_;
+  std::unique_ptr<AverageDelivery> delivery_;
+  bool learned_ = false;              // the plan is in the order in which gradients become final
+  std::vector<UpdateFacts> updates_;  // since the last exchange
+  std::vector<std::string> unused_;   // of the step before
 };
 
 }  // namespace rondo::dist

@@ -31,6 +31,7 @@ bool is_same_memory(const Tensor& a, const Tensor& b) {
 Parcel::Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
                std::optional<ShardLayout> layout, int world_size)
     : waiting(bucket.slots.size()),
+      somewhere(bucket.slots.size()),
       bucket_(&bucket),
       parameters_(std::move(parameters)),
       device_(device),

@@ -70,9 +70,10 @@ class Parcel {
   // By slot, with allow_unused: some rank has a gradient.
   std::vector<bool> read_flags() const;
 
-  std::vector<bool> there;  // with a layout, by slot: there is an average in this step
-  bool is_taken = false;    // and its GradientShards has it
-  size_t waiting = 0;       // slots whose gradient has not arrived in this step
+  std::vector<bool> there;      // with a layout, by slot: there is an average in this step
+  bool is_taken = false;        // and its GradientShards has it
+  size_t waiting = 0;           // slots whose gradient has not arrived in this step
+  std::vector<bool> somewhere;  // on a device with allow_unused, by slot: some rank has a gradient
   Work work;
 
  private:

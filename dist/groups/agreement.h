@@ -10,7 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/groups/collective.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::dist {
 

@@ -6,10 +6,10 @@
 #include <chrono>
 #include <optional>
 
-#include "rondo/dist/groups/process_group.h"
+#include "rondo/dist/groups/collective.h"
 #include "rondo/dist/groups/sequence.h"
-#include "rondo/dist/groups/work_state.h"
 #include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/tensor/tensor.h"
 
 namespace rondo::dist {
 

@@ -1,8 +1,9 @@
-// A ProcessGroup of host tensors as the group of a device builds on it (nccl_group.h): it carries what the hosts tell
-// each other, and both fail together.
+// HostGroup: a ProcessGroup of host tensors, as the group of a device builds on it (nccl_group.h). It carries what the
+// hosts tell each other, and both fail together. Below it: what all kinds of groups share.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -33,5 +34,16 @@ class HostGroup : public ProcessGroup {
 std::shared_ptr<HostGroup> make_solo_group(const GroupOptions& options, int rank_in_job = 0);
 // Part of a subgroup's making: checks `ranks`, and that all ranks of `group` name the same.
 void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::string_view name);
+
+// The checks that every group makes before it takes a tensor. They throw Error. `device`: the group's, if it has one.
+void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, std::optional<Device> device = {},
+                     std::string_view collective = "all_reduce");
+void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name,
+                 std::optional<Device> device = {});
+void check_root(int root, int world_size, std::string_view name);
+void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name,
+                  std::optional<Device> device = {}, int rank = 0);
+void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name,
+                   std::optional<Device> device = {});
 
 }  // namespace rondo::dist

@@ -25,6 +25,7 @@
 #include <string_view>
 #include <vector>
 
+#include "rondo/dist/groups/collective.h"
 #include "rondo/dist/transport/environment.h"
 #include "rondo/dist/transport/errors.h"
 #include "rondo/dist/transport/socket.h"
@@ -32,27 +33,6 @@
 
 #pragma GCC visibility push(default)
 namespace rondo::dist {
-
-enum class ReduceOp : uint8_t { kSum, kAverage };
-
-// A collective that was issued. Copies refer to the same collective. Destroying a Work does not stop it.
-class Work {
- public:
-  enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
-  struct State;      // work_state.h
-  Work() = default;  // refers to no collective: is_done() is true
-  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.
-  // Tensors of a device: its compute stream waits, by an event, and this thread does not. Throws an error that is known
-  // by now, TimeoutError, ConnectionError or MismatchError: Note [Where an error surfaces].
-  void wait() const;
-  // This thread waits until the collective is done. Throws its error.
-  void synchronize() const;
-  bool is_done() const;  // or has failed
-
- private:
-  std::shared_ptr<State> state_;
-};
 
 struct GroupOptions {
   // How long a rank may be behind the others, in connecting and in every collective. More than a year is a year.
@@ -90,7 +70,7 @@ class ProcessGroup {
  public:
   // Meets the other processes of the job. Throws DistError; TimeoutError names the ranks that did not come. All ranks
   // have the same options, but for the number of the device: otherwise MismatchError on every rank. With a
-  // device, and more than one process: Error on every rank if one has no NCCL (at least 2.18).
+  // device, and more than one process: Error on every rank if one has no NCCL (at least 2.18). In connect.cc.
   static std::shared_ptr<ProcessGroup> connect(const Environment& environment, GroupOptions options = {});
   virtual ~ProcessGroup() = default;
   ProcessGroup(const ProcessGroup&) = delete;
@@ -153,18 +133,6 @@ class ProcessGroup {
 // Returns the `text` of every rank, in the order of the ranks. Waits. Each text is cut to `max_bytes`.
 std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text, int64_t max_bytes,
                                       std::string_view name);
-
-// The checks that every group makes before it takes a tensor. They throw Error. `device`: the group's, if it has one.
-void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, std::optional<Device> device = {},
-                     std::string_view collective = "all_reduce");
-void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name,
-                 std::optional<Device> device = {});
-void check_root(int root, int world_size, std::string_view name);
-void check_gather(const Tensor& out, const Tensor& in, int world_size, std::string_view name,
-                  std::optional<Device> device = {}, int rank = 0);
-void check_scatter(const Tensor& out, const Tensor& in, int world_size, ReduceOp op, std::string_view name,
-                   std::optional<Device> device = {});
-void check_members(const std::vector<int>& ranks, int world_size, std::string_view name);
 
 }  // namespace rondo::dist
 #pragma GCC visibility pop

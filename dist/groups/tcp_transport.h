@@ -8,9 +8,9 @@
 #include <memory>
 #include <string>
 
-#include "rondo/dist/groups/process_group.h"
 #include "rondo/dist/transport/environment.h"
 #include "rondo/dist/transport/store.h"
+#include "rondo/runtime/base/dtype.h"
 
 namespace rondo::dist {
 

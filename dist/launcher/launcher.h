@@ -15,28 +15,11 @@
 #pragma once
 
 #include <functional>
-#include <string>
 #include <string_view>
-#include <vector>
 
-#include "rondo/dist/transport/socket.h"
+#include "rondo/dist/launcher/launch_options.h"
 
 namespace rondo::dist {
-
-struct LaunchOptions {
-  int nproc_per_node = 1;
-  int max_restarts = 0;
-  int master_port = 0;  // 0: any free port. A port that is in use is an error
-  Milliseconds grace_period{5'000};
-  bool prefix = true;  // "[rank 1] " before each line
-  bool help = false;
-  std::vector<std::string> command;
-};
-
-// argv without the program's name. Throws Error with a message for the user. REQUIRES: one thread, if GPUs are counted
-// (--nproc-per-node gpu or auto).
-LaunchOptions parse_launch_options(const std::vector<std::string>& args);
-std::string launch_usage();
 
 // Receives whole lines: what the ranks wrote to stdout (1) or stderr (2), and the launcher's own messages (2). Called
 // from two threads, one for each stream. May block: signals still end the job. Must outlive a call that does not

@@ -1,5 +1,5 @@
 // Why a rank failed, as it writes it into the job's store before it ends. The launcher reads these records to name the
-// rank that failed first, and not one that failed because of it. Note [Who is to blame] in launcher.cc.
+// rank that failed first, and not one that failed because of it. Note [Who is to blame] in blame.h.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/warm_up.h"
 #include "rondo/dist/ddp/ddp.h"
-#include "rondo/dist/groups/work_state.h"
+#include "rondo/dist/groups/collective.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/optim/adam.h"
 #include "rondo/optim/compile.h"

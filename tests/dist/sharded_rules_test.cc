@@ -4,7 +4,7 @@
 #include <set>
 
 #include "rondo/compile/jit/executable.h"
-#include "rondo/dist/groups/work_state.h"
+#include "rondo/dist/groups/collective.h"
 #include "rondo/optim/clip.h"
 #include "rondo/optim/update_at_seams.h"
 #include "rondo/runtime/autograd/autograd.h"

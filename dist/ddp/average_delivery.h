@@ -1,0 +1,58 @@
+// AverageDelivery: gives the averages of a step to the parameters' .grad or to GradientShards, and tells listeners.
+//
+// Buckets are delivered in the order in which they were sent, each once. If the average of one is of no use, that
+// bucket and those after it are not delivered in this step: the same on every rank.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "rondo/dist/ddp/bucket_sender.h"
+#include "rondo/dist/ddp/shard_takers.h"
+#include "rondo/dist/ddp/step_state.h"
+#include "rondo/optim/update_at_seams.h"
+
+namespace rondo::dist {
+
+class AverageDelivery {
+ public:
+  using Listener = optim::GradientSource::Listener;
+  AverageDelivery(StepState& step, ShardTakers& takers, BucketSender& sender)
+      : step_(step), takers_(takers), sender_(sender) {}
+
+  // See optim::GradientSource. The result is for remove_listener().
+  int64_t add_listener(Listener listener);
+  void remove_listener(int64_t id);
+
+  // Host memory: delivers what has come back by now, if somebody wants averages before finish(). When that happens
+  // differs from run to run, the result does not.
+  void deliver_ready();
+  void deliver_all();
+  // Host memory: waits for the second parts (Note [Two parts]), and notes which have not come.
+  void check_rows();
+
+  // When the step has ended well on every rank. The first one is a collective.
+  void deliver_second_parts();
+  void hand_to_shards();
+  // When the step has failed: waits for what is under way, because the next step writes into the buckets.
+  void abandon();
+  void start_over();
+
+ private:
+  void deliver(size_t bucket);
+  bool is_usable(size_t bucket, const Parcel& parcel);
+  void deliver_to_grads(Parcel& parcel, const std::vector<bool>& flags);
+  void tell(std::span<const Tensor> final_ones) const;
+
+  StepState& step_;
+  ShardTakers& takers_;
+  BucketSender& sender_;
+  std::vector<std::pair<int64_t, Listener>> listeners_;
+  size_t next_ = 0;      // buckets before it are delivered
+  bool spoilt_ = false;  // no further average of this step may be used
+};
+
+}  // namespace rondo::dist

@@ -1,0 +1,102 @@
+#include "rondo/dist/ddp/bucket_sender.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/gradient_memory.h"
+
+namespace rondo::dist {
+
+void BucketSender::set_plan(BucketPlan plan) {
+  parcels_.clear();
+  plan_ = std::move(plan);
+  buckets_of_.assign(step_.gradients.size(), {});
+  const int world_size = step_.group.world_size();
+  // How much each rank has got, for each GradientShards.
+  std::vector<std::vector<int64_t>> loads(takers_.size(), std::vector<int64_t>(static_cast<size_t>(world_size)));
+  for (size_t b = 0; b < plan_.buckets.size(); ++b) {
+    std::vector<size_t> parameters;
+    for (const BucketSlot& slot : plan_.buckets[b].slots) {
+      parameters.push_back(step_.position_of(slot.parameter));
+      buckets_of_[parameters.back()].push_back(b);
+    }
+    std::optional<ShardLayout> layout;
+    if (const size_t taker = plan_.buckets[b].taker; taker != 0)
+      layout = lay_out_shards(plan_.buckets[b], loads[taker - 1]);
+    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), step_.device, step_.options.allow_unused,
+                          std::move(layout), world_size);
+  }
+}
+
+void BucketSender::take(size_t i) {
+  for (const size_t b : buckets_of_[i]) --parcels_[b].waiting;
+}
+
+void BucketSender::send_ready() {
+  while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
+  while (next_bucket_ == parcels_.size() && next_rows_ < step_.in_two_parts.size() &&
+         step_.gradients[step_.in_two_parts[next_rows_]].complete)
+    send_rows(step_.in_two_parts[next_rows_++]);
+}
+
+void BucketSender::send_all() {
+  while (next_bucket_ < parcels_.size()) send(next_bucket_++);
+  while (next_rows_ < step_.in_two_parts.size()) send_rows(step_.in_two_parts[next_rows_++]);
+}
+
+void BucketSender::send(size_t b) {
+  const NoGrad off;
+  Parcel& parcel = parcels_[b];
+  takers_.before_send(b, parcel);
+  for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
+  if (!step_.late)
+    parcel.write_tag(
+        {.step = step_.number, .bucket = b, .rank = step_.group.rank(), .troubled = !step_.trouble.empty()});
+  parcel.reduce(step_.group, absl::StrCat("bucket ", b, " of step ", step_.number));
+}
+
+void BucketSender::put(Parcel& parcel, size_t k) {
+  const BucketSlot& slot = parcel.bucket().slots[k];
+  StepGradient& gradient = step_.gradients[parcel.parameters()[k]];
+  Tensor parameter = slot.parameter;
+  Tensor& grad = gradient.held;
+  if (!gradient.arrived && !gradient.sent) {
+    if (!step_.options.allow_unused)
+      step_.note(absl::StrCat("the gradient of ", slot.name,
+                              " did not arrive; if a step may leave parameters out, set "
+                              "BucketOptions::allow_unused"));
+    else if (!parameter.grad().defined()) step_.unused.push_back(slot.name);
+  }
+  // Taken with its first piece, so that no further backward before finish() can change what is sent.
+  if (slot.begin == 0) {
+    if (!grad.defined()) grad = parameter.grad();
+    parameter.set_grad(Tensor());
+    gradient.home->set(Tensor());
+    if (!slot.whole() && grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
+    gradient.alone = grad.defined() && autograd::is_only_holder(grad);
+  }
+  gradient.sent = true;
+  parcel.put(k, grad, gradient.alone);
+  if (parcel.is_adopted() && !slot.whole()) gradient.assembled = grad;
+  if (slot.last_piece()) grad = Tensor();  // frees what backward made
+}
+
+void BucketSender::send_rows(size_t i) {
+  const NoGrad off;
+  const StepGradient& gradient = step_.gradients[i];
+  gradient.rows->send(step_.group, step_.tag_of_rows(i), absl::StrCat(gradient.name, " of step ", step_.number));
+}
+
+void BucketSender::start_over() {
+  next_bucket_ = next_rows_ = 0;
+  for (Parcel& parcel : parcels_) {
+    parcel.waiting = parcel.parameters().size();
+    parcel.is_taken = false;
+    for (size_t k = 0; k < parcel.parameters().size(); ++k)
+      step_.gradients[parcel.parameters()[k]].home->set(parcel.home(k));
+  }
+}
+
+}  // namespace rondo::dist

@@ -1,0 +1,19 @@
+// What the ranks tell each other at the end of a step of DistributedDataParallel, in one exchange.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "rondo/dist/ddp/parcel.h"
+#include "rondo/dist/ddp/step_state.h"
+#include "rondo/optim/update_facts.h"
+
+namespace rondo::dist {
+
+// A collective. Returns what is wrong on each rank. If all texts are empty, the step has ended well. `updates`: those
+// that optimizers have made since the exchange before. Sets Parcel::somewhere, and gives each RowParcel the news of all
+// ranks. On a device it also compares what the ranks have issued, and throws as ProcessGroup::check_sequence().
+std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
+                                              const std::vector<UpdateFacts>& updates);
+
+}  // namespace rondo::dist

@@ -1,0 +1,53 @@
+// A collective: how it reduces, and Work, which stands for one that was issued.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#pragma GCC visibility push(default)
+namespace rondo::dist {
+
+enum class ReduceOp : uint8_t { kSum, kAverage };
+
+// A collective that was issued. Copies refer to the same collective. Destroying a Work does not stop it.
+class Work {
+ public:
+  enum class Outcome : uint8_t { kPending, kDone, kLate, kLost, kMismatch };
+  struct State;
+  Work() = default;  // refers to no collective: is_done() is true
+  explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.
+  // Tensors of a device: its compute stream waits, by an event, and this thread does not. Throws an error that is known
+  // by now, TimeoutError, ConnectionError or MismatchError: Note [Where an error surfaces] in process_group.h.
+  void wait() const;
+  // This thread waits until the collective is done. Throws its error.
+  void synchronize() const;
+  bool is_done() const;  // or has failed
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// The state of a host tensors' collective. One of a device's tensors has its own (device_work.h).
+// Thread safe: the communication thread finishes it, other threads wait.
+struct Work::State {
+  virtual ~State() = default;
+  virtual void wait() { synchronize(); }
+  virtual void synchronize();
+  virtual bool is_done();
+  void finish(Outcome with, std::string error);
+  // Throws the error that is known. REQUIRES: `lock` holds `mutex`.
+  void throw_error(std::unique_lock<std::mutex>& lock) const;
+
+  std::mutex mutex;
+  std::condition_variable done_changed;
+  Outcome outcome = Outcome::kPending;
+  std::string error;
+};
+
+}  // namespace rondo::dist
+#pragma GCC visibility pop

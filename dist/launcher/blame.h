@@ -1,0 +1,35 @@
+// Which rank made a job fail.
+//
+// Note [Who is to blame]. When one rank fails, the others fail because of it, and may even end before it: with an
+// exit code, an uncaught ConnectionError (SIGABRT), or a shell's code for a signal. So neither the kind of end nor
+// its order decides alone. A rank whose process group fails writes a FailureRecord: when, and which ranks it misses.
+// The launcher starts at the first failure in time, by record or by exit, and goes on to the rank that this one
+// misses, until it finds a rank that misses none. That rank may have exited with 0, or be stopped.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "rondo/dist/transport/failure_record.h"
+
+namespace rondo::dist {
+
+struct LaunchedRank {
+  pid_t pid = -1;
+  std::optional<int> status;  // as waitpid() gives it; nothing: it has not ended
+  int64_t ended_at = 0;       // microseconds since 1970
+  std::optional<FailureRecord> failure;
+  bool failed() const;  // it has ended, and not with 0
+};
+
+struct Culprit {
+  size_t rank = 0;
+  std::optional<size_t> accuser = {};  // the rank whose record names it
+};
+// Nothing if no rank has failed.
+std::optional<Culprit> find_culprit(std::span<const LaunchedRank> ranks);
+
+}  // namespace rondo::dist

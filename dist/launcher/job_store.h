@@ -1,0 +1,36 @@
+// JobStore: the store in which the ranks of a job meet and write why they fail, and what the ranks are told of the job.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "rondo/dist/launcher/launch_options.h"
+#include "rondo/dist/transport/environment.h"
+#include "rondo/dist/transport/failure_record.h"
+#include "rondo/dist/transport/store.h"
+
+namespace rondo::dist {
+
+class JobStore {
+ public:
+  // `run_id`: the same in every attempt, and no other job's. `restart`: how often the job has started before. Throws
+  // Error if the master port is in use.
+  JobStore(const LaunchOptions& options, std::string run_id, int restart);
+
+  int restart() const { return job_.restart_count; }
+  // The environment variables ("NAME=value") that are the same for all ranks.
+  std::vector<std::string> variables() const;
+  // Nothing if the rank has not written one.
+  std::optional<FailureRecord> record_of(int rank);
+
+ private:
+  const LaunchOptions& options_;
+  const Environment job_;  // run_id and restart_count only
+  const int master_port_;
+  const std::string token_;
+  StoreServer server_;
+  Store records_;
+};
+
+}  // namespace rondo::dist
