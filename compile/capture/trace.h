@@ -50,10 +50,10 @@ class Trace : public Recorder {
   // From here on calls are compared with those of `known`. REQUIRES: nothing is recorded.
   void follow(KnownRecording known);
   bool follows() const { return known_.graph != nullptr; }
-  // The same calls were made as in the known recording, and the same of their results are alive. `graph` is empty then,
-  // and known_graph() is the recording, but for its floats.
+  // The same calls were made as in the known recording, and the same of their results are alive.
   bool is_known() const;
-  const Graph& known_graph() const { return *known_.graph; }
+  // What is recorded: `graph`, which is empty while this follows a known recording, or that one, but for its floats.
+  const Graph& recorded() const { return follows() ? *known_.graph : graph; }
   // All floats of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
   // Makes this a recording like any other: what was compared so far goes into `graph`.

@@ -66,7 +66,7 @@ bool Trace::keeps_history(ValueId id) const {
 
 const Tensor* Trace::outside_view(ValueId id) const {
   if (!has_writes()) return nullptr;
-  const Value& value = (follows() ? *known_.graph : graph).value(id);
+  const Value& value = recorded().value(id);
   const Memory* memory = memory_of(value.root);
   if (memory == nullptr || value.root == id || value.grad_mode) return nullptr;
   const auto found = std::find_if(memory->others.begin(), memory->others.end(), [&](const Tensor& other) {

@@ -32,6 +32,13 @@ void Ledger::add_eager_run() {
   update([](RegionReport& report) { ++report.eager_runs; });
 }
 
+void Ledger::add_failed_run(const std::exception& reason) {
+  update([&](RegionReport& report) {
+    report.last_failure = reason.what();
+    ++report.failed_runs;
+  });
+}
+
 bool Ledger::add_failed_compilation(const std::exception& reason) {
   const bool is_bug = dynamic_cast<const InternalError*>(&reason) != nullptr;
   if (!is_bug && dynamic_cast<const NoCodeGenerator*>(&reason) == nullptr) return false;

@@ -28,6 +28,8 @@ class Ledger {
   }
   void add_backward(const ProgramStats& stats, const std::string& why);
   void add_eager_run();
+  // A run threw.
+  void add_failed_run(const std::exception& reason);
   // As of a new region, but for its layers: compile::reset().
   void restart();
   // A stage of the compiler failed (InternalError), or there is none for the device (NoCodeGenerator), so something

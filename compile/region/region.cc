@@ -5,13 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
-#include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/check_floats.h"
-#include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/region/explain_entry.h"
-#include "rondo/compile/region/failed_run.h"
-#include "rondo/compile/region/write_back.h"
+#include "rondo/compile/region/hand_over.h"
+#include "rondo/compile/region/run.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
@@ -22,42 +20,9 @@
 #include "rondo/runtime/autograd/autograd_extras.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/format.h"
-#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {
-
-// Returns the base that a view would have in eager execution: the value at which its chain of views starts, after the
-// last detach().
-ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
-  ValueId base = kNoValue;
-  while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
-         (graph.value(id).grad_mode || autograd::is_no_grad_view(trace.handle(id))))
-    id = base = graph.node(graph.value(id).producer).inputs[0];
-  return base;
-}
-
-// Chooses the values that are still wanted at the end of a recording. A view that is held keeps its base, so that a
-// write through one view reaches the base's history, and from there all its views.
-void choose_outputs(Trace& trace, Graph& graph) {
-  trace.refresh();
-  ValueMap<bool> held(graph, false), based(graph, false);
-  for (const GraphNode& node : graph.nodes)
-    for (ValueId id : node.outputs) {
-      held[id] = trace.is_alive(id);
-      if (!held[id]) continue;
-      const ValueId base = base_of(trace, graph, id);
-      if (base != kNoValue && trace.outside_view(base) == nullptr) based[base] = true;
-    }
-  graph.outputs.clear();
-  for (const GraphNode& node : graph.nodes)
-    for (ValueId id : node.outputs) {
-      if (!held[id] && !based[id]) continue;
-      // A value that the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
-      graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.keeps_history(id));
-      graph.outputs.push_back(id);
-    }
-}
 
 // False: to run it would change nothing. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
@@ -193,6 +158,7 @@ std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span
 std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
                                                     const RecordingKey& key, std::span<const double> floats,
                                                     News& news) {
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   // Entries are added and dropped only while this is held, so that `earlier` stays valid.
   std::lock_guard one_at_a_time(compile_mutex_);
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
@@ -350,16 +316,9 @@ void Region::forget_least_used_entry() {
 }
 
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
-  choose_outputs(trace, trace.graph);
+  choose_outputs(trace);
   if (!has_effects(trace.graph)) return nullptr;
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
-  if (binding == nullptr) {
-    count(Outcome::kEager, "a recording");
-    run_eagerly(trace, trace.graph);
-    return nullptr;
-  }
-  return run_bound(trace, trace.graph, std::move(binding));
+  return run_and_hand_over(trace, binding_for(trace, call, piece));
 }
 
 std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared_ptr<const Binding>& latest) {
@@ -378,133 +337,20 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   note_use(entry);
   if (!has_effects(entry.forward_graph)) return binding;
   trace.show_known_versions();
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  return run_bound(trace, entry.forward_graph, std::move(binding));
+  return run_and_hand_over(trace, std::move(binding));
 }
 
-std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& graph,
-                                                 std::shared_ptr<const Binding> binding) {
-  const Entry& entry = *binding->entry();
-  std::vector<Tensor> results, finished;
-  std::optional<SumsOfRun> sums(std::in_place, entry, trace.external());
-  try {
-    count(Outcome::kCompiled);
-    results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
-    write_back(graph, trace.external(), results);
-  } catch (const std::exception& e) {
-    ledger_->update([&](RegionReport& report) {
-      report.last_failure = e.what();
-      ++report.failed_runs;
-    });
-    // A bug of ours is no error of the program.
-    const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
-    if (trace.has_writes() || waits) {
-      // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
-      if (!must_not_repeat(graph, trace.external(), finished)) {
-        sums->again([&] { run_op_by_op(trace, binding->graph()); });
-        return nullptr;
-      }
-      finished.clear();
-    } else {
-      take_back_draws(binding->graph(), trace.external(), *sums);
-    }
-    hand_over_finished(trace, graph, binding, finished, e.what());
-    throw;
+std::shared_ptr<const Binding> Region::run_and_hand_over(Trace& trace, std::shared_ptr<const Binding> binding) {
+  Ran ran;
+  if (binding != nullptr) {
+    ran = compile::run(std::move(binding), trace.external());
+  } else {
+    const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
+    count(Outcome::kEager, "a recording");
+    ran = run_op_by_op(trace.graph, trace.external());
   }
-  sums.reset();
-  std::shared_ptr<RegionNode> node;
-  if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
-  hand_over(trace, graph, results, node);
-  if (is_marked(trace.external())) {
-    std::vector<Tensor> handles;
-    for (ValueId id : graph.outputs) handles.push_back(trace.handle(id));
-    hand_on_marks(entry, trace.external(), handles);
-  }
-  return binding;
-}
-
-void Region::hand_over_finished(Trace& trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
-                                std::span<const Tensor> finished, const std::string& reason) {
-  // The caller may catch the error and go on with what was complete.
-  if (!finished.empty()) hand_over(trace, graph, finished, make_node_of_failed_run(binding, trace.external()));
-  name_missing(trace, graph, reason);
-}
-
-void Region::name_missing(Trace& trace, const Graph& graph, const std::string& reason) {
-  Recorder* missing = recorder_of_missing(
-      absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
-  for (ValueId id : graph.outputs) {
-    if (trace.written_tensor(id) != nullptr) continue;
-    Recorder*& recorder = trace.handle(id).impl()->recorder;
-    if (recorder != nullptr) recorder = missing;
-  }
-}
-
-void Region::run_op_by_op(Trace& trace, const Graph& graph) {
-  try {
-    run_eagerly(trace, graph);
-  } catch (const std::exception& e) {
-    name_missing(trace, graph, e.what());
-    throw;
-  }
-}
-
-void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor> results,
-                       const std::shared_ptr<RegionNode>& node) {
-  for (size_t i = 0; i < graph.outputs.size(); ++i) {
-    const ValueId id = graph.outputs[i];
-    Tensor handle = trace.handle(id);
-    const Tensor& result = results[i];
-    if (!result.defined()) continue;  // an op before it threw
-    TensorImpl& impl = *handle.impl();
-    if (const Tensor* written = trace.written_tensor(graph.value(id).root); written == nullptr) {
-      impl.storage = result.storage();
-      impl.offset = result.storage_offset();
-    } else if (&impl != written->impl()) {
-      impl.storage = written->impl()->storage;
-      impl.offset = written->impl()->offset + graph.value(id).offset;
-    }
-    impl.recorder = nullptr;
-    if (graph.value(id).requires_grad && !trace.keeps_history(id)) {
-      if (node != nullptr) {
-        autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
-      } else {
-        const Edge edge = autograd::gradient_edge(result);
-        autograd::set_history(handle, edge.node, edge.output);
-      }
-    }
-    if (const ValueId base = base_of(trace, graph, id); base != kNoValue) {
-      const Tensor* const outside = trace.outside_view(base);
-      autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base),
-                          autograd::is_no_grad_view(handle));
-      if (trace.waits(id)) {
-        impl.requires_grad = false;  // as far as the base does
-        --impl.autograd->view_version;
-      }
-    }
-  }
-}
-
-void Region::run_eagerly(Trace& trace, const Graph& graph) {
-  ValueMap<Tensor> values(graph);
-  std::vector<Tensor> results;
-  for (size_t i = 0; i < graph.inputs.size(); ++i) values[graph.inputs[i]] = trace.external()[i];
-  const auto hand_over_all = [&] {
-    for (ValueId id : graph.outputs) results.push_back(values[id]);
-    hand_over(trace, graph, results, nullptr);
-  };
-  size_t ran = 0;
-  try {
-    compile::run_eagerly(graph, values, nullptr, [&](const GraphNode& made) {
-      ++ran;
-      if (trace.has_writes()) write_versions(graph, made, trace.external(), values);
-    });
-  } catch (...) {
-    take_back_draws(graph, trace.external(), ran);
-    hand_over_all();
-    throw;
-  }
-  hand_over_all();
+  hand_over(trace, ran, ledger_->name());
+  return ran.binding;
 }
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
@@ -550,7 +396,7 @@ void Region::refuse_replay(const std::string& why) {
   if (known != why) log::write(log::Topic::kPerfHints, ledger_->name() + " is recorded on every call: " + why);
 }
 void Region::verify_replay(Trace& trace, const Binding& expected) const {
-  choose_outputs(trace, trace.graph);
+  choose_outputs(trace);
   Graph recorded = trace.graph;
   // A parameter that is a view of another one is no leaf any more once that one is written. A plan made for a leaf is
   // right for both: it keeps more, and computes the same.

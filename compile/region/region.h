@@ -21,8 +21,6 @@
 
 namespace rondo::compile {
 
-class RegionNode;
-
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
  public:
@@ -95,20 +93,8 @@ class [[gnu::visibility("hidden")]] Region {
   // As binding_for, for a recording that nothing was found for.
   std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats, News& news);
-  // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
-  static void hand_over(Trace & trace, const Graph& graph, std::span<const Tensor> results,
-                        const std::shared_ptr<RegionNode>& node);
-  // `graph`: what `trace` has recorded.
-  std::shared_ptr<const Binding> run_bound(Trace & trace, const Graph& graph, std::shared_ptr<const Binding> binding);
-  // `graph`: the same, with the floats of this recording.
-  static void run_eagerly(Trace & trace, const Graph& graph);
-  // The same after a run that threw, and has written nothing.
-  void run_op_by_op(Trace & trace, const Graph& graph);
-  // A run threw `reason`, after `finished` (by output) were complete.
-  void hand_over_finished(Trace & trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
-                          std::span<const Tensor> finished, const std::string& reason);
-  // Handles without a value say why.
-  void name_missing(Trace & trace, const Graph& graph, const std::string& reason);
+  // Null: op by op. Returns what ran compiled.
+  std::shared_ptr<const Binding> run_and_hand_over(Trace & trace, std::shared_ptr<const Binding> binding);
   void note_use(const Entry& entry);
   void forget_least_used_entry();  // REQUIRES: mutex_ is held
 
