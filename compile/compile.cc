@@ -53,7 +53,7 @@ class RegionTrace final : public Trace {
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
     if (latest == nullptr || loops_ != nullptr) return;
-    KnownRecording known = Entry::known(latest->entry());
+    KnownRecording known = latest->entry()->known();
     if (known.graph == nullptr) return;
     piece_device_ = known.device;
     Trace::follow(std::move(known));

@@ -103,7 +103,7 @@ void hand_over(Trace& trace, const Ran& ran, const std::string& region) {
   if (ran.binding == nullptr || !is_marked(trace.external())) return;
   std::vector<Tensor> handles;
   for (ValueId id : outputs) handles.push_back(trace.handle(id));
-  hand_on_marks(*ran.binding->entry(), trace.external(), handles);
+  ran.binding->entry()->result_marks().hand_on(trace.external(), handles);
 }
 
 }  // namespace rondo::compile

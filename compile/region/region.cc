@@ -91,7 +91,7 @@ int64_t Region::reset() {
   {
     std::lock_guard lock(mutex_);
     for (const auto& [structure, slots] : entries_)
-      for (const Slot& slot : slots) slot.entry->forgotten = true;
+      for (const Slot& slot : slots) slot.entry->use().forgotten = true;
     std::swap(entries, entries_);
     latest.swap(latest_);
     forgotten = std::exchange(n_entries_, 0);
@@ -147,7 +147,7 @@ std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span
   for (Slot& slot : found->second)
     if (same_bits(slot.latest->floats(), floats)) return used(slot);
   for (Slot& slot : found->second) {
-    if (!slot.entry->guards.hold(floats)) continue;
+    if (!slot.entry->guards().hold(floats)) continue;
     slot.latest = std::make_shared<const Binding>(slot.entry, floats);
     ++float_changes_;
     return used(slot);
@@ -174,7 +174,7 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   if (!news.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = news.why; });
   if (verdict.eagerly) return nullptr;
   std::vector<int64_t> ranges{piece};
-  std::shared_ptr<Entry> entry;
+  std::shared_ptr<const Entry> entry;
   try {
     entry = policy_.guarded(news.why, !standing.earlier.empty(),
                             [&] { return compile_recording(trace, call, standing.is_first, ranges); });
@@ -195,13 +195,13 @@ Region::Standing Region::standing_of(int piece) {
   Standing standing;
   for (const auto& [structure, slots] : entries_)
     for (const Slot& slot : slots)
-      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
+      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->recording());
   standing.is_first = latest_ == nullptr;
   return standing;
 }
 
-std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
-                                                 std::vector<int64_t>& ranges) {
+std::shared_ptr<const Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                                       std::vector<int64_t>& ranges) {
   enter_stage("compile");
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn
@@ -209,7 +209,7 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
                                                            : Sizes::kVarying;
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
-  const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
+  const Partition* like = latest_ != nullptr && latest_->partition() ? &*latest_->partition() : nullptr;
   const auto ranges_met = [&](const OtherRecordings& others) {
     for (int64_t bound : others.ranges()) ranges.push_back(bound);
     return ranges_met_.contains(ranges);
@@ -226,7 +226,8 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
     at_seams = at_seams || autograd::is_awaited(to);
     in_parts.push_back(autograd::comes_in_parts(to));
   }
-  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
+  return std::make_shared<const Entry>(trace.graph, Entry::Request{.options = options_,
+                                                                   .ledger = ledger_,
                                                                    .sizes = sizes,
                                                                    .device = device_of(trace),
                                                                    .like = like,
@@ -235,14 +236,12 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
                                                                    .in_parts = std::move(in_parts),
                                                                    .marked = marked,
                                                                    .ranges_met = ranges_met});
-  entry->ledger = ledger_;
-  return entry;
 }
 
 void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news) {
   const Entry& entry = *slot.entry;
   int kernels = 0, library_calls = 0, compiled = 0, fresh = 0;
-  for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
+  for (const Program* program : {&entry.forward(), entry.backward().program.get()}) {
     if (program == nullptr) continue;
     compiled += program->stats().compiled;
     fresh += program->stats().fresh;
@@ -251,19 +250,19 @@ void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges
   }
   ledger_->update([&](RegionReport& report) {
     ++report.entries;
-    report.compile_ms += entry.compile_ms;
+    report.compile_ms += entry.compile_ms();
     report.compilations += compiled > 0;
     report.fresh_programs += fresh > 0;
     if (kernels + library_calls < most_launches_) return;
     most_launches_ = kernels + library_calls;
     report.kernels = kernels;
     report.library_calls = library_calls;
-    report.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
-    report.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
+    report.kept_bytes = entry.partition() ? entry.partition()->kept_bytes() : 0;
+    report.recomputed_flops = entry.backward().program ? recomputed_flops(entry.backward().program->graph()) : 0;
   });
   std::unique_lock lock(mutex_);
   latest_ = slot.entry;
-  if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
+  if (entry.has_marked_sizes()) ranges_met_.insert(std::move(ranges));
   const bool is_full = n_entries_ >= std::max(options_.max_entries, 1);
   if (is_full) forget_least_used_entry();
   note_use(*slot.entry);
@@ -293,8 +292,8 @@ constexpr int kMostUses = 8;
 }
 
 void Region::note_use(const Entry& entry) {
-  entry.last_use = ++uses_;
-  entry.uses = std::min(entry.uses + 1, kMostUses);
+  entry.use().latest = ++uses_;
+  entry.use().count = std::min(entry.use().count + 1, kMostUses);
 }
 
 void Region::forget_least_used_entry() {
@@ -304,12 +303,12 @@ void Region::forget_least_used_entry() {
   for (auto& [structure, slots] : entries_)
     for (const Slot& slot : slots) {
       const Entry& entry = *slot.entry;
-      if (halves) entry.uses = entry.uses / 2;
-      if (least == nullptr || entry.uses < least->uses ||
-          (entry.uses == least->uses && entry.last_use > least->last_use))
+      if (halves) entry.use().count = entry.use().count / 2;
+      if (least == nullptr || entry.use().count < least->use().count ||
+          (entry.use().count == least->use().count && entry.use().latest > least->use().latest))
         of = &slots, least = &entry;
     }
-  least->forgotten = true;
+  least->use().forgotten = true;
   std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == least; });
   entries_.erase_if([](const auto& slots) { return slots.second.empty(); });
   --n_entries_;
@@ -325,7 +324,7 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   std::shared_ptr<const Binding> binding = latest;
   const Entry& entry = *latest->entry();
   if (!same_bits(latest->floats(), trace.known_floats())) {
-    if (!entry.guards.hold(trace.known_floats())) return nullptr;
+    if (!entry.guards().hold(trace.known_floats())) return nullptr;
     binding = std::make_shared<const Binding>(latest->entry(), trace.known_floats());
     ++float_changes_;
     std::lock_guard lock(mutex_);
@@ -335,7 +334,7 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   }
   if (checks_floats()) check_forward_floats(*binding);
   note_use(entry);
-  if (!has_effects(entry.forward_graph)) return binding;
+  if (!has_effects(entry.recording())) return binding;
   trace.show_known_versions();
   return run_and_hand_over(trace, std::move(binding));
 }
@@ -435,7 +434,8 @@ std::vector<std::shared_ptr<const Entry>> Region::entries() const {
   std::vector<std::shared_ptr<const Entry>> entries;
   for (const auto& [structure, slots] : entries_)
     for (const Slot& slot : slots) entries.push_back(slot.entry);
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
+  std::sort(entries.begin(), entries.end(),
+            [](const auto& a, const auto& b) { return a->use().latest < b->use().latest; });
   return entries;
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "rondo/compile/capture/loop_steps.h"
+#include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry.h"
@@ -87,8 +88,8 @@ class [[gnu::visibility("hidden")]] Region {
   };
   Standing standing_of(int piece);
   // `ranges` gets those of its marked dimensions.
-  std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
-                                           std::vector<int64_t>& ranges);
+  std::shared_ptr<const Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+                                                 std::vector<int64_t>& ranges);
   void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news);
   // As binding_for, for a recording that nothing was found for.
   std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,

@@ -143,10 +143,10 @@ void Replay::run(const nn::ModuleCall& call) const {
   const Ran ran = compile::run(binding_, inputs);
   if (ran.error != nullptr) std::rethrow_exception(ran.error);
   Tensor result = ran.results[result_];
-  const Graph& recorded = binding_->entry()->forward_graph;
+  const Graph& recorded = binding_->entry()->recording();
   if (ran.node != nullptr && recorded.value(recorded.outputs[result_]).requires_grad)
     autograd::set_history(result, ran.node->history(static_cast<int>(result_)), static_cast<int>(result_));
-  if (is_marked(inputs)) hand_on_marks(*binding_->entry(), inputs, ran.results);
+  if (is_marked(inputs)) binding_->entry()->result_marks().hand_on(inputs, ran.results);
   *call.result = std::move(result);
 }
 

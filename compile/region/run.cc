@@ -19,13 +19,13 @@ Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> 
   const Entry& entry = *binding->entry();
   Ran ran;
   // A bug of ours is no error of the program.
-  const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
-  if (entry.forward_graph.versions.empty() && !waits) {
+  const bool waits = has_waiting_checks(entry.forward().plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
+  if (entry.recording().versions.empty() && !waits) {
     take_back_draws(binding->graph(), inputs, sums);
     // The caller may catch the error and go on with what was complete.
     if (!finished.empty()) ran.node = make_node_of_failed_run(binding, inputs);
     ran.results = std::move(finished);
-  } else if (!must_not_repeat(entry.forward_graph, inputs, finished)) {
+  } else if (!must_not_repeat(entry.recording(), inputs, finished)) {
     // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
     sums.again([&] { ran = run_op_by_op(binding->graph(), inputs); });
     return ran;
@@ -39,21 +39,21 @@ Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> 
 
 Ran run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs) {
   const Entry& entry = *binding->entry();
-  const memory::Cause cause("region ", entry.ledger->name(), std::source_location::current());
+  const memory::Cause cause("region ", entry.ledger().name(), std::source_location::current());
   std::vector<Tensor> results, finished;
   {
     SumsOfRun sums(entry, inputs);
     try {
       count(Outcome::kCompiled);
-      results = run_checked(*entry.forward, inputs, binding->forward(), &finished);
-      write_back(entry.forward_graph, inputs, results);
+      results = run_checked(entry.forward(), inputs, binding->forward(), &finished);
+      write_back(entry.recording(), inputs, results);
     } catch (const std::exception& e) {
-      entry.ledger->add_failed_run(e);
+      entry.ledger().add_failed_run(e);
       return after_error(std::move(binding), inputs, std::move(finished), sums, e);
     }
   }
   Ran ran;
-  if (entry.backward.program != nullptr) ran.node = make_compiled_node(binding, inputs, results);
+  if (entry.backward().program != nullptr) ran.node = make_compiled_node(binding, inputs, results);
   ran.binding = std::move(binding);
   ran.results = std::move(results);
   return ran;
