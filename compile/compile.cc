@@ -48,7 +48,7 @@ class RegionTrace final : public Trace {
         call_(call),
         random_(random),
         finds_loops_(in_pieces),
-        loops_(in_pieces ? region.loops() : nullptr) {}
+        loops_(in_pieces ? region.loops().steps() : nullptr) {}
 
   // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
   void follow(std::shared_ptr<const Binding> latest) {
@@ -99,7 +99,7 @@ class RegionTrace final : public Trace {
       else record_of_dense_parts(op, inputs, attrs, outputs, where);
       if (may_loop && !loop_.is_running() && LoopSteps::is_time_to_search(graph.nodes.size(), region_.varies()) &&
           loop_.search(lines(), region_.varies()))
-        region_.add_loop(loop_.step());
+        region_.loops().add(loop_.step());
       return;
     }
     const char* why = loop_.is_running() || !dense_parts_.empty() ? "a loop over time runs in pieces"
@@ -351,7 +351,7 @@ class RegionTrace final : public Trace {
   bool overwrote_ = false;                   // by an op of this call, so that views may be read again
   bool broken_ = false;                      // also by what happened before the first op, which makes no piece
   const bool finds_loops_;
-  const std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;  // that run in pieces at once; null: none
+  const std::shared_ptr<const KnownLoops::Steps> loops_;  // that run in pieces at once; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
   struct DensePart {

@@ -107,7 +107,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   double compile_ms() const { return compile_ms_; }  // all of it
   Ledger& ledger() const { return *ledger_; }
 
-  // ---- Changed by the region's table: Note [Kept recordings] in region.cc
+  // ---- Changed by the region's table: Note [Kept recordings] in entry_table.cc
   struct Use {
     std::atomic<int64_t> latest = 0;
     std::atomic<int> count = 0;  // at most kMostUses, halved now and then

@@ -65,7 +65,10 @@ AllRegions& all_regions() {
 }  // namespace
 
 Region::Region(std::string name, CompileOptions options)
-    : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
+    : options_(std::move(options)),
+      ledger_(std::make_shared<Ledger>(std::move(name))),
+      policy_(options_, *ledger_),
+      table_(std::max(options_.max_entries, 1)) {
   count(Outcome::kRegion);
   std::lock_guard lock(all_regions().mutex);
   all_regions().regions.insert(this);
@@ -84,36 +87,24 @@ void Region::reset_all(ResetReport& sum) {
 }
 
 int64_t Region::reset() {
-  HashMap<RecordingKey, std::vector<Slot>> entries;  // these two are freed when no lock is held
-  std::shared_ptr<const Entry> latest;
-  int64_t forgotten = 0;
   std::lock_guard one_at_a_time(compile_mutex_);
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [structure, slots] : entries_)
-      for (const Slot& slot : slots) slot.entry->use().forgotten = true;
-    std::swap(entries, entries_);
-    latest.swap(latest_);
-    forgotten = std::exchange(n_entries_, 0);
-    breaks_.clear();
-    ranges_met_.clear();
-    loops_ = nullptr;
-    has_loops_ = varies_ = false;
-    float_changes_ = n_forgotten_ = 0;
-    std::erase_if(modules_, [](const auto& calls) { return calls.expired(); });
-    for (const std::weak_ptr<RecentCalls>& module : modules_)
-      if (const std::shared_ptr<RecentCalls> calls = module.lock()) calls->forget();
-  }
+  const int64_t forgotten = table_.forget_all();
   failed_.clear();
+  ranges_met_.clear();
+  loops_.forget();
   ledger_->restart();
+  std::lock_guard lock(layers_mutex_);
+  std::erase_if(layers_, [](const auto& calls) { return calls.expired(); });
+  for (const std::weak_ptr<RecentCalls>& layer : layers_)
+    if (const std::shared_ptr<RecentCalls> calls = layer.lock()) calls->forget();
   return forgotten;
 }
 
 std::shared_ptr<RecentCalls> Region::add_layer() {
   auto calls = std::make_shared<RecentCalls>();
   ledger_->update([](RegionReport& report) { ++report.layers; });
-  std::lock_guard lock(mutex_);
-  modules_.push_back(calls);
+  std::lock_guard lock(layers_mutex_);
+  layers_.push_back(calls);
   return calls;
 }
 
@@ -131,53 +122,34 @@ std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn:
 }
 
 std::shared_ptr<const Binding> Region::find(const RecordingKey& key, std::span<const double> floats) {
-  const std::shared_ptr<const Binding> binding = lookup(key, floats);
+  const std::shared_ptr<const Binding> binding = table_.find(key, floats);
   if (binding != nullptr && checks_floats()) check_forward_floats(*binding);
   return binding;
-}
-
-std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span<const double> floats) {
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(key);
-  if (found == entries_.end()) return nullptr;
-  const auto used = [&](Slot& slot) {
-    note_use(*slot.entry);
-    return slot.latest;
-  };
-  for (Slot& slot : found->second)
-    if (same_bits(slot.latest->floats(), floats)) return used(slot);
-  for (Slot& slot : found->second) {
-    if (!slot.entry->guards().hold(floats)) continue;
-    slot.latest = std::make_shared<const Binding>(slot.entry, floats);
-    ++float_changes_;
-    return used(slot);
-  }
-  return nullptr;
 }
 
 std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
                                                     const RecordingKey& key, std::span<const double> floats,
                                                     News& news) {
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  // Entries are added and dropped only while this is held, so that `earlier` stays valid.
   std::lock_guard one_at_a_time(compile_mutex_);
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
   if (failed_.contains(key)) {
     ledger_->add_eager_run();
     return nullptr;
   }
-  const Standing standing = standing_of(piece);
-  const RecompilePolicy::Verdict verdict = standing.earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
+  const std::vector<std::shared_ptr<const Entry>> earlier = table_.entries_of(piece);
+  const RecompilePolicy::Verdict verdict = earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
   if (verdict.eagerly && verdict.explained) return nullptr;  // to explain it again takes time
-  news.why = nearest_difference(standing.earlier, trace.graph, name_inputs(call.module, trace.external()));
+  std::vector<const Graph*> recordings;
+  for (const std::shared_ptr<const Entry>& entry : earlier) recordings.push_back(&entry->recording());
+  news.why = nearest_difference(recordings, trace.graph, name_inputs(call.module, trace.external()));
   if (!verdict.warning.empty()) news.warning = verdict.warning + news.why;
   if (!news.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = news.why; });
   if (verdict.eagerly) return nullptr;
   std::vector<int64_t> ranges{piece};
   std::shared_ptr<const Entry> entry;
   try {
-    entry = policy_.guarded(news.why, !standing.earlier.empty(),
-                            [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+    entry = policy_.guarded(news.why, !earlier.empty(), [&] { return compile_recording(trace, call, ranges); });
   } catch (const std::exception& e) {
     if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
@@ -185,31 +157,30 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
     return nullptr;
   }
   news.compiled = true;
+  count_entry(*entry);
+  if (entry->has_marked_sizes()) ranges_met_.insert(std::move(ranges));
   auto binding = std::make_shared<const Binding>(entry);
-  add(key, {entry, piece, binding}, std::move(ranges), news);
+  const int64_t dropped = table_.add(key, binding, piece);
+  if (dropped > 0) ledger_->update([](RegionReport& report) { ++report.forgotten; });
+  if (dropped == 1)
+    news.warning = formatted(
+        "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
+        "of one of the least used, which is recorded and planned anew if it comes again",
+        ledger_->name(), options_.max_entries);
   return binding;
 }
 
-Region::Standing Region::standing_of(int piece) {
-  std::lock_guard lock(mutex_);
-  Standing standing;
-  for (const auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots)
-      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->recording());
-  standing.is_first = latest_ == nullptr;
-  return standing;
-}
-
-std::shared_ptr<const Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
+std::shared_ptr<const Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call,
                                                        std::vector<int64_t>& ranges) {
   enter_stage("compile");
+  const std::shared_ptr<const Entry> newest = table_.newest();
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn
-                      : is_first                           ? Sizes::kConstant
+                      : newest == nullptr                  ? Sizes::kConstant
                                                            : Sizes::kVarying;
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
-  const Partition* like = latest_ != nullptr && latest_->partition() ? &*latest_->partition() : nullptr;
+  const Partition* like = newest != nullptr && newest->partition() ? &*newest->partition() : nullptr;
   const auto ranges_met = [&](const OtherRecordings& others) {
     for (int64_t bound : others.ranges()) ranges.push_back(bound);
     return ranges_met_.contains(ranges);
@@ -238,80 +209,13 @@ std::shared_ptr<const Entry> Region::compile_recording(const Trace& trace, const
                                                                    .ranges_met = ranges_met});
 }
 
-void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news) {
-  const Entry& entry = *slot.entry;
-  int kernels = 0, library_calls = 0, compiled = 0, fresh = 0;
-  for (const Program* program : {&entry.forward(), entry.backward().program.get()}) {
-    if (program == nullptr) continue;
-    compiled += program->stats().compiled;
-    fresh += program->stats().fresh;
-    kernels += program->stats().kernels;
-    library_calls += program->stats().library_calls;
-  }
-  ledger_->update([&](RegionReport& report) {
-    ++report.entries;
-    report.compile_ms += entry.compile_ms();
-    report.compilations += compiled > 0;
-    report.fresh_programs += fresh > 0;
-    if (kernels + library_calls < most_launches_) return;
-    most_launches_ = kernels + library_calls;
-    report.kernels = kernels;
-    report.library_calls = library_calls;
-    report.kept_bytes = entry.partition() ? entry.partition()->kept_bytes() : 0;
-    report.recomputed_flops = entry.backward().program ? recomputed_flops(entry.backward().program->graph()) : 0;
-  });
-  std::unique_lock lock(mutex_);
-  latest_ = slot.entry;
-  if (entry.has_marked_sizes()) ranges_met_.insert(std::move(ranges));
-  const bool is_full = n_entries_ >= std::max(options_.max_entries, 1);
-  if (is_full) forget_least_used_entry();
-  note_use(*slot.entry);
-  entries_[key].push_back(std::move(slot));
-  ++n_entries_;
-  constexpr size_t kSeveral = 4;
-  varies_.store(entries_.size() >= kSeveral, std::memory_order_relaxed);
-  const bool is_first_to_go = is_full && n_forgotten_ == 1;
-  lock.unlock();
-  if (!is_full) return;
-  ledger_->update([&](RegionReport& report) { ++report.forgotten; });
-  if (is_first_to_go)
-    news.warning = formatted(
-        "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
-        "of one of the least used, which is recorded and planned anew if it comes again",
-        ledger_->name(), options_.max_entries);
-}
-
-// Note [Kept recordings]
-// A region whose recordings exceed max_entries keeps those that are used most. Sizes often come in turns, each once in
-// an epoch: then the least recently used one is the very next that is needed, and a region that drops it replays
-// nothing. Here the latest of the least used goes, so that the others are there when their turn comes again. Every
-// max_entries recordings that are dropped, all counts are halved, and a count is at most kMostUses: what was used long
-// ago goes after a few times as many.
-namespace {
-constexpr int kMostUses = 8;
-}
-
-void Region::note_use(const Entry& entry) {
-  entry.use().latest = ++uses_;
-  entry.use().count = std::min(entry.use().count + 1, kMostUses);
-}
-
-void Region::forget_least_used_entry() {
-  const bool halves = ++n_forgotten_ % std::max(options_.max_entries, 1) == 0;
-  std::vector<Slot>* of = nullptr;
-  const Entry* least = nullptr;
-  for (auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots) {
-      const Entry& entry = *slot.entry;
-      if (halves) entry.use().count = entry.use().count / 2;
-      if (least == nullptr || entry.use().count < least->use().count ||
-          (entry.use().count == least->use().count && entry.use().latest > least->use().latest))
-        of = &slots, least = &entry;
-    }
-  least->use().forgotten = true;
-  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == least; });
-  entries_.erase_if([](const auto& slots) { return slots.second.empty(); });
-  --n_entries_;
+void Region::count_entry(const Entry& entry) {
+  const Program* const backward = entry.backward().program.get();
+  Ledger::NewEntry made{.compile_ms = entry.compile_ms(), .programs = {entry.forward().stats()}};
+  if (backward != nullptr) made.programs.push_back(backward->stats());
+  if (entry.partition()) made.kept_bytes = entry.partition()->kept_bytes();
+  if (backward != nullptr) made.recomputed_flops = recomputed_flops(backward->graph());
+  ledger_->add_entry(made);
 }
 
 std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
@@ -321,20 +225,10 @@ std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& c
 }
 
 std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared_ptr<const Binding>& latest) {
-  std::shared_ptr<const Binding> binding = latest;
-  const Entry& entry = *latest->entry();
-  if (!same_bits(latest->floats(), trace.known_floats())) {
-    if (!entry.guards().hold(trace.known_floats())) return nullptr;
-    binding = std::make_shared<const Binding>(latest->entry(), trace.known_floats());
-    ++float_changes_;
-    std::lock_guard lock(mutex_);
-    for (auto& [structure, slots] : entries_)
-      for (Slot& slot : slots)
-        if (slot.entry == latest->entry()) slot.latest = binding;
-  }
+  std::shared_ptr<const Binding> binding = table_.find_again(latest, trace.known_floats());
+  if (binding == nullptr) return nullptr;
   if (checks_floats()) check_forward_floats(*binding);
-  note_use(entry);
-  if (!has_effects(entry.recording())) return binding;
+  if (!has_effects(binding->entry()->recording())) return binding;
   trace.show_known_versions();
   return run_and_hand_over(trace, std::move(binding));
 }
@@ -354,11 +248,7 @@ std::shared_ptr<const Binding> Region::run_and_hand_over(Trace& trace, std::shar
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
   if (!options_.dynamic.empty() && !nn::in_decode_step()) check_arguments(ledger_->name(), call, options_.dynamic);
-  ledger_->update([&](RegionReport& report) {
-    ++report.calls;
-    report.replays += is_replayed;
-    most_launches_ = 0;
-  });
+  ledger_->begin_call(is_replayed);
 }
 void Region::note_use_without_call(const std::string& what) {
   const bool is_known = ledger_->update([&](RegionReport& report) {
@@ -373,21 +263,6 @@ void Region::note_use_without_call(const std::string& what) {
 }
 void Region::count_loop_piece() {
   ledger_->update([](RegionReport& report) { ++report.loop_pieces; });
-}
-std::shared_ptr<const std::vector<LoopSteps::Step>> Region::loops() const {
-  if (!has_loops_.load(std::memory_order_relaxed)) return nullptr;
-  std::lock_guard lock(mutex_);
-  return loops_;
-}
-void Region::add_loop(const LoopSteps::Step& step) {
-  constexpr size_t kMostLoops = 8;
-  std::lock_guard lock(mutex_);
-  auto all = loops_ == nullptr ? std::vector<LoopSteps::Step>() : *loops_;
-  if (std::find(all.begin(), all.end(), step) != all.end()) return;
-  if (all.size() >= kMostLoops) all.erase(all.begin());
-  all.push_back(step);
-  loops_ = std::make_shared<const std::vector<LoopSteps::Step>>(std::move(all));
-  has_loops_.store(true, std::memory_order_relaxed);
 }
 void Region::refuse_replay(const std::string& why) {
   const std::string known = ledger_->update(
@@ -411,32 +286,12 @@ void Region::break_graph(const std::string& reason) {
     throw Error(
         absl::StrCat("graph break in ", ledger_->name(), " (CompileOptions::fullgraph forbids them): ", reason));
   log::write(log::Topic::kGraphBreaks, ledger_->name() + ": " + reason);
-  ledger_->update([&](RegionReport& report) {
-    ++report.graph_breaks;
-    report.last_break = reason;
-  });
-  constexpr size_t kMostReasons = 32;
-  std::lock_guard lock(mutex_);
-  if (breaks_.size() < kMostReasons && std::find(breaks_.begin(), breaks_.end(), reason) == breaks_.end())
-    breaks_.push_back(reason);
-}
-std::vector<std::string> Region::breaks() const {
-  std::lock_guard lock(mutex_);
-  return breaks_;
+  ledger_->add_break(reason);
 }
 RegionReport Region::report() const {
   RegionReport report = ledger_->report();
-  report.float_changes = float_changes_;
+  report.float_changes = table_.float_changes();
   return report;
-}
-std::vector<std::shared_ptr<const Entry>> Region::entries() const {
-  std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<const Entry>> entries;
-  for (const auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots) entries.push_back(slot.entry);
-  std::sort(entries.begin(), entries.end(),
-            [](const auto& a, const auto& b) { return a->use().latest < b->use().latest; });
-  return entries;
 }
 
 }  // namespace rondo::compile
