@@ -38,12 +38,12 @@ namespace rondo::compile {
 namespace {
 
 // The recording of one call of a region's module.
-class RegionTrace final : public Trace {
+class RegionTrace final : public FollowingTrace {
  public:
   // `random`: shared by all ops of the call. `in_pieces`: loops over time run in pieces, those that the region knows
   // from their first step on.
   RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool in_pieces)
-      : Trace(&random),
+      : FollowingTrace(&random),
         region_(region),
         call_(call),
         random_(random),
@@ -56,7 +56,7 @@ class RegionTrace final : public Trace {
     KnownRecording known = latest->entry()->known();
     if (known.graph == nullptr) return;
     piece_device_ = known.device;
-    Trace::follow(std::move(known));
+    FollowingTrace::follow(std::move(known));
     latest_ = std::move(latest);
   }
   // At the end: what the whole call ran. Null: it ran in several pieces, or eagerly.

@@ -245,7 +245,7 @@ std::vector<ValueId> Entry::saved_as_laid_out(const Graph& recorded) const {
 KnownRecording Entry::known() const {
   // Each input is compared with all those before it.
   constexpr size_t kMostInputs = 256;
-  if (!Trace::has_known_writes(recording_) || recording_.inputs.size() > kMostInputs || use_.forgotten ||
+  if (!has_known_writes(recording_) || recording_.inputs.size() > kMostInputs || use_.forgotten ||
       stages_disabled_ != disabled_stages())
     return {};
   return {{shared_from_this(), &recording_}, device_, number_};

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/capture/known_recording.h"
 #include "rondo/compile/exec/program.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/ledger.h"

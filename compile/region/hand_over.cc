@@ -12,7 +12,7 @@ namespace {
 
 // Returns the base that a view would have in eager execution: the value at which its chain of views starts, after the
 // last detach().
-ValueId base_of(const Trace& trace, ValueId id) {
+ValueId base_of(const WritingTrace& trace, ValueId id) {
   const Graph& graph = trace.recorded();
   ValueId base = kNoValue;
   while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
@@ -22,7 +22,7 @@ ValueId base_of(const Trace& trace, ValueId id) {
 }
 
 // The i-th output of the recording gets the memory and the history of `result`.
-void hand_over_output(Trace& trace, int i, const Tensor& result, RegionNode* node) {
+void hand_over_output(WritingTrace& trace, int i, const Tensor& result, RegionNode* node) {
   const Graph& graph = trace.recorded();
   const ValueId id = graph.outputs[static_cast<size_t>(i)];
   Tensor handle = trace.handle(id);
@@ -54,7 +54,7 @@ void hand_over_output(Trace& trace, int i, const Tensor& result, RegionNode* nod
 }
 
 // Outputs that the run did not come to say why.
-void name_missing(const Trace& trace, const std::string& reason) {
+void name_missing(const WritingTrace& trace, const std::string& reason) {
   Recorder* const missing = recorder_of_missing(reason);
   for (ValueId id : trace.recorded().outputs) {
     if (trace.written_tensor(id) != nullptr) continue;
@@ -63,7 +63,7 @@ void name_missing(const Trace& trace, const std::string& reason) {
   }
 }
 
-[[noreturn]] void throw_error(const Trace& trace, const std::exception_ptr& error, const std::string& region) {
+[[noreturn]] void throw_error(const WritingTrace& trace, const std::exception_ptr& error, const std::string& region) {
   try {
     std::rethrow_exception(error);
   } catch (const std::exception& e) {
@@ -74,7 +74,7 @@ void name_missing(const Trace& trace, const std::string& reason) {
 
 }  // namespace
 
-void choose_outputs(Trace& trace) {
+void choose_outputs(WritingTrace& trace) {
   trace.refresh();
   Graph& graph = trace.graph;
   ValueMap<bool> held(graph, false), based(graph, false);
@@ -95,7 +95,7 @@ void choose_outputs(Trace& trace) {
     }
 }
 
-void hand_over(Trace& trace, const Ran& ran, const std::string& region) {
+void hand_over(WritingTrace& trace, const Ran& ran, const std::string& region) {
   const std::vector<ValueId>& outputs = trace.recorded().outputs;
   for (size_t i = 0; i < outputs.size() && !ran.results.empty(); ++i)
     if (ran.results[i].defined()) hand_over_output(trace, static_cast<int>(i), ran.results[i], ran.node.get());

@@ -31,7 +31,7 @@ bool has_effects(const Graph& graph) {
 }
 
 // Everything in a recording is on one device.
-Device device_of(const Trace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
+Device device_of(const FollowingTrace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
 uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
@@ -108,7 +108,7 @@ std::shared_ptr<RecentCalls> Region::add_layer() {
   return calls;
 }
 
-std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
+std::shared_ptr<const Binding> Region::binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece) {
   RecordingKey key = pack(trace.graph, PackFloats::kNo);
   key.push_back(device_word(device_of(trace)));
   const RecordedFloats floats = floats_of(trace.graph);
@@ -127,7 +127,7 @@ std::shared_ptr<const Binding> Region::find(const RecordingKey& key, std::span<c
   return binding;
 }
 
-std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                                     const RecordingKey& key, std::span<const double> floats,
                                                     News& news) {
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
@@ -170,7 +170,7 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
   return binding;
 }
 
-std::shared_ptr<const Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call,
+std::shared_ptr<const Entry> Region::compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                        std::vector<int64_t>& ranges) {
   enter_stage("compile");
   const std::shared_ptr<const Entry> newest = table_.newest();
@@ -218,13 +218,13 @@ void Region::count_entry(const Entry& entry) {
   ledger_->add_entry(made);
 }
 
-std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
+std::shared_ptr<const Binding> Region::run(FollowingTrace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace);
   if (!has_effects(trace.graph)) return nullptr;
   return run_and_hand_over(trace, binding_for(trace, call, piece));
 }
 
-std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared_ptr<const Binding>& latest) {
+std::shared_ptr<const Binding> Region::run_known(FollowingTrace& trace, const std::shared_ptr<const Binding>& latest) {
   std::shared_ptr<const Binding> binding = table_.find_again(latest, trace.known_floats());
   if (binding == nullptr) return nullptr;
   if (checks_floats()) check_forward_floats(*binding);
@@ -233,7 +233,8 @@ std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared
   return run_and_hand_over(trace, std::move(binding));
 }
 
-std::shared_ptr<const Binding> Region::run_and_hand_over(Trace& trace, std::shared_ptr<const Binding> binding) {
+std::shared_ptr<const Binding> Region::run_and_hand_over(FollowingTrace& trace,
+                                                         std::shared_ptr<const Binding> binding) {
   Ran ran;
   if (binding != nullptr) {
     ran = compile::run(std::move(binding), trace.external());
@@ -269,7 +270,7 @@ void Region::refuse_replay(const std::string& why) {
       [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });
   if (known != why) log::write(log::Topic::kPerfHints, ledger_->name() + " is recorded on every call: " + why);
 }
-void Region::verify_replay(Trace& trace, const Binding& expected) const {
+void Region::verify_replay(FollowingTrace& trace, const Binding& expected) const {
   choose_outputs(trace);
   Graph recorded = trace.graph;
   // A parameter that is a view of another one is no leaf any more once that one is written. A plan made for a leaf is

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "rondo/compile/capture/known_recording.h"
 #include "rondo/compile/capture/loop_steps.h"
 #include "rondo/compile/capture/recording_key.h"
-#include "rondo/compile/capture/trace.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/entry_table.h"
 #include "rondo/compile/region/ledger.h"
@@ -39,10 +39,10 @@ class [[gnu::visibility("hidden")]] Region {
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
   // then get their memory, and reading another one throws Error with the reason. Nothing runs twice.
-  std::shared_ptr<const Binding> run(Trace & trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Binding> run(FollowingTrace & trace, const nn::ModuleCall& call, int piece);
   // The same for a recording that is_known(), of the entry of `latest`. Null: nothing has happened, as the entry is not
   // for its floats.
-  std::shared_ptr<const Binding> run_known(Trace & trace, const std::shared_ptr<const Binding>& latest);
+  std::shared_ptr<const Binding> run_known(FollowingTrace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call, bool is_replayed);
@@ -56,7 +56,7 @@ class [[gnu::visibility("hidden")]] Region {
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
-  void verify_replay(Trace & trace, const Binding& expected) const;
+  void verify_replay(FollowingTrace & trace, const Binding& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
   RegionReport report() const;
@@ -68,21 +68,21 @@ class [[gnu::visibility("hidden")]] Region {
  private:
   int64_t reset();  // returns the number of recordings that it forgot
   // What runs a recording: found, or compiled now. Null: it runs op by op.
-  std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Binding> binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece);
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
   struct News {  // for the log
     std::string why, warning;
     bool compiled = false;
   };
   // As binding_for, for a recording that nothing was found for.
-  std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+  std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats, News& news);
   // `ranges` gets those of its marked dimensions.
-  std::shared_ptr<const Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call,
+  std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                  std::vector<int64_t>& ranges);
   void count_entry(const Entry& entry);
   // Null: op by op. Returns what ran compiled.
-  std::shared_ptr<const Binding> run_and_hand_over(Trace & trace, std::shared_ptr<const Binding> binding);
+  std::shared_ptr<const Binding> run_and_hand_over(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
 
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;

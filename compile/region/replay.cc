@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kDefaultGenerator = 0;  // GeneratorState::id
 }  // namespace
 
-std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
+std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const WritingTrace& trace,
                                            std::span<const GeneratorState> drawn,
                                            std::shared_ptr<const Binding> binding, std::string& why_not) {
   const Graph& graph = trace.graph;
