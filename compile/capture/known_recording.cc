@@ -7,11 +7,13 @@
 //   shares its memory with nothing else that is read: a cache's, a counter's. What the trace knows of written memory
 //   (Note [Writes]) is kept as in any other recording.
 //   At the first difference the calls so far become an ordinary recording (stop_following), which goes on from there.
+#include "rondo/compile/capture/known_recording.h"
+
 #include <algorithm>
 #include <bit>
 #include <new>
+#include <utility>
 
-#include "rondo/compile/capture/trace.h"
 #include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/per_thread.h"
@@ -35,7 +37,37 @@ bool has_view_to_watch(const Tensor& tensor) {
 
 }  // namespace
 
-void Trace::follow(KnownRecording known) {
+FollowingTrace::FollowingTrace(SharedRandomState* draws) : draws_(draws) {
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr) return;
+  known_handles_ = std::move(memory->handles);
+  known_handles_of_ = memory->handles_of;
+}
+
+FollowingTrace::~FollowingTrace() {
+  abandon();
+  constexpr size_t kMaxKept = 1024;  // a whole model's handles are not kept
+  Spare* const memory = PerThread<Spare>::get();
+  if (memory == nullptr || known_handles_.size() > kMaxKept) return;
+  memory->handles = std::move(known_handles_);
+  memory->handles_of = known_handles_of_;
+}
+
+void FollowingTrace::abandon() {
+  if (follows()) keep_known_handles();
+  known_ = {};
+  n_known_ = 0;
+  known_floats_.clear();
+  WritingTrace::abandon();
+}
+
+void FollowingTrace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                            std::span<Tensor> outputs, bool in_place, std::source_location where) {
+  stop_following();
+  WritingTrace::record(op, inputs, attrs, outputs, in_place, where);
+}
+
+void FollowingTrace::follow(KnownRecording known) {
   invariant(graph.nodes.empty() && handles_.empty(), "a recording that has begun cannot follow another one");
   if (known.number != known_handles_of_) known_handles_.clear();
   known_handles_of_ = known.number;
@@ -43,8 +75,8 @@ void Trace::follow(KnownRecording known) {
   handles_.reserve(known_.graph->values.size());
 }
 
-bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                         std::span<Tensor> outputs, std::source_location where) {
+bool FollowingTrace::append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                  std::span<Tensor> outputs, std::source_location where) {
   if (!follows()) return false;
   const size_t n_values = handles_.size(), n_external = external_.size();
   if (!is_next_known(op, inputs, attrs, outputs.size(), false, where)) {
@@ -69,8 +101,8 @@ bool Trace::append_known(const OpDef& op, std::span<const Tensor* const> inputs,
   return true;
 }
 
-bool Trace::append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                               std::source_location where) {
+bool FollowingTrace::append_known_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                        std::source_location where) {
   if (!follows()) return false;
   const size_t n_values = handles_.size(), n_external = external_.size();
   if (!is_next_known(op, inputs, attrs, 1, true, where) || !may_follow_write(*inputs[0])) {
@@ -82,23 +114,19 @@ bool Trace::append_known_write(const OpDef& op, std::span<const Tensor* const> i
   const ValueId first = node.inputs[0], current = node.outputs[0];
   const auto at = std::find(known_.graph->inputs.begin(), known_.graph->inputs.end(), first);
   // What may find no memory comes before what changes the recording.
-  memories_.reserve(memories_.size() + 1);
-  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(current) + 1), -1);
+  reserve_memory(current);
   for (SymFloat number : attrs.floats) known_floats_.push_back(number.value());
   handles_.push_back(known_result(current));
   ++n_known_;
-  memory_at_[static_cast<size_t>(first)] = memory_at_[static_cast<size_t>(current)] = static_cast<int32_t>(
-      memories_.size());
-  memories_.push_back({.tensor = *inputs[0],
-                       .input = static_cast<int32_t>(at - known_.graph->inputs.begin()),
-                       .first = first,
-                       .current = current});
-  writing_recordings += !std::exchange(counts_as_writing_, true);
+  add_memory({.tensor = *inputs[0],
+              .input = static_cast<int32_t>(at - known_.graph->inputs.begin()),
+              .first = first,
+              .current = current});
   return true;
 }
 
 // That the write is the known one is known by then. Anything else is left to record_write().
-bool Trace::may_follow_write(const Tensor& target) const {
+bool FollowingTrace::may_follow_write(const Tensor& target) const {
   const TensorImpl& impl = *target.impl();
   if (impl.recorder != nullptr || target.requires_grad() || writes(impl.storage) ||
       (impl.autograd != nullptr && (impl.autograd->base.defined() || impl.autograd->no_grad_view)))
@@ -108,7 +136,7 @@ bool Trace::may_follow_write(const Tensor& target) const {
   });
 }
 
-bool Trace::has_known_writes(const Graph& recorded) {
+bool has_known_writes(const Graph& recorded) {
   std::vector<int32_t> written;
   return std::all_of(recorded.versions.begin(), recorded.versions.end(), [&](const Version& version) {
     const Value& value = recorded.value(version.value);
@@ -122,17 +150,17 @@ bool Trace::has_known_writes(const Graph& recorded) {
   });
 }
 
-bool Trace::is_version(ValueId id) const {
+bool FollowingTrace::is_version(ValueId id) const {
   const Memory* memory = memory_of(id);
   return memory != nullptr && memory->current == id;
 }
 
-void Trace::show_known_versions() {
-  for (const Memory& memory : memories_) handles_[static_cast<size_t>(memory.current)] = memory.tensor;
+void FollowingTrace::show_known_versions() {
+  for (const Memory& memory : memories()) handles_[static_cast<size_t>(memory.current)] = memory.tensor;
 }
 
-bool Trace::is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, size_t n_outputs,
-                          bool in_place, std::source_location where) {
+bool FollowingTrace::is_next_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                   size_t n_outputs, bool in_place, std::source_location where) {
   if (n_known_ == known_.graph->nodes.size()) return false;
   const GraphNode& node = known_.graph->nodes[n_known_];
   if (node.op != &op || node.in_place != in_place || node.inputs.size() != inputs.size() ||
@@ -150,12 +178,12 @@ bool Trace::is_next_known(const OpDef& op, std::span<const Tensor* const> inputs
   return true;
 }
 
-bool Trace::is_known_operand(const Tensor& tensor, ValueId id) {
+bool FollowingTrace::is_known_operand(const Tensor& tensor, ValueId id) {
   if (!tensor.defined() || id == kNoValue) return !tensor.defined() && id == kNoValue;
   const TensorImpl& impl = *tensor.impl();
   const Value& value = known_.graph->value(id);
   if (impl.recorder == this) return impl.recorded_value == id && impl.requires_grad == value.requires_grad;
-  if (impl.recorder == nullptr && !memories_.empty() && impl.storage)
+  if (impl.recorder == nullptr && has_writes() && impl.storage)
     if (const Memory* memory = memory_of(impl.storage); memory != nullptr)
       return memory->tensor.is_same(tensor) && memory->current == id;
   if (impl.recorder != nullptr || value.producer >= 0) return false;
@@ -175,8 +203,8 @@ bool Trace::is_known_operand(const Tensor& tensor, ValueId id) {
 }
 
 // For floats that are not those of the known call: a rule may look at them.
-bool Trace::infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                            std::source_location where) const {
+bool FollowingTrace::infers_as_known(const GraphNode& node, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                     std::source_location where) const {
   InferContext infer(*node.op, inputs, attrs, where);
   try {
     node.op->infer(infer);
@@ -191,7 +219,7 @@ bool Trace::infers_as_known(const GraphNode& node, std::span<const Tensor* const
          });
 }
 
-Tensor Trace::known_result(ValueId id) {
+Tensor FollowingTrace::known_result(ValueId id) {
   const Value& value = known_.graph->value(id);
   const auto at = static_cast<size_t>(id);
   Tensor handle;
@@ -210,7 +238,7 @@ Tensor Trace::known_result(ValueId id) {
   return handle;
 }
 
-bool Trace::is_known() const {
+bool FollowingTrace::is_known() const {
   if (!follows() || n_known_ != known_.graph->nodes.size()) return false;
   const Graph& known = *known_.graph;
   const auto is_held = [&](ValueId id) { return !known.value(id).hidden; };
@@ -223,13 +251,13 @@ bool Trace::is_known() const {
          std::all_of(known.outputs.begin(), known.outputs.end(), [&](ValueId id) { return !is_held(id) || lives(id); });
 }
 
-void Trace::stop_following() {
+void FollowingTrace::stop_following() {
   if (!follows()) return;
   const std::shared_ptr<const Graph> known = std::exchange(known_, {}).graph;
   const auto n_values = static_cast<std::ptrdiff_t>(handles_.size());
   graph.values.assign(known->values.begin(), known->values.begin() + n_values);
   for (Value& value : graph.values) value.hidden = value.overwritten = false;
-  for (const Memory& memory : memories_) {
+  for (const Memory& memory : memories()) {
     graph.value(memory.first).overwritten = true;
     graph.versions.push_back({memory.current, memory.input});
   }
@@ -248,7 +276,7 @@ void Trace::stop_following() {
 
 // At the end: the handles that nobody else holds serve the next recording of this kind on this thread. None do where
 // there is no memory for the list: this runs in destructors.
-void Trace::keep_known_handles() {
+void FollowingTrace::keep_known_handles() {
   try {
     known_handles_.resize(handles_.size());
   } catch (const std::bad_alloc&) {

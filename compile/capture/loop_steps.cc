@@ -90,4 +90,27 @@ int32_t LoopSteps::calls_a_step() const {
   return static_cast<int32_t>(std::count(step_.moves.begin(), step_.moves.end(), false));
 }
 
+std::shared_ptr<const KnownLoops::Steps> KnownLoops::steps() const {
+  if (!any_.load(std::memory_order_relaxed)) return nullptr;
+  std::lock_guard lock(mutex_);
+  return steps_;
+}
+
+void KnownLoops::add(const LoopSteps::Step& step) {
+  constexpr size_t kMostLoops = 8;
+  std::lock_guard lock(mutex_);
+  auto all = steps_ == nullptr ? Steps() : *steps_;
+  if (std::find(all.begin(), all.end(), step) != all.end()) return;
+  if (all.size() >= kMostLoops) all.erase(all.begin());
+  all.push_back(step);
+  steps_ = std::make_shared<const Steps>(std::move(all));
+  any_.store(true, std::memory_order_relaxed);
+}
+
+void KnownLoops::forget() {
+  std::lock_guard lock(mutex_);
+  steps_ = nullptr;
+  any_.store(false, std::memory_order_relaxed);
+}
+
 }  // namespace rondo::compile

@@ -17,7 +17,10 @@
 //   does a loop over layers, which have parameters of their own: compile_regions() is for these.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -91,6 +94,21 @@ class LoopSteps {
   int complete_ = 0;
   bool learns_ = false;    // the parameters of the first step
   bool in_first_ = false;  // the piece that the loop was found in, whose views are recorded
+};
+
+// The loops that the recordings of a region have: the latest few. Thread safe.
+class KnownLoops {
+ public:
+  using Steps = std::vector<LoopSteps::Step>;
+  // Null: none.
+  std::shared_ptr<const Steps> steps() const;
+  void add(const LoopSteps::Step& step);
+  void forget();
+
+ private:
+  std::atomic<bool> any_ = false;
+  mutable std::mutex mutex_;  // guards what follows
+  std::shared_ptr<const Steps> steps_;
 };
 
 }  // namespace rondo::compile

@@ -8,15 +8,13 @@
 
 namespace rondo::compile {
 
-Trace::Trace(SharedRandomState* draws) : draws_(draws) {
+Trace::Trace() {
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
   graph = std::move(memory->graph);
   handles_ = std::move(memory->handles);
   external_ = std::move(memory->external);
   external_ids_ = std::move(memory->external_ids);
-  known_handles_ = std::move(memory->known_handles);
-  known_handles_of_ = memory->known_handles_of;
 }
 
 Trace::~Trace() {
@@ -25,10 +23,6 @@ Trace::~Trace() {
   constexpr size_t kMaxKept = 1024;
   Spare* const memory = PerThread<Spare>::get();
   if (memory == nullptr) return;
-  if (known_handles_.size() <= kMaxKept) {
-    memory->known_handles = std::move(known_handles_);
-    memory->known_handles_of = known_handles_of_;
-  }
   if (graph.values.capacity() > kMaxKept || graph.nodes.capacity() == 0) return;
   memory->graph = std::move(graph);
   memory->handles = std::move(handles_);
@@ -69,10 +63,9 @@ Tensor Trace::placeholder(const Value& like) {
 
 ValueId Trace::value_of(const Tensor& tensor, std::source_location where) {
   TensorImpl* impl = tensor.impl();
-  if (impl->recorder == this) return memories_.empty() ? impl->recorded_value : renew(*impl);
+  if (impl->recorder == this) return impl->recorded_value;
   // A value of another recording (an outer region) must exist before it can be an input here.
   if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
-  if (!memories_.empty() && writes(impl->storage)) return read_of_written(tensor);
   auto [found, added] = external_ids_.try_emplace(impl, 0);
   if (added) {
     found->second = add_value(tensor, -1);
@@ -93,7 +86,6 @@ std::source_location Trace::user_of(std::source_location where) {
 void Trace::record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                    std::span<Tensor> outputs, bool in_place, std::source_location where) {
   invariant(!in_place, "an in-place op reached a trace");
-  stop_following();
   ValueIds operands;
   for (const Tensor* input : inputs) operands.push_back(input->defined() ? value_of(*input, where) : kNoValue);
   const auto index = static_cast<int32_t>(graph.nodes.size());  // operands may have added nodes
@@ -179,24 +171,16 @@ void Trace::flush(const TensorImpl&, std::source_location where) {
 }
 
 void Trace::abandon() {
-  if (follows()) keep_known_handles();
   for (Tensor& handle : handles_)
     if (handle.defined() && handle.impl()->recorder == this) handle.impl()->recorder = nullptr;
   handles_.clear();
   external_.clear();
   external_ids_.clear();
-  writing_recordings -= std::exchange(counts_as_writing_, false);
-  memories_.clear();
-  memory_at_.clear();
-  waiting_.clear();
   graph.versions.clear();
   graph.values.clear();
   graph.nodes.clear();
   graph.inputs.clear();
   graph.outputs.clear();
-  known_ = {};
-  n_known_ = 0;
-  known_floats_.clear();
 }
 
 }  // namespace rondo::compile

@@ -9,9 +9,10 @@
 //
 // Nothing is guessed: two tensors outside of the recording that share memory are told apart only if one lies in the
 // other. Otherwise, and where the write changes what gradients flow to, the write is a graph break.
-#include <algorithm>
+#include "rondo/compile/capture/writes.h"
 
-#include "rondo/compile/capture/trace.h"
+#include <utility>
+
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/ops/table.h"
@@ -44,30 +45,63 @@ const Tensor& base_of(const Tensor& target) {
 
 }  // namespace
 
-const Trace::Memory* Trace::memory_of(ValueId root) const {
+WritingTrace::~WritingTrace() { abandon(); }
+
+void WritingTrace::abandon() {
+  writing_recordings -= std::exchange(counts_as_writing_, false);
+  memories_.clear();
+  memory_at_.clear();
+  waiting_.clear();
+  Trace::abandon();
+}
+
+ValueId WritingTrace::value_of(const Tensor& tensor, std::source_location where) {
+  if (memories_.empty()) return Trace::value_of(tensor, where);
+  TensorImpl* impl = tensor.impl();
+  if (impl->recorder == this) return renew(*impl);
+  // A value of another recording (an outer region) must exist before it can be an input here.
+  if (impl->recorder != nullptr || !impl->storage) static_cast<void>(tensor.storage(where));
+  return writes(impl->storage) ? read_of_written(tensor) : Trace::value_of(tensor, where);
+}
+
+const WritingTrace::Memory* WritingTrace::memory_of(ValueId root) const {
   const auto at = static_cast<size_t>(root);
   return at < memory_at_.size() && memory_at_[at] >= 0 ? &memories_[static_cast<size_t>(memory_at_[at])] : nullptr;
 }
-Trace::Memory* Trace::memory_of(ValueId root) { return const_cast<Memory*>(std::as_const(*this).memory_of(root)); }
-const Trace::Memory* Trace::memory_of(const Storage& storage) const {
+WritingTrace::Memory* WritingTrace::memory_of(ValueId root) {
+  return const_cast<Memory*>(std::as_const(*this).memory_of(root));
+}
+const WritingTrace::Memory* WritingTrace::memory_of(const Storage& storage) const {
   for (const Memory& memory : memories_)
     if (memory.tensor.defined() && memory.tensor.impl()->storage == storage) return &memory;
   return nullptr;
 }
-bool Trace::writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
 
-const Tensor* Trace::written_tensor(ValueId id) const {
+void WritingTrace::reserve_memory(ValueId current) {
+  memories_.reserve(memories_.size() + 1);
+  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(current) + 1), -1);
+}
+
+WritingTrace::Memory& WritingTrace::add_memory(Memory memory) {
+  reserve_memory(memory.current);
+  const auto at = static_cast<int32_t>(memories_.size());
+  memory_at_[static_cast<size_t>(memory.first)] = memory_at_[static_cast<size_t>(memory.current)] = at;
+  if (memory.tensor.defined()) writing_recordings += !std::exchange(counts_as_writing_, true);
+  return memories_.emplace_back(std::move(memory));
+}
+
+const Tensor* WritingTrace::written_tensor(ValueId id) const {
   const Memory* memory = memory_of(id);
   return memory != nullptr && memory->tensor.defined() ? &memory->tensor : nullptr;
 }
-bool Trace::keeps_history(ValueId id) const {
+bool WritingTrace::keeps_history(ValueId id) const {
   const Memory* memory = memory_of(id);
   return memory != nullptr && memory->tensor.defined() && !memory->recorded;
 }
 
-const Tensor* Trace::outside_view(ValueId id) const {
+const Tensor* WritingTrace::outside_view(ValueId id) const {
   if (!has_writes()) return nullptr;
-  const Value& value = (follows() ? *known_.graph : graph).value(id);
+  const Value& value = recorded().value(id);
   const Memory* memory = memory_of(value.root);
   if (memory == nullptr || value.root == id || value.grad_mode) return nullptr;
   const auto found = std::find_if(memory->others.begin(), memory->others.end(), [&](const Tensor& other) {
@@ -77,7 +111,7 @@ const Tensor* Trace::outside_view(ValueId id) const {
   return found != memory->others.end() ? &*found : nullptr;
 }
 
-bool Trace::can_read(const Tensor& tensor) const {
+bool WritingTrace::can_read(const Tensor& tensor) const {
   const TensorImpl& impl = *tensor.impl();
   if (impl.recorder != nullptr || !impl.storage) return true;
   const Memory* memory = memory_of(impl.storage);
@@ -86,12 +120,12 @@ bool Trace::can_read(const Tensor& tensor) const {
          ops::Window::of(tensor, memory->tensor).fits_in(memory->tensor.numel());
 }
 
-bool Trace::can_read_all(std::span<const Tensor* const> inputs) const {
+bool WritingTrace::can_read_all(std::span<const Tensor* const> inputs) const {
   return std::all_of(inputs.begin(), inputs.end(),
                      [&](const Tensor* input) { return !input->defined() || can_read(*input); });
 }
 
-const char* Trace::why_not_begin(const Tensor& base, bool differentiable) const {
+const char* WritingTrace::why_not_begin(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
   // Two tensors share memory, neither is known to lie in the other, and both are read.
   const auto shares = [&](const Tensor& other) {
@@ -103,13 +137,13 @@ const char* Trace::why_not_begin(const Tensor& base, bool differentiable) const 
   return std::any_of(external_.begin(), external_.end(), shares) ? kUnknownPlace : nullptr;
 }
 
-const char* Trace::why_not_go_on(const Memory& memory, bool differentiable) const {
+const char* WritingTrace::why_not_go_on(const Memory& memory, bool differentiable) const {
   if (!memory.tensor.defined() || memory.recorded) return nullptr;
   if (memory.tensor.requires_grad() && grad_enabled()) return kHasHistory;
   return differentiable && !memory.tensor.impl()->storage.is_unique() ? kHeld : nullptr;
 }
 
-Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable, const char*& why) {
+WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool differentiable, const char*& why) {
   const auto unless = [&](const char* reason, Memory* known) { return (why = reason) != nullptr ? nullptr : known; };
   const TensorImpl& impl = *target.impl();
   Memory made;
@@ -133,16 +167,13 @@ Trace::Memory* Trace::memory_to_write(const Tensor& target, bool differentiable,
     made.first = value_of(made.tensor);
     made.input = static_cast<int32_t>(std::find(graph.inputs.begin(), graph.inputs.end(), made.first) -
                                       graph.inputs.begin());
-    writing_recordings += !std::exchange(counts_as_writing_, true);
   }
   made.current = made.first;
-  memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(made.first) + 1), -1);
-  memory_at_[static_cast<size_t>(made.first)] = static_cast<int32_t>(memories_.size());
-  return &memories_.emplace_back(std::move(made));
+  return &add_memory(std::move(made));
 }
 
 // False behind a detach(), and for what was made under no_grad: the memory's history is not this one's.
-bool Trace::follows_history(ValueId id) const {
+bool WritingTrace::follows_history(ValueId id) const {
   for (; graph.value(id).root != id; id = graph.node(graph.value(id).producer).inputs[0])
     if (!graph.value(id).grad_mode) return false;
   return true;
@@ -150,8 +181,8 @@ bool Trace::follows_history(ValueId id) const {
 
 // Returns why a write cannot be recorded: eager execution refuses it, or no value describes it. The caller's write then
 // runs by itself.
-const char* Trace::why_not_write(const Tensor& target, bool differentiable, std::source_location where,
-                                 std::span<const Tensor* const> inputs, const OpDef& op) const {
+const char* WritingTrace::why_not_write(const Tensor& target, bool differentiable, std::source_location where,
+                                        std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
   const bool recorded = impl.recorder == this;
   if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return kOtherRegion;
@@ -164,8 +195,8 @@ const char* Trace::why_not_write(const Tensor& target, bool differentiable, std:
   return can_read_all(inputs) ? nullptr : kUnknownPlace;
 }
 
-const char* Trace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
-                                Tensor& next, std::source_location where) {
+const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                       Tensor& next, std::source_location where) {
   const Tensor& target = *inputs[0];
   const bool differentiable = next.impl()->requires_grad;
   const char* why = dense(*next.impl()) ? why_not_write(target, differentiable, where, inputs, op) : kNotDense;
@@ -214,8 +245,9 @@ const char* Trace::record_write(const OpDef& op, std::span<const Tensor* const> 
 }
 
 // A call that does not read what it overwrites needs no view of it. So the place of the view is no part of the key.
-ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, ValueId whole,
-                             const Value& shown, bool differentiable, std::source_location where) {
+ValueId WritingTrace::record_placed(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
+                                    ValueId whole, const Value& shown, bool differentiable,
+                                    std::source_location where) {
   // On the eager tape, the old values get a gradient of zeros.
   if (graph.value(whole).requires_grad) return kNoValue;
   static const Tensor kNone;
@@ -226,8 +258,8 @@ ValueId Trace::record_placed(const OpDef& op, std::span<const Tensor* const> inp
 }
 
 // `operands`: any first operand, then the source. `numbers`: holds the number that replaces an undefined source.
-ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
-                                const Attrs& numbers, bool differentiable, std::source_location where) {
+ValueId WritingTrace::record_overwrite(ValueId whole, const Value& shown, std::span<const Tensor* const> operands,
+                                       const Attrs& numbers, bool differentiable, std::source_location where) {
   const Tensor base = own_handle(whole);
   const Tensor* const list[] = {&base, operands[1]};
   Attrs place = ops::Window{shown.sizes.numel() == 0 ? 0 : shown.offset, shown.sizes, shown.strides}.for_write();
@@ -235,8 +267,8 @@ ValueId Trace::record_overwrite(ValueId whole, const Value& shown, std::span<con
   return record_version(ops::kOverwrite, list, place, result_like(whole, differentiable), where);
 }
 
-ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
-                              Tensor result, std::source_location where) {
+ValueId WritingTrace::record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs,
+                                     Tensor result, std::source_location where) {
   Trace::record(op, operands, attrs, {&result, 1}, false, where);
   graph.nodes.back().in_place = true;
   return graph.nodes.back().outputs[0];
@@ -244,8 +276,8 @@ ValueId Trace::record_version(const OpDef& op, std::span<const Tensor* const> op
 
 // What eager execution makes, before a differentiable write, of operands in the memory that is written: a copy of what
 // the gradient reads; and of the target itself as a second operand, if it is a view, a view with a new history.
-std::vector<Tensor> Trace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
-                                          std::source_location where) {
+std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<const Tensor* const> inputs,
+                                                 const Memory& memory, std::source_location where) {
   std::vector<Tensor> apart(inputs.size());
   const ValueId written = memory.current, target = value_of(*inputs[0], where);
   const auto is_target = [&](const Value& v) {
@@ -276,7 +308,7 @@ std::vector<Tensor> Trace::operands_apart(const OpDef& op, std::span<const Tenso
 
 // True if somebody holds a view of the memory that is an error to read, once its base has a new history: one that was
 // made under no_grad, or an expanded one.
-bool Trace::has_unreadable_view(const Memory& memory) const {
+bool WritingTrace::has_unreadable_view(const Memory& memory) const {
   for (size_t i = 0; i < handles_.size(); ++i) {
     const auto id = static_cast<ValueId>(i);
     const Tensor& user = handles_[i];
@@ -286,20 +318,20 @@ bool Trace::has_unreadable_view(const Memory& memory) const {
   return false;
 }
 
-Tensor Trace::result_like(ValueId id, bool requires_grad) const {
+Tensor WritingTrace::result_like(ValueId id, bool requires_grad) const {
   Tensor result = own_handle(id);
   result.impl()->requires_grad = requires_grad;
   return result;
 }
 
-void Trace::adopt(Memory& memory) {
+void WritingTrace::adopt(Memory& memory) {
   if (std::exchange(memory.recorded, true)) return;
   handles_[static_cast<size_t>(memory.current)] = memory.tensor;
   memory.tensor.impl()->recorder = this;
   memory.tensor.impl()->recorded_value = memory.current;
 }
 
-void Trace::advance(Memory& memory, ValueId next) {
+void WritingTrace::advance(Memory& memory, ValueId next) {
   const ValueId before = std::exchange(memory.current, next);
   memory_at_.resize(std::max(memory_at_.size(), static_cast<size_t>(next) + 1), -1);
   memory_at_[static_cast<size_t>(next)] = static_cast<int32_t>(&memory - memories_.data());
@@ -320,7 +352,7 @@ void Trace::advance(Memory& memory, ValueId next) {
       impl.requires_grad = true;
 }
 
-Tensor Trace::own_handle(ValueId id) const {
+Tensor WritingTrace::own_handle(ValueId id) const {
   const Value& value = graph.value(id);
   auto* impl = new TensorImpl;
   impl->dtype = value.dtype;
@@ -329,12 +361,12 @@ Tensor Trace::own_handle(ValueId id) const {
   impl->strides = value.strides;
   impl->offset = value.offset;
   impl->requires_grad = value.requires_grad;
-  impl->recorder = const_cast<Trace*>(this);
+  impl->recorder = const_cast<WritingTrace*>(this);
   impl->recorded_value = id;
   return Tensor(impl);
 }
 
-ValueId Trace::renewed(ValueId id) {
+ValueId WritingTrace::renewed(ValueId id) {
   const ValueId root = graph.value(id).root;
   const Memory* memory = memory_of(root);
   if (memory == nullptr || memory->current == root) return id;
@@ -342,7 +374,7 @@ ValueId Trace::renewed(ValueId id) {
 }
 
 // The views between the root and `view`, on another root.
-ValueId Trace::show_again(ValueId view, ValueId root) {
+ValueId WritingTrace::show_again(ValueId view, ValueId root) {
   if (graph.value(view).root == view) return root;
   if (graph.value(root).requires_grad && follows_history(view)) return show_with_history(view, root);
   const auto maker = static_cast<size_t>(graph.value(view).producer);
@@ -369,9 +401,9 @@ ValueId Trace::show_again(ValueId view, ValueId root) {
 }
 
 // One view straight of the root, whose gradient joins the root's as on the eager tape.
-ValueId Trace::show_with_history(ValueId view, ValueId root) { return show_at_place(view, root, true); }
+ValueId WritingTrace::show_with_history(ValueId view, ValueId root) { return show_at_place(view, root, true); }
 
-ValueId Trace::show_at_place(ValueId view, ValueId root, bool with_history) {
+ValueId WritingTrace::show_at_place(ValueId view, ValueId root, bool with_history) {
   const Value before = graph.value(view);
   const Origin made = graph.node(before.producer).origin;
   const Tensor whole = own_handle(root);
@@ -386,7 +418,7 @@ ValueId Trace::show_at_place(ValueId view, ValueId root, bool with_history) {
   return shown;
 }
 
-ValueId Trace::renew(TensorImpl& impl) {
+ValueId WritingTrace::renew(TensorImpl& impl) {
   const ValueId before = impl.recorded_value, now = renewed(before);
   if (now == before) return now;
   Tensor& known = handles_[static_cast<size_t>(before)];
@@ -395,7 +427,7 @@ ValueId Trace::renew(TensorImpl& impl) {
   return move_to(impl, now);
 }
 
-ValueId Trace::move_to(TensorImpl& impl, ValueId now) {
+ValueId WritingTrace::move_to(TensorImpl& impl, ValueId now) {
   const ValueId before = impl.recorded_value;
   Tensor user = std::exchange(handles_[static_cast<size_t>(before)], own_handle(before));
   impl.recorded_value = now;
@@ -403,7 +435,7 @@ ValueId Trace::move_to(TensorImpl& impl, ValueId now) {
   return now;
 }
 
-ValueId Trace::read_of_written(const Tensor& outside) {
+ValueId WritingTrace::read_of_written(const Tensor& outside) {
   Memory& memory = *const_cast<Memory*>(memory_of(outside.impl()->storage));
   if (memory.tensor.is_same(outside)) return memory.current;
   invariant(can_read(outside), "a recording reads memory that it writes, in an unknown place");
@@ -428,14 +460,14 @@ ValueId Trace::read_of_written(const Tensor& outside) {
 // an op that reads the view, or a backward from it. Until then it has no place in the order in which gradients meet at
 // the base. So a view that leaves the recording with its base, and that nothing has read since the last write, leaves
 // it as such a view, without a history from here.
-bool Trace::may_wait(ValueId id) const {
+bool WritingTrace::may_wait(ValueId id) const {
   const ValueId root = graph.value(id).root;
   const Memory* const memory = memory_of(root);
   return memory != nullptr && id != root && memory->current != root && graph.value(memory->current).requires_grad &&
          is_alive(memory->current) && follows_history(id);
 }
 
-void Trace::refresh() {
+void WritingTrace::refresh() {
   if (memories_.empty()) return;
   for (size_t id = 0, n = handles_.size(); id < n; ++id) {
     if (!is_alive(static_cast<ValueId>(id))) continue;
@@ -457,7 +489,7 @@ void Trace::refresh() {
 }
 
 // The place of a view that nothing reads must not make another key.
-void Trace::drop_unread_views() {
+void WritingTrace::drop_unread_views() {
   ValueMap<bool> read(graph, false);
   NodeMap<bool> keep(graph, true);
   for (size_t n = graph.nodes.size(); n-- > 0;) {

@@ -31,8 +31,8 @@ void compare(const char* which, Graph derived, const Program& program, Device de
 }
 
 Partition partition_of(const Entry& entry, const Layouts& layouts) {
-  Partition partition(layouts.graph(), layouts.needed(), {}, &*entry.partition);
-  if (!partition.keeps_the_same_as(*entry.partition))
+  Partition partition(layouts.graph(), layouts.needed(), {}, &*entry.partition());
+  if (!partition.keeps_the_same_as(*entry.partition()))
     throw_internal("floats: this call keeps other values for its backward, though all guards hold");
   return partition;
 }
@@ -42,23 +42,23 @@ Partition partition_of(const Entry& entry, const Layouts& layouts) {
 void check_forward_floats(const Binding& binding) {
   const Entry& entry = *binding.entry();
   const DumpsOff quiet;
-  const FloatTrace trace(binding.graph(), entry.floats);
+  const FloatTrace trace(binding.graph(), entry.floats());
   const Layouts layouts = entry.layouts_of(trace.graph());
-  Graph forward = entry.partition ? partition_of(entry, layouts).forward() : layouts.graph();
-  compare("forward", std::move(forward), *entry.forward, entry.device, *binding.forward());
+  Graph forward = entry.partition() ? partition_of(entry, layouts).forward() : layouts.graph();
+  compare("forward", std::move(forward), entry.forward(), entry.device(), *binding.forward());
 }
 
 void check_backward_floats(const Binding& binding, const Binding::Backward& bound, const Arriving& arriving) {
   const Entry& entry = *binding.entry();
   const DumpsOff quiet;
-  const FloatTrace trace(binding.graph(), entry.is_usual(arriving) ? entry.floats : bound.compiled->floats);
-  BackwardGraph derived = derive_backward(trace.graph(), arriving, entry.device);
+  const FloatTrace trace(binding.graph(), entry.is_usual(arriving) ? entry.floats() : bound.compiled->floats);
+  BackwardGraph derived = derive_backward(trace.graph(), arriving, entry.device());
   const Layouts layouts = entry.layouts_of(trace.graph());
   layouts.apply(derived);
   partition_of(entry, layouts).apply(derived);
   if (derived.contributions != bound.compiled->contributions || derived.grad_inputs != bound.compiled->grad_inputs)
     throw_internal("floats: this call has gradients of other inputs, though all guards hold");
-  compare("backward", std::move(derived.graph), *bound.compiled->program, entry.device, *bound.floats);
+  compare("backward", std::move(derived.graph), *bound.compiled->program, entry.device(), *bound.floats);
 }
 
 }  // namespace rondo::compile

@@ -76,15 +76,15 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
  public:
   CompiledNode(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::span<const Tensor> results)
       : binding_(std::move(binding)), entry_(*binding_->entry()), kept_(entry_, inputs, results) {
-    n_outputs = entry_.n_outputs;
+    n_outputs = static_cast<int>(entry_.recording().outputs.size());
     edges.resize(inputs.size());
-    for (int i : entry_.backward.grad_inputs)
+    for (int i : entry_.backward().grad_inputs)
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
   }
   bool adds_to_totals() const override { return true; }
   std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const override {
     if (!kept_.has_ports() && outputs.empty()) return {};
-    return outputs_leading_to(entry_.forward_graph, edges_asked, outputs);
+    return outputs_leading_to(entry_.recording(), edges_asked, outputs);
   }
   // The node, by the output's port.
   std::shared_ptr<Node> history(int output) override {
@@ -99,7 +99,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad> leaf_grads) override {
     const memory::Cause cause(
         "backward of ", name(),
-        entry_.forward_graph.nodes.empty() ? std::source_location() : entry_.forward_graph.nodes[0].where);
+        entry_.recording().nodes.empty() ? std::source_location() : entry_.recording().nodes[0].where);
     Arriving arriving;
     arriving.gradients.reserve(grads_out.size());
     for (const Tensor& grad : grads_out) arriving.gradients.push_back(grad.defined());
@@ -152,10 +152,10 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   bool watches_inside() const {
     for (const OutputExtras& extra : extras) {
       if (extra.hooks.empty() && extra.retained.expired()) continue;
-      const ValueId watched = entry_.forward_graph.outputs[static_cast<size_t>(extra.output)];
-      const int32_t producer = entry_.forward_graph.value(watched).producer;
-      for (size_t n = 0; n < entry_.forward_graph.nodes.size(); ++n) {
-        const GraphNode& node = entry_.forward_graph.nodes[n];
+      const ValueId watched = entry_.recording().outputs[static_cast<size_t>(extra.output)];
+      const int32_t producer = entry_.recording().value(watched).producer;
+      for (size_t n = 0; n < entry_.recording().nodes.size(); ++n) {
+        const GraphNode& node = entry_.recording().nodes[n];
         if (std::count(node.inputs.begin(), node.inputs.end(), watched) > 0) return true;
         if (node.op->is<trait::Exchange>() && static_cast<int32_t>(n) > producer && !extra.hooks.empty()) return true;
       }
@@ -165,10 +165,10 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // The program of a backward computes the gradients of all inputs. A collective that is only for some of them must not
   // run if grad() asks for the others: in eager execution it does not.
   bool leaves_out_collectives(const Arriving& arriving, const KeptValues::Pass& pass) const {
-    if (!entry_.communicates || autograd::Asked::now() == nullptr) return false;
-    const OpSet all = ops_passed(entry_.forward_graph, arriving.gradients);
+    if (!entry_.communicates() || autograd::Asked::now() == nullptr) return false;
+    const OpSet all = ops_passed(entry_.recording(), arriving.gradients);
     for (size_t n = 0; n < all.size(); ++n)
-      if (all[n] && !(*pass.ops)[n] && entry_.forward_graph.nodes[n].op->is<trait::Exchange>()) return true;
+      if (all[n] && !(*pass.ops)[n] && entry_.recording().nodes[n].op->is<trait::Exchange>()) return true;
     return false;
   }
 
@@ -177,7 +177,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     const std::vector<Tensor> leaves = leaves_reached(leaf_grads, pass);
     choose_totals(grads_in, leaves, arriving);
     choose_seams(leaf_grads, arriving);
-    if (entry_.options.exact) note_layouts(grads_out, arriving);
+    if (entry_.options().exact) note_layouts(grads_out, arriving);
     const Binding::Backward bound = grads_in.empty() ? Binding::Backward() : binding_->backward_for(arriving);
     if (bound.compiled != nullptr && checks_floats()) check_backward_floats(*binding_, bound, arriving);
     const auto is_gone = [&](const BackwardInput& source) {
@@ -188,7 +188,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     if (!grads_in.empty() && bound.compiled == nullptr)
       return backward_eagerly(Outcome::kEager, "a backward", grads_out, grads_in, pass);
     if (!grads_in.empty() && bound.compiled->stale_for >= 0)
-      throw_stale(entry_.forward_graph.node(bound.compiled->stale_for));
+      throw_stale(entry_.recording().node(bound.compiled->stale_for));
     // Replayed, the op that needs what was overwritten says so, by its own name and line. What was freed is needed only
     // by ops that this backward does not go through.
     if (!grads_in.empty() && std::any_of(bound.compiled->inputs.begin(), bound.compiled->inputs.end(), is_gone))
@@ -245,10 +245,10 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
 
   // Gradients leave at seams if somebody waits for them, and in parts where an averager asks for parts.
   void choose_seams(std::span<const LeafGrad> leaf_grads, Arriving& arriving) const {
-    arriving.at_seams = !entry_.parts.empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
-                                                             [](const auto& to) { return autograd::is_awaited(to); });
+    arriving.at_seams = !entry_.parts().empty() && std::any_of(leaf_grads.begin(), leaf_grads.end(),
+                                                               [](const auto& to) { return autograd::is_awaited(to); });
     if (!arriving.at_seams) return;
-    for (const int32_t input : entry_.may_split)
+    for (const int32_t input : entry_.may_split())
       if (const auto at = static_cast<size_t>(input); autograd::comes_in_parts(leaf_grads[at])) {
         arriving.in_parts.resize(leaf_grads.size());
         arriving.in_parts[at] = true;
@@ -268,7 +268,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       Tensor& total = grads_in[static_cast<size_t>(input)];
       const Tensor &rows = results[static_cast<size_t>(rows_at)], &indices = results[static_cast<size_t>(indices_at)];
       if (!autograd::offer_rows(to, rows, indices)) {
-        const Value& table = entry_.forward_graph.value(entry_.forward_graph.inputs[static_cast<size_t>(input)]);
+        const Value& table = entry_.recording().value(entry_.recording().inputs[static_cast<size_t>(input)]);
         if (!total.defined()) total = Tensor::zeros(table.sizes, {table.dtype, rows.device()});
         else if (!autograd::may_overwrite(total)) total = total.clone();
         ops::add_rows(total, rows, indices);
@@ -301,7 +301,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   std::vector<Tensor> leaves_reached(std::span<LeafGrad> leaf_grads, const KeptValues::Pass& pass) const {
     std::vector<Tensor> leaves;
     leaves.reserve(leaf_grads.size());
-    const std::vector<bool> reached = pass.ops ? inputs_reached(entry_.forward_graph, *pass.ops) : std::vector<bool>();
+    const std::vector<bool> reached = pass.ops ? inputs_reached(entry_.recording(), *pass.ops) : std::vector<bool>();
     for (size_t i = 0; i < leaf_grads.size(); ++i)
       leaves.push_back(reached.empty() || reached[i] ? leaf_grads[i].grad() : Tensor());
     return leaves;
@@ -314,9 +314,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     arriving.owned.reserve(grads_in.size());
     arriving.totals.reserve(grads_in.size());
     for (size_t i = 0; i < grads_in.size(); ++i) {
-      const auto [parts, adds_onto] = entry_.backward.contributions[i];
-      arriving.owned.push_back(leaves[i].defined() && parts == 1 && !(adds_onto && entry_.options.exact) &&
-                               like(leaves[i], entry_.forward_graph.value(entry_.forward_graph.inputs[i])) &&
+      const auto [parts, adds_onto] = entry_.backward().contributions[i];
+      arriving.owned.push_back(leaves[i].defined() && parts == 1 && !(adds_onto && entry_.options().exact) &&
+                               like(leaves[i], entry_.recording().value(entry_.recording().inputs[i])) &&
                                overlaps(leaves[i], leaves) <= 1);
       arriving.totals.push_back(arriving.owned[i] || (grads_in[i].defined() && (parts > 1 || adds_onto)));
     }
@@ -325,7 +325,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // The order of sums follows the layout of what is summed. Without `exact` a gradient is copied instead.
   void note_layouts(std::span<const Tensor> grads_out, Arriving& arriving) const {
     for (size_t i = 0; i < grads_out.size(); ++i) {
-      const Value& output = entry_.forward_graph.value(entry_.forward_graph.outputs[i]);
+      const Value& output = entry_.recording().value(entry_.recording().outputs[i]);
       if (!grads_out[i].defined() || lies_channels_last(grads_out[i]) == lies_channels_last(output)) continue;
       arriving.in_other_layout.resize(grads_out.size());
       arriving.in_other_layout[i] = true;
@@ -367,7 +367,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   }
 
   const SavedTensor& kept(const KeptValues::Tensors& saved, size_t i) const {
-    const Partition::Kept& kept = entry_.partition->kept()[i];
+    const Partition::Kept& kept = entry_.partition()->kept()[i];
     return kept.is_input ? saved.inputs[static_cast<size_t>(kept.index)] : saved.values[i];
   }
 

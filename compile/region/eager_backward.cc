@@ -34,10 +34,10 @@ Tensor zeros_like(const Value& like, Device device) {
 
 // By value: whether something that requires a gradient is computed from it. Other values may be stale.
 ValueMap<bool> leads_to_gradients(const Entry& entry) {
-  const Graph& graph = entry.forward_graph;
+  const Graph& graph = entry.recording();
   ValueMap<bool> needed(graph, false);
   for (ValueId id : graph.outputs) needed[id] = graph.value(id).requires_grad;
-  for (int i : entry.backward.grad_inputs) needed[graph.inputs[static_cast<size_t>(i)]] = true;
+  for (int i : entry.backward().grad_inputs) needed[graph.inputs[static_cast<size_t>(i)]] = true;
   for (size_t n = graph.nodes.size(); n-- > 0;) {
     const GraphNode& node = graph.nodes[n];
     if (std::none_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) { return needed[id]; })) continue;
@@ -65,13 +65,14 @@ class Replayed {
         values_(graph()),
         kept_at_(graph(), -1),
         stale_(graph(), false) {
-    const std::vector<ValueId> laid_out = entry_.lays_out ? entry_.layouts_of(graph()).needed() : entry_.saved;
-    for (size_t i = 0; i < laid_out.size(); ++i) kept_at_[entry_.saved[i]] = entry_.partition->kept_index(laid_out[i]);
+    const std::vector<ValueId> laid_out = entry_.saved_as_laid_out(graph());
+    for (size_t i = 0; i < laid_out.size(); ++i)
+      kept_at_[entry_.saved()[i]] = entry_.partition()->kept_index(laid_out[i]);
     const ValueMap<bool> needed = leads_to_gradients(entry_);
     for (size_t i = 0; i < graph().inputs.size(); ++i)
       if (const ValueId id = graph().inputs[i]; needed[id]) read_input(i, id);
     // Gradients stop at views of the inputs, not at the inputs: one input may be computed from another.
-    for (int i : entry_.backward.grad_inputs) {
+    for (int i : entry_.backward().grad_inputs) {
       const ValueId id = graph().inputs[static_cast<size_t>(i)];
       if (stale_[id]) continue;
       Dims same;
@@ -113,7 +114,7 @@ class Replayed {
       return;
     }
     // Values computed from this input may still be there, and its own numbers may be of no further use.
-    value(id) = zeros_like(graph().value(id), entry_.device);
+    value(id) = zeros_like(graph().value(id), entry_.device());
     if (region_.edges[i].node != nullptr)
       autograd::set_history(value(id), std::make_shared<Passage>(region_.edges[i]), 0);
     stale_[id] = has_stale_inputs_ = true;
@@ -143,7 +144,7 @@ class Replayed {
       const bool is_kept = at >= 0 && saved_.values[static_cast<size_t>(at)].defined() &&
                            !saved_.values[static_cast<size_t>(at)].overwritten();
       if (!is_kept) {
-        results[i] = zeros_like(graph().value(id), entry_.device);
+        results[i] = zeros_like(graph().value(id), entry_.device());
         stale_[id] = at >= 0;
         computed_stale_ = computed_stale_ || stale_[id];
         has_stale_inputs_ = has_stale_inputs_ || stale_[id];
@@ -179,7 +180,7 @@ class Replayed {
   // Returns the position at which the region keeps this value, unless it is an input; otherwise -1.
   int32_t kept_value(ValueId id) const {
     const int32_t at = kept_at_[id];
-    return at < 0 || entry_.partition->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
+    return at < 0 || entry_.partition()->kept()[static_cast<size_t>(at)].is_input ? -1 : at;
   }
 
   const RegionNode& region_;
@@ -219,12 +220,12 @@ void EagerTape::add(std::span<const Node::OutputExtras> extras) const {
 
 void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> grads_in, bool retain_graph) const {
   const Entry& entry = *binding_->entry();
-  const Graph& graph = entry.forward_graph;
+  const Graph& graph = entry.recording();
   const RecorderScope eager(nullptr);
   std::vector<Tensor> roots, seeds, targets;
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (!grads_out[i].defined()) continue;
-    roots.push_back(with_history(graph.value(graph.outputs[i]), entry.device, outputs_[i]));
+    roots.push_back(with_history(graph.value(graph.outputs[i]), entry.device(), outputs_[i]));
     seeds.push_back(grads_out[i]);
   }
   // These gradients are asked for: those of inputs, then those of outputs, for the hooks there. Nothing else runs, nor
@@ -233,7 +234,7 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
   std::vector<size_t> asked_inputs;
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (inputs_[i].node == nullptr || (asked != nullptr && !asked->edges[i])) continue;
-    const Tensor input = with_history(graph.value(graph.inputs[i]), entry.device, inputs_[i]);
+    const Tensor input = with_history(graph.value(graph.inputs[i]), entry.device(), inputs_[i]);
     if (!grads_in.empty() && grads_in[i].defined()) {
       // The gradient from later consumers comes first in the sum.
       roots.push_back(input);
@@ -243,7 +244,7 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
     targets.push_back(input);
   }
   const auto ask_for_output = [&](int i) {
-    targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device, output(i)));
+    targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device(), output(i)));
   };
   if (asked != nullptr) {
     for (int i : asked->outputs) ask_for_output(i);
@@ -259,7 +260,7 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
 std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_ptr<const Binding> binding,
                                         const KeptValues::Pass& pass, std::span<const Tensor> grads_out) {
   const Entry& entry = *binding->entry();
-  const Graph& graph = entry.forward_graph;
+  const Graph& graph = entry.recording();
   const RecorderScope eager(nullptr);
   const GradMode on(true);
   std::optional<autograd::InPlaceOf> place(region);
@@ -273,14 +274,14 @@ std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_pt
   for (ValueId id : graph.outputs)
     if (outputs.push_back(end_of(id)); outputs.back().node == nullptr)
       outputs.back().node = std::make_shared<Passage>(Edge());
-  for (int i : entry.backward.grad_inputs)
+  for (int i : entry.backward().grad_inputs)
     inputs[static_cast<size_t>(i)] = end_of(graph.inputs[static_cast<size_t>(i)]);
   auto tape = std::make_shared<const EagerTape>(std::move(binding), std::move(outputs), std::move(inputs));
   replayed.mark_overwritten();
   if (replayed.has_stale()) {
     // First without the others, so that the error is that of eager execution, if there is one. Collectives of the
     // backward run once.
-    if (!entry.communicates) {
+    if (!entry.communicates()) {
       const GradMode off(false);
       std::vector<Tensor> unused(graph.inputs.size());
       tape->backward(grads_out, unused, /*retain_graph=*/true);

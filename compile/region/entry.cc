@@ -100,21 +100,110 @@ std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition&
   return seams;
 }
 
-CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
-                                  ProgramOptions options, std::span<const Part> parts,
-                                  const std::vector<bool>& owned = {}) {
+bool is_differentiable(const Graph& recorded) {
+  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(),
+                     [&](ValueId id) { return recorded.value(id).requires_grad; });
+}
+
+uint64_t next_number() {
+  static std::atomic<uint64_t> entries_made{0};
+  return ++entries_made;
+}
+
+}  // namespace
+
+Entry::Entry(const Graph& recorded, const Request& request)
+    : recording_(recorded),
+      floats_(floats_of(recorded)),
+      device_(request.device),
+      communicates_(compile::communicates(recorded)),
+      options_(request.options),
+      ledger_(request.ledger),
+      number_(next_number()),
+      stages_disabled_(disabled_stages()),
+      result_marks_(recording_) {
+  const auto start = std::chrono::steady_clock::now();
+  const FloatTrace trace(recording_);
+  if (!request.marked.empty()) others_ = std::make_unique<const OtherRecordings>(recording_, request.marked);
+  if (others_ != nullptr && !others_->any()) others_ = nullptr;
+  choose_usual(request);
+  compile_programs(trace.graph(), request);
+  guards_ = trace.guards();
+  if (partition_) partition_->forget_symbols();
+  compile_ms_ = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+}
+
+void Entry::choose_usual(const Request& request) {
+  usual_.gradients = usual_gradients(recording_);
+  if (!is_differentiable(recording_)) return;
+  parts_ = request.parts;
+  usual_.at_seams = request.at_seams && !parts_.empty();
+  if (!parts_.empty()) may_split_ = inputs_in_parts(recording_);
+  for (int32_t input : may_split_)
+    if (usual_.at_seams && request.in_parts[static_cast<size_t>(input)]) {
+      usual_.in_parts.resize(recording_.inputs.size());
+      usual_.in_parts[static_cast<size_t>(input)] = true;
+    }
+}
+
+void Entry::compile_programs(const Graph& symbolic, const Request& request) {
+  program_options_ = {.plan = {.exact = options_.exact, .mode = options_.mode, .epilogues = options_.epilogues},
+                      .sizes = request.sizes,
+                      .device = device_,
+                      .keeps_source = checks_units()};
+  const bool ranges_met = others_ != nullptr && request.ranges_met(*others_);
+  bool& exact = program_options_.plan.exact;
+  BackwardGraph derived;
+  if (is_differentiable(recording_)) {
+    derived = derive_backward(symbolic, usual_, device_);
+    exact = exact || !may_relax(symbolic, &derived);
+    if (!exact && any_hidden(recording_)) {  // other backwards may come
+      const BackwardGraph all = derive_backward(symbolic, {}, device_);
+      exact = !may_relax(symbolic, &all);
+    }
+    saved_ = values_read(derived);
+    for (ValueId id : collectives_read(recording_))
+      if (std::find(saved_.begin(), saved_.end(), id) == saved_.end()) saved_.push_back(id);
+  } else {
+    exact = exact || !may_relax(symbolic, nullptr);
+  }
+  // What must be exact so that each value has one formula (may_relax) may lie as it will.
+  lays_out_ = !options_.exact && others_ == nullptr && enabled(CompilerStage::kLayouts) &&
+              target_of(device_).capabilities.prefers_channels_last;
+  const Layouts layouts = layouts_of(symbolic);
+  if (is_differentiable(recording_)) {
+    partition_.emplace(layouts.graph(), layouts.needed(), options_, request.like);
+    backward_ = compile_backward(std::move(derived), layouts, *partition_, usual_, ranges_met);
+  }
+  forward_ = compile_forward(partition_ ? partition_->forward() : layouts.graph(), ranges_met);
+}
+
+std::shared_ptr<const Program> Entry::compile_forward(const Graph& graph, bool ranges_met) const {
+  ProgramOptions options = program_options_;
+  for (const WriteBack& back : write_backs(recording_))
+    if (back.input >= 0) options.plan.updates.push_back({.input = back.input, .output = back.output, .visible = true});
+  const std::optional<SizeMarks> marks = forward_marks(ranges_met);
+  options.marks = marks ? &*marks : nullptr;
+  return Program::compile(graph, options);
+}
+
+CompiledBackward Entry::compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
+                                         const Arriving& arriving, bool ranges_met) const {
   layouts.apply(derived);
   partition.apply(derived);
-  options.plan.seams = seams_of(derived, partition, parts);
+  ProgramOptions options = program_options_;
+  if (arriving.at_seams) options.plan.seams = seams_of(derived, partition, parts_);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
     const BackwardInput& source = derived.inputs[i];
     options.plan.donated.push_back(partition.may_donate(source));
-    if (source.kind != BackwardInput::kTotal || !owned[static_cast<size_t>(source.index)]) continue;
+    if (source.kind != BackwardInput::kTotal || !arriving.owned[static_cast<size_t>(source.index)]) continue;
     const auto sum = std::find(derived.grad_inputs.begin(), derived.grad_inputs.end(), source.index);
     if (sum != derived.grad_inputs.end())
       options.plan.updates.push_back(
           {static_cast<int32_t>(i), static_cast<int32_t>(sum - derived.grad_inputs.begin())});
   }
+  const std::optional<SizeMarks> marks = backward_marks(arriving, ranges_met);
+  options.marks = marks ? &*marks : nullptr;
   CompiledBackward backward;
   backward.program = Program::compile(std::move(derived.graph), options);
   backward.inputs = std::move(derived.inputs);
@@ -131,137 +220,35 @@ CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts,
   return backward;
 }
 
-// The marked dimensions, as the programs of an entry are told of them.
-SizeMarks forward_marks(const Entry& entry) {
-  return {.graph_at = [&entry] {
-    return entry.others->map([&](const Graph& recorded) {
-      if (!entry.partition) return recorded;
-      return Partition(recorded, entry.saved, {}, &*entry.partition).forward();
-    });
-  }};
+// The marked dimensions, as a program is told of them; nothing: none is marked.
+std::optional<SizeMarks> Entry::forward_marks(bool ranges_met) const {
+  if (others_ == nullptr) return std::nullopt;
+  const auto derive = [this](const Graph& recorded) {
+    return partition_ ? Partition(recorded, saved_, {}, &*partition_).forward() : recorded;
+  };
+  return SizeMarks{.graph_at = [this, derive] { return others_->map(derive); }, .ranges_met = ranges_met};
 }
-SizeMarks backward_marks(const Entry& entry, const Arriving& arriving) {
-  return {.graph_at = [&entry, arriving] {
-    return entry.others->map([&](const Graph& recorded) {
-      BackwardGraph derived = derive_backward(recorded, arriving, entry.device);
-      Partition(recorded, entry.saved, {}, &*entry.partition).apply(derived);
-      return std::move(derived.graph);
-    });
-  }};
-}
-
-}  // namespace
-
-std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request) {
-  const auto start = std::chrono::steady_clock::now();
-  auto entry = std::make_shared<Entry>();
-  static std::atomic<uint64_t> entries_made{0};
-  entry->number = ++entries_made;
-  entry->stages_disabled = disabled_stages();
-  const FloatTrace trace(recorded);
-  const Graph& symbolic = trace.graph();
-  const auto finished = [&] {
-    entry->guards = trace.guards();
-    if (entry->partition) entry->partition->forget_symbols();
-    entry->compile_ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
-    return entry;
+std::optional<SizeMarks> Entry::backward_marks(const Arriving& arriving, bool ranges_met) const {
+  if (others_ == nullptr) return std::nullopt;
+  const auto derive = [this, arriving](const Graph& recorded) {
+    BackwardGraph derived = derive_backward(recorded, arriving, device_);
+    Partition(recorded, saved_, {}, &*partition_).apply(derived);
+    return std::move(derived.graph);
   };
-  const CompileOptions& options = request.options;
-  ProgramOptions program{.plan = {.exact = options.exact, .mode = options.mode, .epilogues = options.epilogues},
-                         .sizes = request.sizes,
-                         .device = request.device,
-                         .keeps_source = checks_units()};
-  entry->device = request.device;
-  bool& exact = program.plan.exact;
-  std::vector<Update> written;
-  for (const WriteBack& back : write_backs(recorded))
-    if (back.input >= 0) written.push_back({.input = back.input, .output = back.output, .visible = true});
-  entry->forward_graph = recorded;
-  entry->communicates = communicates(recorded);
-  entry->floats = floats_of(recorded);
-  entry->n_outputs = static_cast<int>(recorded.outputs.size());
-  entry->options = options;
-  if (!request.marked.empty()) entry->others = std::make_shared<OtherRecordings>(entry->forward_graph, request.marked);
-  if (entry->others != nullptr && !entry->others->any()) entry->others = nullptr;
-  const bool met = entry->others != nullptr && request.ranges_met(*entry->others);
-  const auto compile_forward = [&](const Graph& graph) {
-    ProgramOptions forward_program = program;
-    forward_program.plan.updates = written;
-    if (entry->others == nullptr) return Program::compile(graph, forward_program);
-    SizeMarks marks = forward_marks(*entry);
-    marks.ranges_met = met;
-    forward_program.marks = &marks;
-    return Program::compile(graph, forward_program);
-  };
-  bool differentiable = false;
-  for (ValueId id : recorded.outputs) differentiable = differentiable || recorded.value(id).requires_grad;
-  // What must be exact so that each value has one formula (may_relax) may lie as it will.
-  const auto choose_layouts = [&] {
-    entry->lays_out = !options.exact && entry->others == nullptr && enabled(CompilerStage::kLayouts) &&
-                      target_of(request.device).capabilities.prefers_channels_last;
-  };
-  if (!differentiable) {
-    exact = exact || !may_relax(symbolic, nullptr);
-    entry->program_options = program;
-    choose_layouts();
-    entry->forward = compile_forward(entry->layouts_of(symbolic).graph());
-    return finished();
-  }
-  entry->parts = request.parts;
-  entry->at_seams = request.at_seams && !entry->parts.empty();
-  if (!entry->parts.empty()) entry->may_split = inputs_in_parts(recorded);
-  for (int32_t input : entry->may_split)
-    if (entry->at_seams && request.in_parts[static_cast<size_t>(input)]) {
-      entry->in_parts.resize(recorded.inputs.size());
-      entry->in_parts[static_cast<size_t>(input)] = true;
-    }
-  const Arriving usual{
-      .gradients = usual_gradients(recorded), .at_seams = entry->at_seams, .in_parts = entry->in_parts};
-  BackwardGraph derived = derive_backward(symbolic, usual, request.device);
-  exact = exact || !may_relax(symbolic, &derived);
-  if (!exact && any_hidden(recorded)) {  // other backwards may come
-    const BackwardGraph all = derive_backward(symbolic, {}, request.device);
-    exact = !may_relax(symbolic, &all);
-  }
-  entry->program_options = program;
-  entry->saved = values_read(derived);
-  for (ValueId id : collectives_read(recorded))
-    if (std::find(entry->saved.begin(), entry->saved.end(), id) == entry->saved.end()) entry->saved.push_back(id);
-  choose_layouts();
-  const Layouts layouts = entry->layouts_of(symbolic);
-  entry->partition.emplace(layouts.graph(), layouts.needed(), options, request.like);
-  if (entry->others == nullptr) {
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, program, entry->parts_of(usual));
-  } else {
-    SizeMarks marks = backward_marks(*entry, usual);
-    marks.ranges_met = met;
-    ProgramOptions marked_program = program;
-    marked_program.marks = &marks;
-    entry->backward = compile_backward(std::move(derived), layouts, *entry->partition, marked_program,
-                                       entry->parts_of(usual));
-  }
-  entry->forward = compile_forward(entry->partition->forward());
-  return finished();
+  return SizeMarks{.graph_at = [this, derive] { return others_->map(derive); }, .ranges_met = ranges_met};
 }
 
-KnownRecording Entry::known(const std::shared_ptr<const Entry>& entry) {
+std::vector<ValueId> Entry::saved_as_laid_out(const Graph& recorded) const {
+  return lays_out_ ? layouts_of(recorded).needed() : saved_;
+}
+
+KnownRecording Entry::known() const {
   // Each input is compared with all those before it.
   constexpr size_t kMostInputs = 256;
-  const Graph& recorded = entry->forward_graph;
-  if (!Trace::has_known_writes(recorded) || recorded.inputs.size() > kMostInputs || entry->forgotten ||
-      entry->stages_disabled != disabled_stages())
+  if (!has_known_writes(recording_) || recording_.inputs.size() > kMostInputs || use_.forgotten ||
+      stages_disabled_ != disabled_stages())
     return {};
-  return {{entry, &recorded}, entry->device, entry->number};
-}
-
-const std::vector<OtherRecordings::Follower>& Entry::followers(std::span<const MarkedDim> dims) const {
-  std::vector<std::pair<int32_t, int>> key;
-  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
-  std::lock_guard lock(mutex_);
-  if (const auto found = followers_.find(key); found != followers_.end()) return found->second;
-  std::vector<MarkedDim> anyhow;  // whatever their ranges
-  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
-  return followers_[key] = OtherRecordings(forward_graph, anyhow).followers();
+  return {{shared_from_this(), &recording_}, device_, number_};
 }
 
 namespace {
@@ -295,33 +282,25 @@ std::string to_string(const Arriving& arriving) {
 }  // namespace
 
 bool Entry::is_usual(const Arriving& arriving) const {
-  // Every backward asks, so no list is made.
-  const Graph& recorded = forward_graph;
-  if (arriving.gradients.size() != recorded.outputs.size() || arriving.at_seams != at_seams ||
-      arriving.in_parts != in_parts)
-    return false;
-  for (size_t i = 0; i < recorded.outputs.size(); ++i) {
-    const Value& output = recorded.value(recorded.outputs[i]);
-    if (arriving.gradients[i] != (output.requires_grad && !output.hidden)) return false;
-  }
-  return arriving.in_other_layout.empty() &&
+  return arriving.gradients == usual_.gradients && arriving.at_seams == usual_.at_seams &&
+         arriving.in_parts == usual_.in_parts && arriving.in_other_layout.empty() &&
          std::none_of(arriving.totals.begin(), arriving.totals.end(), [](bool total) { return total; });
 }
 
 std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arriving,
                                                             std::span<const double> recorded) const {
-  if (is_usual(arriving)) return {std::shared_ptr<const void>(), &backward};  // lives as long as this entry
+  if (is_usual(arriving)) return {std::shared_ptr<const void>(), &backward_};  // lives as long as this entry
   bool others_floats = false;
   {
     std::lock_guard lock(mutex_);
-    for (auto [at, end] = others_.equal_range(arriving); at != end; ++at) {
+    for (auto [at, end] = other_backwards_.equal_range(arriving); at != end; ++at) {
       others_floats = true;
       if (!at->second.backward->guards.hold(recorded)) continue;
       at->second.last_use = ++uses_;
       return at->second.backward;
     }
     if (failed_.contains(arriving)) {
-      if (ledger != nullptr) ledger->add_eager_run();
+      ledger_->add_eager_run();
       return nullptr;
     }
   }
@@ -330,43 +309,37 @@ std::shared_ptr<const CompiledBackward> Entry::backward_for(const Arriving& arri
   if (made == nullptr) return nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (others_.size() >= static_cast<size_t>(std::max(options.max_entries, 1)))
-      others_.erase(std::min_element(others_.begin(), others_.end(), [](const auto& a, const auto& b) {
-        return a.second.last_use < b.second.last_use;
-      }));
-    others_.emplace(arriving, OtherBackward{made, ++uses_});
+    if (other_backwards_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1)))
+      other_backwards_.erase(
+          std::min_element(other_backwards_.begin(), other_backwards_.end(),
+                           [](const auto& a, const auto& b) { return a.second.last_use < b.second.last_use; }));
+    other_backwards_.emplace(arriving, OtherBackward{made, ++uses_});
   }
-  if (ledger != nullptr)
-    ledger->add_backward(made->program->stats(),
-                         "backward: " + to_string(arriving) + (others_floats ? ", other floats" : ""));
+  ledger_->add_backward(made->program->stats(),
+                        "backward: " + to_string(arriving) + (others_floats ? ", other floats" : ""));
   return made;
 }
 
 std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arriving,
                                                              std::span<const double> recorded) const {
   const std::string why = "backward: " + to_string(arriving);
-  std::optional<RecompilePolicy> policy;
-  if (ledger != nullptr) policy.emplace(options, *ledger);
-  if (policy && policy->must_run_eagerly(why)) return nullptr;
-  ProgramOptions program = program_options;
-  std::optional<SizeMarks> marks;
-  if (others != nullptr) program.marks = &marks.emplace(backward_marks(*this, arriving));
+  const RecompilePolicy policy(options_, *ledger_);
+  if (policy.must_run_eagerly(why)) return nullptr;
   const auto compile = [&] {
-    const FloatTrace trace(with_recorded_floats(forward_graph, recorded));
+    const FloatTrace trace(with_recorded_floats(recording_, recorded));
     const Layouts layouts = layouts_of(trace.graph());
-    const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition);
-    invariant(kept.keeps_the_same_as(*partition), "a backward with other floats wants other values of the forward");
-    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device), layouts, kept, program,
-                                             parts_of(arriving), arriving.owned);
+    const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition_);
+    invariant(kept.keeps_the_same_as(*partition_), "a backward with other floats wants other values of the forward");
+    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device_), layouts, kept, arriving,
+                                             /*ranges_met=*/false);
     made.guards = trace.guards();
     made.floats.assign(recorded.begin(), recorded.end());
     return std::make_shared<const CompiledBackward>(std::move(made));
   };
-  if (!policy) return compile();
   try {
-    return policy->guarded(why, true, compile);
+    return policy.guarded(why, true, compile);
   } catch (const std::exception& e) {
-    if (!ledger->add_failed_compilation(e)) throw;
+    if (!ledger_->add_failed_compilation(e)) throw;
     std::lock_guard lock(mutex_);
     failed_.insert(arriving);
     return nullptr;
@@ -375,45 +348,33 @@ std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arr
 
 std::vector<std::shared_ptr<const Program>> Entry::backwards() const {
   std::vector<std::shared_ptr<const Program>> programs;
-  if (backward.program != nullptr) programs.push_back(backward.program);
+  if (backward_.program != nullptr) programs.push_back(backward_.program);
   std::lock_guard lock(mutex_);
-  for (const auto& [arriving, other] : others_) programs.push_back(other.backward->program);
+  for (const auto& [arriving, other] : other_backwards_) programs.push_back(other.backward->program);
   return programs;
 }
 
-Binding::Binding(std::shared_ptr<const Entry> entry) : Binding(entry, entry->floats) {}
+Binding::Binding(std::shared_ptr<const Entry> entry) : Binding(entry, entry->floats()) {}
 
 Binding::Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded)
     : entry_(std::move(entry)),
       floats_(recorded.begin(), recorded.end()),
-      forward_(entry_->forward->floats_at(recorded)),
-      backward_(entry_->backward.program == nullptr ? nullptr : entry_->backward.program->floats_at(recorded)) {}
+      forward_(entry_->forward().floats_at(recorded)),
+      backward_(entry_->backward().program == nullptr ? nullptr : entry_->backward().program->floats_at(recorded)) {}
 
 const Graph& Binding::graph() const {
-  if (same_bits(floats_, entry_->floats)) return entry_->forward_graph;
+  if (same_bits(floats_, entry_->floats())) return entry_->recording();
   std::lock_guard lock(mutex_);
-  if (graph_ == nullptr) graph_ = std::make_unique<Graph>(with_recorded_floats(entry_->forward_graph, floats_));
+  if (graph_ == nullptr) graph_ = std::make_unique<Graph>(with_recorded_floats(entry_->recording(), floats_));
   return *graph_;
 }
 
 Binding::Backward Binding::backward_for(const Arriving& arriving) const {
-  if (entry_->is_usual(arriving)) return {{entry_, &entry_->backward}, backward_};
+  if (entry_->is_usual(arriving)) return {{entry_, &entry_->backward()}, backward_};
   const FloatingPointScope floating_point;
   const std::shared_ptr<const CompiledBackward> compiled = entry_->backward_for(arriving, floats_);
   if (compiled == nullptr) return {};
   return {compiled, compiled->program->floats_at(floats_)};
-}
-
-void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results) {
-  const std::vector<MarkedDim> dims = marked_dims(inputs);
-  for (const OtherRecordings::Follower& f : entry.followers(dims)) {
-    TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();
-    auto marks = std::make_unique<DynamicDims>();
-    if (impl.marks != nullptr) *marks = *impl.marks;
-    std::erase_if(marks->marks, [&](const DynamicDims::Mark& mark) { return mark.dim == f.dim; });
-    marks->marks.push_back({f.dim, dims[static_cast<size_t>(f.marked)].range});
-    impl.marks = std::move(marks);
-  }
 }
 
 }  // namespace rondo::compile

@@ -11,10 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/capture/recording_key.h"
-#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/capture/known_recording.h"
 #include "rondo/compile/exec/program.h"
-#include "rondo/compile/jit/executable.h"
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/ledger.h"
 #include "rondo/compile/region/marks.h"
@@ -43,47 +41,43 @@ struct Part {
   std::vector<int32_t> inputs;  // of the recording: its parameters
 };
 
-// One compiled recording. Thread safe.
-struct Entry {
-  Graph forward_graph;    // as recorded: for double backward
-  RecordedFloats floats;  // of forward_graph
-  FloatGuards guards;     // the floats that `forward` and `backward` are for
-  std::shared_ptr<const Program> forward;
-  int n_outputs = 0;  // the caller's; what the backward needs follows
-  // For gradients of all outputs that require one; its program is null where none does.
-  CompiledBackward backward;
-  bool at_seams = false;               // its plan has the seams of `parts`
-  std::vector<Part> parts;             // whose gradients leave at seams; empty: there are no seams
-  std::vector<int32_t> may_split;      // inputs_in_parts(), where there are seams
-  std::vector<bool> in_parts;          // `backward` is for gradients in parts: Arriving::in_parts
-  std::optional<Partition> partition;  // what the forward keeps; none without a backward
-  ProgramOptions program_options;      // exact where asked for, or needed: codegen/relax.h
-  Device device;                       // of everything in it
-  double compile_ms = 0;               // all of compile_entry
-  CompileOptions options;
-  std::shared_ptr<Ledger> ledger;                 // of the region; null: there is none
-  std::shared_ptr<const OtherRecordings> others;  // with marked dimensions, else null
-  // Values of the recording that the usual backward reads, or one that runs the recording again.
-  std::vector<ValueId> saved;
-  bool communicates = false;                    // the recording has collectives
-  bool lays_out = false;                        // Note [Chosen layouts] in transform/lay_out.h
-  mutable std::atomic<int64_t> last_use = 0;    // counted by the region
-  mutable std::atomic<bool> forgotten = false;  // by the region
-  mutable std::atomic<int> uses = 0;            // at most kMostUses, halved now and then: Note [Kept recordings]
-  uint64_t number = 0;                          // no other entry of the process has it
-  uint64_t stages_disabled = 0;                 // when it was compiled
+// One compiled recording. Thread safe: what it is compiled to is fixed when it is made. Two things change later.
+// Backwards for other gradients join as they are needed (backward_for()), and the region's table counts uses (Use).
+class Entry : public std::enable_shared_from_this<Entry> {
+ public:
+  // How a recording is compiled.
+  struct Request {
+    const CompileOptions& options;
+    std::shared_ptr<Ledger> ledger;  // of the region: backwards are counted there, even when the region is gone
+    Sizes sizes;
+    Device device;
+    const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
+    std::vector<Part> parts = {};
+    bool at_seams = false;            // somebody waits for gradients
+    std::vector<bool> in_parts = {};  // by input: somebody wants its gradient in parts, where it may come so
+    std::span<const MarkedDim> marked = {};
+    // Whether code for the ranges of these marked dimensions is there already.
+    absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
+  };
+  // Compiles it.
+  Entry(const Graph& recorded, const Request& request);
 
-  // The dimensions of the outputs that are these dimensions of the inputs.
-  const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
-  // How `recorded`, the recording or the same with other floats, is compiled.
-  Layouts layouts_of(const Graph& recorded) const { return {recorded, saved, lays_out}; }
-  // Its recording, for later ones to be compared with; without a graph if that must not be.
-  static KnownRecording known(const std::shared_ptr<const Entry>& entry);
-  // Those whose gradients leave at seams when this arrives.
-  std::span<const Part> parts_of(const Arriving& arriving) const {
-    return arriving.at_seams ? std::span<const Part>(parts) : std::span<const Part>();
-  }
-  // True if `backward` is for this.
+  // ---- The recording
+  const Graph& recording() const { return recording_; }  // as its first call made it: for double backward
+  const RecordedFloats& floats() const { return floats_; }
+  Device device() const { return device_; }            // of everything in it
+  bool communicates() const { return communicates_; }  // it has collectives
+  // For later recordings to be compared with; without a graph if that must not be.
+  KnownRecording known() const;
+
+  // ---- Its programs
+  // The floats that the forward and the usual backward are for.
+  const FloatGuards& guards() const { return guards_; }
+  // Its results are the recording's outputs; what the backward needs follows.
+  const Program& forward() const { return *forward_; }
+  // For gradients of all outputs that require one; its program is null where none does.
+  const CompiledBackward& backward() const { return backward_; }
+  // True if backward() is for this.
   bool is_usual(const Arriving& arriving) const;
   // The backward for what arrives. An output that nobody used sends no gradient at all, rather than zeros: that is less
   // work, and infinity times zero is NaN. Compiled when it is first needed; CompileOptions::max_entries of them are
@@ -92,40 +86,79 @@ struct Entry {
   // `recorded`: the floats of the call. Where guards do not hold for them, there is one more backward.
   std::shared_ptr<const CompiledBackward> backward_for(const Arriving& arriving,
                                                        std::span<const double> recorded) const;
-  // `backward` and what backward_for() added.
+  // backward() and what backward_for() added.
   std::vector<std::shared_ptr<const Program>> backwards() const;
 
+  // ---- How they were compiled
+  const CompileOptions& options() const { return options_; }
+  // What the forward keeps for a backward; none without one.
+  const std::optional<Partition>& partition() const { return partition_; }
+  // Values of the recording that the usual backward reads, or one that runs the recording again.
+  const std::vector<ValueId>& saved() const { return saved_; }
+  // What stands for them in the partition. `recorded`: the recording or the same with other floats.
+  std::vector<ValueId> saved_as_laid_out(const Graph& recorded) const;
+  // How `recorded`, of this kind, lies in the programs.
+  Layouts layouts_of(const Graph& recorded) const { return {recorded, saved_, lays_out_}; }
+  // The parts of the model whose gradients leave at seams; empty: there are no seams.
+  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(), where there are seams
+  const ResultMarks& result_marks() const { return result_marks_; }
+  bool has_marked_sizes() const { return others_ != nullptr; }
+  double compile_ms() const { return compile_ms_; }  // all of it
+  Ledger& ledger() const { return *ledger_; }
+
+  // ---- Changed by the region's table: Note [Kept recordings] in entry_table.cc
+  struct Use {
+    std::atomic<int64_t> latest = 0;
+    std::atomic<int> count = 0;  // at most kMostUses, halved now and then
+    std::atomic<bool> forgotten = false;
+  };
+  Use& use() const { return use_; }
+
  private:
+  void choose_usual(const Request& request);
+  void compile_programs(const Graph& symbolic, const Request& request);
+  std::shared_ptr<const Program> compile_forward(const Graph& graph, bool ranges_met) const;
+  CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
+                                    const Arriving& arriving, bool ranges_met) const;
   std::shared_ptr<const CompiledBackward> compile_other(const Arriving& arriving,
                                                         std::span<const double> recorded) const;
-  mutable std::mutex mutex_;
+  std::optional<SizeMarks> forward_marks(bool ranges_met) const;
+  std::optional<SizeMarks> backward_marks(const Arriving& arriving, bool ranges_met) const;
+
+  // Fixed.
+  const Graph recording_;
+  const RecordedFloats floats_;
+  const Device device_;
+  const bool communicates_;
+  const CompileOptions options_;
+  const std::shared_ptr<Ledger> ledger_;
+  const uint64_t number_;           // no other entry of the process has it
+  const uint64_t stages_disabled_;  // when it was compiled
+  const ResultMarks result_marks_;
+  std::unique_ptr<const OtherRecordings> others_;  // with marked dimensions, else null
+  Arriving usual_;                                 // what backward_ is for
+  std::vector<Part> parts_;
+  std::vector<int32_t> may_split_;
+  ProgramOptions program_options_;  // exact where asked for, or needed: codegen/relax.h
+  std::vector<ValueId> saved_;
+  bool lays_out_ = false;  // Note [Chosen layouts] in transform/lay_out.h
+  std::optional<Partition> partition_;
+  std::shared_ptr<const Program> forward_;
+  CompiledBackward backward_;
+  FloatGuards guards_;
+  double compile_ms_ = 0;
+
+  mutable Use use_;
+  mutable std::mutex mutex_;  // guards what follows
   struct OtherBackward {
     std::shared_ptr<const CompiledBackward> backward;
     int64_t last_use = 0;
   };
-  mutable std::multimap<Arriving, OtherBackward> others_;
-  mutable int64_t uses_ = 0;
+  mutable std::multimap<Arriving, OtherBackward> other_backwards_;
+  mutable int64_t uses_ = 0;           // of these
   mutable std::set<Arriving> failed_;  // that a stage could not compile
-  mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> followers_;
 };
-
-// Marks those dimensions of `results` (the entry's first outputs) that are marked dimensions of `inputs`.
-void hand_on_marks(const Entry& entry, std::span<const Tensor> inputs, std::span<const Tensor> results);
-
-// How a recording is compiled.
-struct EntryRequest {
-  const CompileOptions& options;
-  Sizes sizes;
-  Device device;
-  const Partition* like = nullptr;  // of an earlier entry: its choice is taken over
-  std::vector<Part> parts = {};
-  bool at_seams = false;            // somebody waits for gradients
-  std::vector<bool> in_parts = {};  // by input: somebody wants its gradient in parts, where it may come so
-  std::span<const MarkedDim> marked = {};
-  // Whether code for the ranges of these marked dimensions is there already.
-  absl::FunctionRef<bool(const OtherRecordings&)> ranges_met;
-};
-std::shared_ptr<Entry> compile_entry(const Graph& recorded, const EntryRequest& request);
 
 // An entry with the floats of one recording: what a call runs. Floats are arguments of a run, so a factor that changes
 // from call to call derives, plans and compiles nothing: the floats of the programs follow from the recording's by
@@ -134,7 +167,7 @@ class Binding {
  public:
   // To the floats of the recording that was compiled.
   explicit Binding(std::shared_ptr<const Entry> entry);
-  // To those of another recording. REQUIRES: entry->guards.hold(recorded).
+  // To those of another recording. REQUIRES: entry->guards().hold(recorded).
   Binding(std::shared_ptr<const Entry> entry, std::span<const double> recorded);
 
   const std::shared_ptr<const Entry>& entry() const { return entry_; }

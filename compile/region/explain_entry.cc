@@ -202,14 +202,14 @@ void add_memory(const Plan& plan, const ProgramExplanation& names, size_t first_
 
 EntryExplanation explain(const Entry& entry) {
   EntryExplanation e;
-  e.programs.push_back(explain_program(*entry.forward, "forward", {}));
-  const auto results = static_cast<size_t>(entry.n_outputs);
-  add_memory(entry.forward->plan(), e.programs[0], results, e.memory);
+  e.programs.push_back(explain_program(entry.forward(), "forward", {}));
+  const size_t results = entry.recording().outputs.size();
+  add_memory(entry.forward().plan(), e.programs[0], results, e.memory);
   e.kept_bytes = e.memory.empty() ? 0 : e.memory[0].kept;
-  const Program* whole = entry.backward.program.get();
+  const Program* whole = entry.backward().program.get();
   for (const std::shared_ptr<const Program>& program : entry.backwards()) {
     e.programs.push_back(
-        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients", entry.parts));
+        explain_program(*program, program.get() == whole ? "backward" : "backward of other gradients", entry.parts()));
     if (program.get() != whole) continue;
     e.recomputed_flops = recomputed_flops(program->graph());
     const size_t at = e.memory.size();
@@ -276,8 +276,8 @@ void log_entry(std::string_view region, const Entry& entry, std::string_view why
   using log::Topic;
   const std::string name(region);
   if (!why.empty() && log::enabled(Topic::kRecompiles)) {
-    int compiled = entry.forward->stats().compiled;
-    if (entry.backward.program != nullptr) compiled += entry.backward.program->stats().compiled;
+    int compiled = entry.forward().stats().compiled;
+    if (entry.backward().program != nullptr) compiled += entry.backward().program->stats().compiled;
     log::write(Topic::kRecompiles, absl::StrCat(name, ": ", std::string(why),
                                                 compiled > 0 ? absl::StrCat("; ", compiled, " kernels compiled")
                                                              : "; planned anew, no kernel compiled"));

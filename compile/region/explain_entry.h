@@ -9,7 +9,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-struct Entry;
+class Entry;
 
 // One node of a program's graph, after all passes.
 struct NodeExplanation {

@@ -112,8 +112,8 @@ Recorder* recorder_of_missing(const std::string& reason) {
 }
 
 SumsOfRun::SumsOfRun(const Entry& entry, std::span<const Tensor> inputs) {
-  if (entry.communicates && (!entry.forward_graph.versions.empty() || has_waiting_checks(entry.forward->plan()) ||
-                             std::any_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)))
+  if (entry.communicates() && (!entry.recording().versions.empty() || has_waiting_checks(entry.forward().plan()) ||
+                               std::any_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)))
     note_.emplace(CollectiveScope::kNote, log_);
 }
 

@@ -22,21 +22,21 @@ KeptValues::KeptValues(const Entry& entry, std::span<const Tensor> inputs, std::
     : entry_(entry) {
   auto saved = std::make_shared<Tensors>();
   saved->inputs.reserve(inputs.size());
-  const std::vector<int>& with_gradient = entry_.backward.grad_inputs;
+  const std::vector<int>& with_gradient = entry_.backward().grad_inputs;
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Tensor& input = inputs[i];
     // To ask for the history of an input that gets no gradient may be an error: gradient_edge().
     const bool no_history = input.requires_grad() && std::find(with_gradient.begin(), with_gradient.end(),
                                                                static_cast<int>(i)) == with_gradient.end();
-    if (entry_.forward_graph.value(entry_.forward_graph.inputs[i]).overwritten) saved->inputs.emplace_back();
+    if (entry_.recording().value(entry_.recording().inputs[i]).overwritten) saved->inputs.emplace_back();
     else saved->inputs.emplace_back(no_history ? input.detach() : input, false);
   }
-  saved->values.reserve(entry_.partition->kept().size());
-  for (const Partition::Kept& kept : entry_.partition->kept())
+  saved->values.reserve(entry_.partition()->kept().size());
+  for (const Partition::Kept& kept : entry_.partition()->kept())
     if (!kept.is_input) saved->values.emplace_back(results[static_cast<size_t>(kept.index)], false);
     else saved->values.emplace_back();
   saved_ = std::move(saved);
-  const Graph& graph = entry_.forward_graph;
+  const Graph& graph = entry_.recording();
   differentiable_.reserve(graph.outputs.size());
   for (ValueId id : graph.outputs) differentiable_.push_back(graph.value(id).requires_grad);
   if (std::count(differentiable_.begin(), differentiable_.end(), true) > 1) ports_.resize(graph.outputs.size());
@@ -57,20 +57,20 @@ KeptValues::Pass KeptValues::begin(const std::vector<bool>& outputs) {
   Pass pass;
   pass.saved = saved_;
   const bool any_freed = all_freed_ || !freed_.empty();
-  pass.freed = all_freed_ ? OpSet(entry_.forward_graph.nodes.size(), true) : freed_;
+  pass.freed = all_freed_ ? OpSet(entry_.recording().nodes.size(), true) : freed_;
   bool all = asked == nullptr;
   for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
   if (!all || any_freed)
-    pass.ops = asked == nullptr ? ops_passed(entry_.forward_graph, outputs)
-                                : ops_passed(entry_.forward_graph, outputs, &asked->edges, asked->outputs);
+    pass.ops = asked == nullptr ? ops_passed(entry_.recording(), outputs)
+                                : ops_passed(entry_.recording(), outputs, &asked->edges, asked->outputs);
   if (any_freed) {
-    const OpSet saving = ops_that_save(entry_.forward_graph);
+    const OpSet saving = ops_that_save(entry_.recording());
     for (size_t n = pass.ops->size(); n-- > 0;) {
       if (!(*pass.ops)[n] || !saving[n] || !(all_freed_ || freed_[n])) continue;
       if (autograd::LastRead::now())
         for (size_t before = n + 1; before < freed_.size(); ++before)
           freed_[before] = freed_[before] || (*pass.ops)[before];
-      throw_freed(entry_.forward_graph.nodes[n]);
+      throw_freed(entry_.recording().nodes[n]);
     }
   }
   pass.is_last = !pass.ops || !leaves_any(freed_and(*pass.ops));
@@ -108,7 +108,7 @@ OpSet KeptValues::freed_and(OpSet ops) const {
 bool KeptValues::leaves_any(const OpSet& freed) const {
   std::vector<bool> in_use;
   for (size_t i = 0; i < differentiable_.size(); ++i) in_use.push_back(is_in_use(i));
-  const OpSet useful = ops_passed(entry_.forward_graph, in_use), saving = ops_that_save(entry_.forward_graph);
+  const OpSet useful = ops_passed(entry_.recording(), in_use), saving = ops_that_save(entry_.recording());
   for (size_t n = 0; n < useful.size(); ++n)
     if (useful[n] && saving[n] && !freed[n]) return true;
   return false;

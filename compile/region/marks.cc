@@ -250,4 +250,26 @@ std::vector<OtherRecordings::Follower> OtherRecordings::followers() const {
   return result;
 }
 
+const std::vector<OtherRecordings::Follower>& ResultMarks::followers(std::span<const MarkedDim> dims) const {
+  std::vector<std::pair<int32_t, int>> key;
+  for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
+  std::lock_guard lock(mutex_);
+  if (const auto found = known_.find(key); found != known_.end()) return found->second;
+  std::vector<MarkedDim> anyhow;  // whatever their ranges
+  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
+  return known_[key] = OtherRecordings(recorded_, anyhow).followers();
+}
+
+void ResultMarks::hand_on(std::span<const Tensor> inputs, std::span<const Tensor> results) const {
+  const std::vector<MarkedDim> dims = marked_dims(inputs);
+  for (const OtherRecordings::Follower& f : followers(dims)) {
+    TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();
+    auto marks = std::make_unique<DynamicDims>();
+    if (impl.marks != nullptr) *marks = *impl.marks;
+    std::erase_if(marks->marks, [&](const DynamicDims::Mark& mark) { return mark.dim == f.dim; });
+    marks->marks.push_back({f.dim, dims[static_cast<size_t>(f.marked)].range});
+    impl.marks = std::move(marks);
+  }
+}
+
 }  // namespace rondo::compile

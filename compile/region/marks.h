@@ -3,9 +3,11 @@
 // code that fits a recording gives the same results.
 #pragma once
 
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -76,6 +78,20 @@ class OtherRecordings {
   mutable std::mutex mutex_;     // guards what follows until it is prepared
   mutable bool prepared_ = false;
   mutable std::optional<Graph> next_, smallest_, largest_;
+};
+
+// Hands marks on from the inputs of a recording to its results. Thread safe.
+class ResultMarks {
+ public:
+  explicit ResultMarks(const Graph& recorded) : recorded_(recorded) {}  // which outlives this
+  // Marks those dimensions of `results` (the recording's outputs come first) that are marked dimensions of `inputs`.
+  void hand_on(std::span<const Tensor> inputs, std::span<const Tensor> results) const;
+
+ private:
+  const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;
+  const Graph& recorded_;
+  mutable std::mutex mutex_;
+  mutable std::map<std::vector<std::pair<int32_t, int>>, std::vector<OtherRecordings::Follower>> known_;
 };
 
 }  // namespace rondo::compile

@@ -29,7 +29,7 @@ class RecentCalls {
   }
   void add(std::shared_ptr<const Replay> replay) {
     std::lock_guard lock(mutex_);
-    if (replay->binding().entry()->forgotten) return;
+    if (replay->binding().entry()->use().forgotten) return;
     if (replays_.size() >= kMaxReplays) replays_.erase(replays_.begin());
     replays_.push_back(std::move(replay));
   }

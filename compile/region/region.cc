@@ -5,13 +5,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/exec/check_units.h"
-#include "rondo/compile/exec/run_eagerly.h"
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/check_floats.h"
-#include "rondo/compile/region/compiled_node.h"
 #include "rondo/compile/region/explain_entry.h"
-#include "rondo/compile/region/failed_run.h"
-#include "rondo/compile/region/write_back.h"
+#include "rondo/compile/region/hand_over.h"
+#include "rondo/compile/region/run.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
@@ -22,42 +20,9 @@
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/base/format.h"
-#include "rondo/runtime/op/recorder.h"
 
 namespace rondo::compile {
 namespace {
-
-// Returns the base that a view would have in eager execution: the value at which its chain of views starts, after the
-// last detach().
-ValueId base_of(const Trace& trace, const Graph& graph, ValueId id) {
-  ValueId base = kNoValue;
-  while (graph.value(id).root != id && graph.value(id).producer >= 0 &&
-         (graph.value(id).grad_mode || autograd::is_no_grad_view(trace.handle(id))))
-    id = base = graph.node(graph.value(id).producer).inputs[0];
-  return base;
-}
-
-// Chooses the values that are still wanted at the end of a recording. A view that is held keeps its base, so that a
-// write through one view reaches the base's history, and from there all its views.
-void choose_outputs(Trace& trace, Graph& graph) {
-  trace.refresh();
-  ValueMap<bool> held(graph, false), based(graph, false);
-  for (const GraphNode& node : graph.nodes)
-    for (ValueId id : node.outputs) {
-      held[id] = trace.is_alive(id);
-      if (!held[id]) continue;
-      const ValueId base = base_of(trace, graph, id);
-      if (base != kNoValue && trace.outside_view(base) == nullptr) based[base] = true;
-    }
-  graph.outputs.clear();
-  for (const GraphNode& node : graph.nodes)
-    for (ValueId id : node.outputs) {
-      if (!held[id] && !based[id]) continue;
-      // A value that the caller wrote without gradients has kept its own history, so no gradient arrives for it here.
-      graph.value(id).hidden = !held[id] || (graph.value(id).requires_grad && trace.keeps_history(id));
-      graph.outputs.push_back(id);
-    }
-}
 
 // False: to run it would change nothing. Notes [Checks are effects], [Collectives are effects].
 bool has_effects(const Graph& graph) {
@@ -66,7 +31,7 @@ bool has_effects(const Graph& graph) {
 }
 
 // Everything in a recording is on one device.
-Device device_of(const Trace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
+Device device_of(const FollowingTrace& trace) { return trace.handle(trace.graph.nodes[0].outputs[0]).device(); }
 uint64_t device_word(Device device) {
   return static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index);
 }
@@ -100,7 +65,10 @@ AllRegions& all_regions() {
 }  // namespace
 
 Region::Region(std::string name, CompileOptions options)
-    : options_(std::move(options)), ledger_(std::make_shared<Ledger>(std::move(name))), policy_(options_, *ledger_) {
+    : options_(std::move(options)),
+      ledger_(std::make_shared<Ledger>(std::move(name))),
+      policy_(options_, *ledger_),
+      table_(std::max(options_.max_entries, 1)) {
   count(Outcome::kRegion);
   std::lock_guard lock(all_regions().mutex);
   all_regions().regions.insert(this);
@@ -119,40 +87,28 @@ void Region::reset_all(ResetReport& sum) {
 }
 
 int64_t Region::reset() {
-  HashMap<RecordingKey, std::vector<Slot>> entries;  // these two are freed when no lock is held
-  std::shared_ptr<const Entry> latest;
-  int64_t forgotten = 0;
   std::lock_guard one_at_a_time(compile_mutex_);
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [structure, slots] : entries_)
-      for (const Slot& slot : slots) slot.entry->forgotten = true;
-    std::swap(entries, entries_);
-    latest.swap(latest_);
-    forgotten = std::exchange(n_entries_, 0);
-    breaks_.clear();
-    ranges_met_.clear();
-    loops_ = nullptr;
-    has_loops_ = varies_ = false;
-    float_changes_ = n_forgotten_ = 0;
-    std::erase_if(modules_, [](const auto& calls) { return calls.expired(); });
-    for (const std::weak_ptr<RecentCalls>& module : modules_)
-      if (const std::shared_ptr<RecentCalls> calls = module.lock()) calls->forget();
-  }
+  const int64_t forgotten = table_.forget_all();
   failed_.clear();
+  ranges_met_.clear();
+  loops_.forget();
   ledger_->restart();
+  std::lock_guard lock(layers_mutex_);
+  std::erase_if(layers_, [](const auto& calls) { return calls.expired(); });
+  for (const std::weak_ptr<RecentCalls>& layer : layers_)
+    if (const std::shared_ptr<RecentCalls> calls = layer.lock()) calls->forget();
   return forgotten;
 }
 
 std::shared_ptr<RecentCalls> Region::add_layer() {
   auto calls = std::make_shared<RecentCalls>();
   ledger_->update([](RegionReport& report) { ++report.layers; });
-  std::lock_guard lock(mutex_);
-  modules_.push_back(calls);
+  std::lock_guard lock(layers_mutex_);
+  layers_.push_back(calls);
   return calls;
 }
 
-std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn::ModuleCall& call, int piece) {
+std::shared_ptr<const Binding> Region::binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece) {
   RecordingKey key = pack(trace.graph, PackFloats::kNo);
   key.push_back(device_word(device_of(trace)));
   const RecordedFloats floats = floats_of(trace.graph);
@@ -166,52 +122,34 @@ std::shared_ptr<const Binding> Region::binding_for(const Trace& trace, const nn:
 }
 
 std::shared_ptr<const Binding> Region::find(const RecordingKey& key, std::span<const double> floats) {
-  const std::shared_ptr<const Binding> binding = lookup(key, floats);
+  const std::shared_ptr<const Binding> binding = table_.find(key, floats);
   if (binding != nullptr && checks_floats()) check_forward_floats(*binding);
   return binding;
 }
 
-std::shared_ptr<const Binding> Region::lookup(const RecordingKey& key, std::span<const double> floats) {
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(key);
-  if (found == entries_.end()) return nullptr;
-  const auto used = [&](Slot& slot) {
-    note_use(*slot.entry);
-    return slot.latest;
-  };
-  for (Slot& slot : found->second)
-    if (same_bits(slot.latest->floats(), floats)) return used(slot);
-  for (Slot& slot : found->second) {
-    if (!slot.entry->guards.hold(floats)) continue;
-    slot.latest = std::make_shared<const Binding>(slot.entry, floats);
-    ++float_changes_;
-    return used(slot);
-  }
-  return nullptr;
-}
-
-std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                                     const RecordingKey& key, std::span<const double> floats,
                                                     News& news) {
-  // Entries are added and dropped only while this is held, so that `earlier` stays valid.
+  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   std::lock_guard one_at_a_time(compile_mutex_);
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
   if (failed_.contains(key)) {
     ledger_->add_eager_run();
     return nullptr;
   }
-  const Standing standing = standing_of(piece);
-  const RecompilePolicy::Verdict verdict = standing.earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
+  const std::vector<std::shared_ptr<const Entry>> earlier = table_.entries_of(piece);
+  const RecompilePolicy::Verdict verdict = earlier.empty() ? RecompilePolicy::Verdict() : policy_.ask();
   if (verdict.eagerly && verdict.explained) return nullptr;  // to explain it again takes time
-  news.why = nearest_difference(standing.earlier, trace.graph, name_inputs(call.module, trace.external()));
+  std::vector<const Graph*> recordings;
+  for (const std::shared_ptr<const Entry>& entry : earlier) recordings.push_back(&entry->recording());
+  news.why = nearest_difference(recordings, trace.graph, name_inputs(call.module, trace.external()));
   if (!verdict.warning.empty()) news.warning = verdict.warning + news.why;
   if (!news.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = news.why; });
   if (verdict.eagerly) return nullptr;
   std::vector<int64_t> ranges{piece};
-  std::shared_ptr<Entry> entry;
+  std::shared_ptr<const Entry> entry;
   try {
-    entry = policy_.guarded(news.why, !standing.earlier.empty(),
-                            [&] { return compile_recording(trace, call, standing.is_first, ranges); });
+    entry = policy_.guarded(news.why, !earlier.empty(), [&] { return compile_recording(trace, call, ranges); });
   } catch (const std::exception& e) {
     if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
@@ -219,31 +157,30 @@ std::shared_ptr<const Binding> Region::make_binding(const Trace& trace, const nn
     return nullptr;
   }
   news.compiled = true;
+  count_entry(*entry);
+  if (entry->has_marked_sizes()) ranges_met_.insert(std::move(ranges));
   auto binding = std::make_shared<const Binding>(entry);
-  add(key, {entry, piece, binding}, std::move(ranges), news);
+  const int64_t dropped = table_.add(key, binding, piece);
+  if (dropped > 0) ledger_->update([](RegionReport& report) { ++report.forgotten; });
+  if (dropped == 1)
+    news.warning = formatted(
+        "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
+        "of one of the least used, which is recorded and planned anew if it comes again",
+        ledger_->name(), options_.max_entries);
   return binding;
 }
 
-Region::Standing Region::standing_of(int piece) {
-  std::lock_guard lock(mutex_);
-  Standing standing;
-  for (const auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots)
-      if (slot.piece == piece) standing.earlier.push_back(&slot.entry->forward_graph);
-  standing.is_first = latest_ == nullptr;
-  return standing;
-}
-
-std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
-                                                 std::vector<int64_t>& ranges) {
+std::shared_ptr<const Entry> Region::compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
+                                                       std::vector<int64_t>& ranges) {
   enter_stage("compile");
+  const std::shared_ptr<const Entry> newest = table_.newest();
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn
-                      : is_first                           ? Sizes::kConstant
+                      : newest == nullptr                  ? Sizes::kConstant
                                                            : Sizes::kVarying;
   std::vector<MarkedDim> marked = marked_dims(trace.external());
   add_marked_arguments(marked, trace.external(), call, options_.dynamic);
-  const Partition* like = latest_ != nullptr && latest_->partition ? &*latest_->partition : nullptr;
+  const Partition* like = newest != nullptr && newest->partition() ? &*newest->partition() : nullptr;
   const auto ranges_met = [&](const OtherRecordings& others) {
     for (int64_t bound : others.ranges()) ranges.push_back(bound);
     return ranges_met_.contains(ranges);
@@ -260,7 +197,8 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
     at_seams = at_seams || autograd::is_awaited(to);
     in_parts.push_back(autograd::comes_in_parts(to));
   }
-  const std::shared_ptr<Entry> entry = compile_entry(trace.graph, {.options = options_,
+  return std::make_shared<const Entry>(trace.graph, Entry::Request{.options = options_,
+                                                                   .ledger = ledger_,
                                                                    .sizes = sizes,
                                                                    .device = device_of(trace),
                                                                    .like = like,
@@ -269,251 +207,49 @@ std::shared_ptr<Entry> Region::compile_recording(const Trace& trace, const nn::M
                                                                    .in_parts = std::move(in_parts),
                                                                    .marked = marked,
                                                                    .ranges_met = ranges_met});
-  entry->ledger = ledger_;
-  return entry;
 }
 
-void Region::add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news) {
-  const Entry& entry = *slot.entry;
-  int kernels = 0, library_calls = 0, compiled = 0, fresh = 0;
-  for (const Program* program : {entry.forward.get(), entry.backward.program.get()}) {
-    if (program == nullptr) continue;
-    compiled += program->stats().compiled;
-    fresh += program->stats().fresh;
-    kernels += program->stats().kernels;
-    library_calls += program->stats().library_calls;
-  }
-  ledger_->update([&](RegionReport& report) {
-    ++report.entries;
-    report.compile_ms += entry.compile_ms;
-    report.compilations += compiled > 0;
-    report.fresh_programs += fresh > 0;
-    if (kernels + library_calls < most_launches_) return;
-    most_launches_ = kernels + library_calls;
-    report.kernels = kernels;
-    report.library_calls = library_calls;
-    report.kept_bytes = entry.partition ? entry.partition->kept_bytes() : 0;
-    report.recomputed_flops = entry.backward.program ? recomputed_flops(entry.backward.program->graph()) : 0;
-  });
-  std::unique_lock lock(mutex_);
-  latest_ = slot.entry;
-  if (entry.others != nullptr) ranges_met_.insert(std::move(ranges));
-  const bool is_full = n_entries_ >= std::max(options_.max_entries, 1);
-  if (is_full) forget_least_used_entry();
-  note_use(*slot.entry);
-  entries_[key].push_back(std::move(slot));
-  ++n_entries_;
-  constexpr size_t kSeveral = 4;
-  varies_.store(entries_.size() >= kSeveral, std::memory_order_relaxed);
-  const bool is_first_to_go = is_full && n_forgotten_ == 1;
-  lock.unlock();
-  if (!is_full) return;
-  ledger_->update([&](RegionReport& report) { ++report.forgotten; });
-  if (is_first_to_go)
-    news.warning = formatted(
-        "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
-        "of one of the least used, which is recorded and planned anew if it comes again",
-        ledger_->name(), options_.max_entries);
+void Region::count_entry(const Entry& entry) {
+  const Program* const backward = entry.backward().program.get();
+  Ledger::NewEntry made{.compile_ms = entry.compile_ms(), .programs = {entry.forward().stats()}};
+  if (backward != nullptr) made.programs.push_back(backward->stats());
+  if (entry.partition()) made.kept_bytes = entry.partition()->kept_bytes();
+  if (backward != nullptr) made.recomputed_flops = recomputed_flops(backward->graph());
+  ledger_->add_entry(made);
 }
 
-// Note [Kept recordings]
-// A region whose recordings exceed max_entries keeps those that are used most. Sizes often come in turns, each once in
-// an epoch: then the least recently used one is the very next that is needed, and a region that drops it replays
-// nothing. Here the latest of the least used goes, so that the others are there when their turn comes again. Every
-// max_entries recordings that are dropped, all counts are halved, and a count is at most kMostUses: what was used long
-// ago goes after a few times as many.
-namespace {
-constexpr int kMostUses = 8;
-}
-
-void Region::note_use(const Entry& entry) {
-  entry.last_use = ++uses_;
-  entry.uses = std::min(entry.uses + 1, kMostUses);
-}
-
-void Region::forget_least_used_entry() {
-  const bool halves = ++n_forgotten_ % std::max(options_.max_entries, 1) == 0;
-  std::vector<Slot>* of = nullptr;
-  const Entry* least = nullptr;
-  for (auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots) {
-      const Entry& entry = *slot.entry;
-      if (halves) entry.uses = entry.uses / 2;
-      if (least == nullptr || entry.uses < least->uses ||
-          (entry.uses == least->uses && entry.last_use > least->last_use))
-        of = &slots, least = &entry;
-    }
-  least->forgotten = true;
-  std::erase_if(*of, [&](const Slot& slot) { return slot.entry.get() == least; });
-  entries_.erase_if([](const auto& slots) { return slots.second.empty(); });
-  --n_entries_;
-}
-
-std::shared_ptr<const Binding> Region::run(Trace& trace, const nn::ModuleCall& call, int piece) {
-  choose_outputs(trace, trace.graph);
+std::shared_ptr<const Binding> Region::run(FollowingTrace& trace, const nn::ModuleCall& call, int piece) {
+  choose_outputs(trace);
   if (!has_effects(trace.graph)) return nullptr;
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  std::shared_ptr<const Binding> binding = binding_for(trace, call, piece);
-  if (binding == nullptr) {
-    count(Outcome::kEager, "a recording");
-    run_eagerly(trace, trace.graph);
-    return nullptr;
-  }
-  return run_bound(trace, trace.graph, std::move(binding));
+  return run_and_hand_over(trace, binding_for(trace, call, piece));
 }
 
-std::shared_ptr<const Binding> Region::run_known(Trace& trace, const std::shared_ptr<const Binding>& latest) {
-  std::shared_ptr<const Binding> binding = latest;
-  const Entry& entry = *latest->entry();
-  if (!same_bits(latest->floats(), trace.known_floats())) {
-    if (!entry.guards.hold(trace.known_floats())) return nullptr;
-    binding = std::make_shared<const Binding>(latest->entry(), trace.known_floats());
-    ++float_changes_;
-    std::lock_guard lock(mutex_);
-    for (auto& [structure, slots] : entries_)
-      for (Slot& slot : slots)
-        if (slot.entry == latest->entry()) slot.latest = binding;
-  }
+std::shared_ptr<const Binding> Region::run_known(FollowingTrace& trace, const std::shared_ptr<const Binding>& latest) {
+  std::shared_ptr<const Binding> binding = table_.find_again(latest, trace.known_floats());
+  if (binding == nullptr) return nullptr;
   if (checks_floats()) check_forward_floats(*binding);
-  note_use(entry);
-  if (!has_effects(entry.forward_graph)) return binding;
+  if (!has_effects(binding->entry()->recording())) return binding;
   trace.show_known_versions();
-  const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
-  return run_bound(trace, entry.forward_graph, std::move(binding));
+  return run_and_hand_over(trace, std::move(binding));
 }
 
-std::shared_ptr<const Binding> Region::run_bound(Trace& trace, const Graph& graph,
-                                                 std::shared_ptr<const Binding> binding) {
-  const Entry& entry = *binding->entry();
-  std::vector<Tensor> results, finished;
-  std::optional<SumsOfRun> sums(std::in_place, entry, trace.external());
-  try {
-    count(Outcome::kCompiled);
-    results = run_checked(*entry.forward, trace.external(), binding->forward(), &finished);
-    write_back(graph, trace.external(), results);
-  } catch (const std::exception& e) {
-    ledger_->update([&](RegionReport& report) {
-      report.last_failure = e.what();
-      ++report.failed_runs;
-    });
-    // A bug of ours is no error of the program.
-    const bool waits = has_waiting_checks(entry.forward->plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
-    if (trace.has_writes() || waits) {
-      // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
-      if (!must_not_repeat(graph, trace.external(), finished)) {
-        sums->again([&] { run_op_by_op(trace, binding->graph()); });
-        return nullptr;
-      }
-      finished.clear();
-    } else {
-      take_back_draws(binding->graph(), trace.external(), *sums);
-    }
-    hand_over_finished(trace, graph, binding, finished, e.what());
-    throw;
+std::shared_ptr<const Binding> Region::run_and_hand_over(FollowingTrace& trace,
+                                                         std::shared_ptr<const Binding> binding) {
+  Ran ran;
+  if (binding != nullptr) {
+    ran = compile::run(std::move(binding), trace.external());
+  } else {
+    const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
+    count(Outcome::kEager, "a recording");
+    ran = run_op_by_op(trace.graph, trace.external());
   }
-  sums.reset();
-  std::shared_ptr<RegionNode> node;
-  if (entry.backward.program != nullptr) node = make_compiled_node(binding, trace.external(), results);
-  hand_over(trace, graph, results, node);
-  if (is_marked(trace.external())) {
-    std::vector<Tensor> handles;
-    for (ValueId id : graph.outputs) handles.push_back(trace.handle(id));
-    hand_on_marks(entry, trace.external(), handles);
-  }
-  return binding;
-}
-
-void Region::hand_over_finished(Trace& trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
-                                std::span<const Tensor> finished, const std::string& reason) {
-  // The caller may catch the error and go on with what was complete.
-  if (!finished.empty()) hand_over(trace, graph, finished, make_node_of_failed_run(binding, trace.external()));
-  name_missing(trace, graph, reason);
-}
-
-void Region::name_missing(Trace& trace, const Graph& graph, const std::string& reason) {
-  Recorder* missing = recorder_of_missing(
-      absl::StrCat("region ", ledger_->name(), " failed before it was computed: ", reason));
-  for (ValueId id : graph.outputs) {
-    if (trace.written_tensor(id) != nullptr) continue;
-    Recorder*& recorder = trace.handle(id).impl()->recorder;
-    if (recorder != nullptr) recorder = missing;
-  }
-}
-
-void Region::run_op_by_op(Trace& trace, const Graph& graph) {
-  try {
-    run_eagerly(trace, graph);
-  } catch (const std::exception& e) {
-    name_missing(trace, graph, e.what());
-    throw;
-  }
-}
-
-void Region::hand_over(Trace& trace, const Graph& graph, std::span<const Tensor> results,
-                       const std::shared_ptr<RegionNode>& node) {
-  for (size_t i = 0; i < graph.outputs.size(); ++i) {
-    const ValueId id = graph.outputs[i];
-    Tensor handle = trace.handle(id);
-    const Tensor& result = results[i];
-    if (!result.defined()) continue;  // an op before it threw
-    TensorImpl& impl = *handle.impl();
-    if (const Tensor* written = trace.written_tensor(graph.value(id).root); written == nullptr) {
-      impl.storage = result.storage();
-      impl.offset = result.storage_offset();
-    } else if (&impl != written->impl()) {
-      impl.storage = written->impl()->storage;
-      impl.offset = written->impl()->offset + graph.value(id).offset;
-    }
-    impl.recorder = nullptr;
-    if (graph.value(id).requires_grad && !trace.keeps_history(id)) {
-      if (node != nullptr) {
-        autograd::set_history(handle, node->history(static_cast<int>(i)), static_cast<int>(i));
-      } else {
-        const Edge edge = autograd::gradient_edge(result);
-        autograd::set_history(handle, edge.node, edge.output);
-      }
-    }
-    if (const ValueId base = base_of(trace, graph, id); base != kNoValue) {
-      const Tensor* const outside = trace.outside_view(base);
-      autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base),
-                          autograd::is_no_grad_view(handle));
-      if (trace.waits(id)) {
-        impl.requires_grad = false;  // as far as the base does
-        --impl.autograd->view_version;
-      }
-    }
-  }
-}
-
-void Region::run_eagerly(Trace& trace, const Graph& graph) {
-  ValueMap<Tensor> values(graph);
-  std::vector<Tensor> results;
-  for (size_t i = 0; i < graph.inputs.size(); ++i) values[graph.inputs[i]] = trace.external()[i];
-  const auto hand_over_all = [&] {
-    for (ValueId id : graph.outputs) results.push_back(values[id]);
-    hand_over(trace, graph, results, nullptr);
-  };
-  size_t ran = 0;
-  try {
-    compile::run_eagerly(graph, values, nullptr, [&](const GraphNode& made) {
-      ++ran;
-      if (trace.has_writes()) write_versions(graph, made, trace.external(), values);
-    });
-  } catch (...) {
-    take_back_draws(graph, trace.external(), ran);
-    hand_over_all();
-    throw;
-  }
-  hand_over_all();
+  hand_over(trace, ran, ledger_->name());
+  return ran.binding;
 }
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {
   if (!options_.dynamic.empty() && !nn::in_decode_step()) check_arguments(ledger_->name(), call, options_.dynamic);
-  ledger_->update([&](RegionReport& report) {
-    ++report.calls;
-    report.replays += is_replayed;
-    most_launches_ = 0;
-  });
+  ledger_->begin_call(is_replayed);
 }
 void Region::note_use_without_call(const std::string& what) {
   const bool is_known = ledger_->update([&](RegionReport& report) {
@@ -529,28 +265,13 @@ void Region::note_use_without_call(const std::string& what) {
 void Region::count_loop_piece() {
   ledger_->update([](RegionReport& report) { ++report.loop_pieces; });
 }
-std::shared_ptr<const std::vector<LoopSteps::Step>> Region::loops() const {
-  if (!has_loops_.load(std::memory_order_relaxed)) return nullptr;
-  std::lock_guard lock(mutex_);
-  return loops_;
-}
-void Region::add_loop(const LoopSteps::Step& step) {
-  constexpr size_t kMostLoops = 8;
-  std::lock_guard lock(mutex_);
-  auto all = loops_ == nullptr ? std::vector<LoopSteps::Step>() : *loops_;
-  if (std::find(all.begin(), all.end(), step) != all.end()) return;
-  if (all.size() >= kMostLoops) all.erase(all.begin());
-  all.push_back(step);
-  loops_ = std::make_shared<const std::vector<LoopSteps::Step>>(std::move(all));
-  has_loops_.store(true, std::memory_order_relaxed);
-}
 void Region::refuse_replay(const std::string& why) {
   const std::string known = ledger_->update(
       [&](RegionReport& report) { return std::exchange(report.why_not_replayed, why); });
   if (known != why) log::write(log::Topic::kPerfHints, ledger_->name() + " is recorded on every call: " + why);
 }
-void Region::verify_replay(Trace& trace, const Binding& expected) const {
-  choose_outputs(trace, trace.graph);
+void Region::verify_replay(FollowingTrace& trace, const Binding& expected) const {
+  choose_outputs(trace);
   Graph recorded = trace.graph;
   // A parameter that is a view of another one is no leaf any more once that one is written. A plan made for a leaf is
   // right for both: it keeps more, and computes the same.
@@ -566,31 +287,12 @@ void Region::break_graph(const std::string& reason) {
     throw Error(
         absl::StrCat("graph break in ", ledger_->name(), " (CompileOptions::fullgraph forbids them): ", reason));
   log::write(log::Topic::kGraphBreaks, ledger_->name() + ": " + reason);
-  ledger_->update([&](RegionReport& report) {
-    ++report.graph_breaks;
-    report.last_break = reason;
-  });
-  constexpr size_t kMostReasons = 32;
-  std::lock_guard lock(mutex_);
-  if (breaks_.size() < kMostReasons && std::find(breaks_.begin(), breaks_.end(), reason) == breaks_.end())
-    breaks_.push_back(reason);
-}
-std::vector<std::string> Region::breaks() const {
-  std::lock_guard lock(mutex_);
-  return breaks_;
+  ledger_->add_break(reason);
 }
 RegionReport Region::report() const {
   RegionReport report = ledger_->report();
-  report.float_changes = float_changes_;
+  report.float_changes = table_.float_changes();
   return report;
-}
-std::vector<std::shared_ptr<const Entry>> Region::entries() const {
-  std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<const Entry>> entries;
-  for (const auto& [structure, slots] : entries_)
-    for (const Slot& slot : slots) entries.push_back(slot.entry);
-  std::sort(entries.begin(), entries.end(), [](const auto& a, const auto& b) { return a->last_use < b->last_use; });
-  return entries;
 }
 
 }  // namespace rondo::compile

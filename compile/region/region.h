@@ -1,27 +1,27 @@
 // A region: the executables of one repeated block, keyed by what the block records. See compile.h.
+//
+// Each recording of a call comes to run(): the table has a program for it (entry_table.h), or one is compiled for it
+// (entry.h). It runs (run.h), and the values that somebody holds get memory and history (hand_over.h).
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "rondo/compile/capture/known_recording.h"
 #include "rondo/compile/capture/loop_steps.h"
-#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/capture/recording_key.h"
 #include "rondo/compile/options.h"
-#include "rondo/compile/region/entry.h"
+#include "rondo/compile/region/entry_table.h"
+#include "rondo/compile/region/ledger.h"
 #include "rondo/compile/region/recent_calls.h"
 #include "rondo/compile/region/recompile_policy.h"
 #include "rondo/compile/region_report.h"
 #include "rondo/modules/module.h"
-#include "rondo/runtime/autograd/autograd.h"
-#include "rondo/runtime/base/hash_map.h"
 
 namespace rondo::compile {
-
-class RegionNode;
 
 // Thread safe.
 class [[gnu::visibility("hidden")]] Region {
@@ -39,97 +39,62 @@ class [[gnu::visibility("hidden")]] Region {
   // `trace` their storage and history.
   // Returns what ran; null if nothing did, or eagerly. If a launch throws, so does this: values that were complete by
   // then get their memory, and reading another one throws Error with the reason. Nothing runs twice.
-  std::shared_ptr<const Binding> run(Trace & trace, const nn::ModuleCall& call, int piece);
+  std::shared_ptr<const Binding> run(FollowingTrace & trace, const nn::ModuleCall& call, int piece);
   // The same for a recording that is_known(), of the entry of `latest`. Null: nothing has happened, as the entry is not
   // for its floats.
-  std::shared_ptr<const Binding> run_known(Trace & trace, const std::shared_ptr<const Binding>& latest);
+  std::shared_ptr<const Binding> run_known(FollowingTrace & trace, const std::shared_ptr<const Binding>& latest);
   const CompileOptions& options() const { return options_; }
   // Counts it. Throws Error if its arguments are not what CompileOptions::dynamic allows.
   void begin_call(const nn::ModuleCall& call, bool is_replayed);
   void count_loop_piece();
   // A module of it was used, but never called: `what`, as in RegionReport::used_without_call. Warns, once.
   void note_use_without_call(const std::string& what);
-  // The steps of loops that recordings have; null: none. Note [Loops over time].
-  std::shared_ptr<const std::vector<LoopSteps::Step>> loops() const;
-  void add_loop(const LoopSteps::Step& step);
+  // The loops that its recordings have: Note [Loops over time].
+  KnownLoops& loops() { return loops_; }
   // It has recordings of several structures: a loop of few steps is likely to have other numbers of them, too.
-  bool varies() const { return varies_.load(std::memory_order_relaxed); }
+  bool varies() const { return table_.varies(); }
   // A recording that must not be replayed, and why.
   void refuse_replay(const std::string& why);
   // Throws Error unless the recording is the one that would have been replayed.
-  void verify_replay(Trace & trace, const Binding& expected) const;
+  void verify_replay(FollowingTrace & trace, const Binding& expected) const;
   // Counts a graph break. Throws Error if there must be none.
   void break_graph(const std::string& reason);
   RegionReport report() const;
   // The reasons of its graph breaks: the first 32 that differ.
-  std::vector<std::string> breaks() const;
+  std::vector<std::string> breaks() const { return ledger_->breaks(); }
   // The latest used last.
-  std::vector<std::shared_ptr<const Entry>> entries() const;
+  std::vector<std::shared_ptr<const Entry>> entries() const { return table_.entries(); }
 
  private:
   int64_t reset();  // returns the number of recordings that it forgot
-  // Null: run the recording eagerly.
-  std::shared_ptr<const Binding> binding_for(const Trace& trace, const nn::ModuleCall& call, int piece);
-  // What is compiled for a recording with this key and these floats; null: nothing is.
+  // What runs a recording: found, or compiled now. Null: it runs op by op.
+  std::shared_ptr<const Binding> binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece);
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
-  std::shared_ptr<const Binding> lookup(const RecordingKey& key, std::span<const double> floats);
   struct News {  // for the log
     std::string why, warning;
     bool compiled = false;
   };
-  struct Slot {
-    std::shared_ptr<const Entry> entry;
-    int piece = 0;
-    std::shared_ptr<const Binding> latest;  // to the floats of the latest call
-  };
-  // The state before a recording is compiled.
-  struct Standing {
-    std::vector<const Graph*> earlier;  // recordings of the same piece
-    bool is_first = false;              // the region has compiled nothing yet
-  };
-  Standing standing_of(int piece);
-  // `ranges` gets those of its marked dimensions.
-  std::shared_ptr<Entry> compile_recording(const Trace& trace, const nn::ModuleCall& call, bool is_first,
-                                           std::vector<int64_t>& ranges);
-  void add(const RecordingKey& key, Slot slot, std::vector<int64_t> ranges, News& news);
   // As binding_for, for a recording that nothing was found for.
-  std::shared_ptr<const Binding> make_binding(const Trace& trace, const nn::ModuleCall& call, int piece,
+  std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                               const RecordingKey& key, std::span<const double> floats, News& news);
-  // Gives the live handles of `trace`, in the order of graph.outputs, their memory and history.
-  static void hand_over(Trace & trace, const Graph& graph, std::span<const Tensor> results,
-                        const std::shared_ptr<RegionNode>& node);
-  // `graph`: what `trace` has recorded.
-  std::shared_ptr<const Binding> run_bound(Trace & trace, const Graph& graph, std::shared_ptr<const Binding> binding);
-  // `graph`: the same, with the floats of this recording.
-  static void run_eagerly(Trace & trace, const Graph& graph);
-  // The same after a run that threw, and has written nothing.
-  void run_op_by_op(Trace & trace, const Graph& graph);
-  // A run threw `reason`, after `finished` (by output) were complete.
-  void hand_over_finished(Trace & trace, const Graph& graph, const std::shared_ptr<const Binding>& binding,
-                          std::span<const Tensor> finished, const std::string& reason);
-  // Handles without a value say why.
-  void name_missing(Trace & trace, const Graph& graph, const std::string& reason);
-  void note_use(const Entry& entry);
-  void forget_least_used_entry();  // REQUIRES: mutex_ is held
+  // `ranges` gets those of its marked dimensions.
+  std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
+                                                 std::vector<int64_t>& ranges);
+  void count_entry(const Entry& entry);
+  // Null: op by op. Returns what ran compiled.
+  std::shared_ptr<const Binding> run_and_hand_over(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
 
-  CompileOptions options_;
-  std::mutex compile_mutex_;  // held while one recording is compiled; others run meanwhile. Taken before mutex_
+  const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;
-  int most_launches_ = 0;  // of an entry that the latest call made; guarded by the ledger
   const RecompilePolicy policy_;
-  mutable std::mutex mutex_;  // guards what follows; nothing is logged while it is held
-  // By key without floats. Entries of one key differ in the floats that they are for.
-  HashMap<RecordingKey, std::vector<Slot>> entries_;
-  int n_entries_ = 0;
-  std::vector<std::string> breaks_;
-  std::set<RecordingKey> failed_;              // structures that a stage could not compile; guarded by compile_mutex_
+  EntryTable table_;
+  KnownLoops loops_;
+  // Held while one recording is compiled; others run meanwhile. Guards the next two.
+  std::mutex compile_mutex_;
+  std::set<RecordingKey> failed_;              // structures that a stage could not compile
   std::set<std::vector<int64_t>> ranges_met_;  // of marked dimensions, by piece
-  std::shared_ptr<const Entry> latest_;        // that was compiled
-  std::shared_ptr<const std::vector<LoopSteps::Step>> loops_;
-  std::atomic<bool> has_loops_ = false, varies_ = false;
-  std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
-  int64_t n_forgotten_ = 0;                          // guarded by mutex_
-  std::vector<std::weak_ptr<RecentCalls>> modules_;  // guarded by mutex_
+  std::mutex layers_mutex_;
+  std::vector<std::weak_ptr<RecentCalls>> layers_;  // guarded by layers_mutex_
 };
 
 }  // namespace rondo::compile

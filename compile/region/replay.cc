@@ -3,11 +3,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "rondo/compile/exec/check_units.h"
-#include "rondo/compile/region/compiled_node.h"
-#include "rondo/compile/region/failed_run.h"
-#include "rondo/compile/region/write_back.h"
-#include "rondo/compile/stages/outcomes.h"
+#include "rondo/compile/region/run.h"
 #include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/op/amp.h"
@@ -19,7 +15,7 @@ namespace {
 constexpr uint64_t kDefaultGenerator = 0;  // GeneratorState::id
 }  // namespace
 
-std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const Trace& trace,
+std::shared_ptr<const Replay> Replay::make(const nn::ModuleCall& call, const WritingTrace& trace,
                                            std::span<const GeneratorState> drawn,
                                            std::shared_ptr<const Binding> binding, std::string& why_not) {
   const Graph& graph = trace.graph;
@@ -144,26 +140,13 @@ void Replay::run(const nn::ModuleCall& call) const {
     inputs.push_back(source.kind == Source::kRandomState ? random_state : tensor_of(source, call));
   if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
     for (const Tensor& input : inputs) notes->note(input);
-  const Entry& entry = *binding_->entry();
-  count(Outcome::kCompiled);
-  std::vector<Tensor> results, finished;
-  std::optional<SumsOfRun> sums(std::in_place, entry, inputs);
-  try {
-    results = run_checked(*entry.forward, inputs, binding_->forward(), &finished);
-  } catch (...) {
-    if (written_.empty() && !has_waiting_checks(entry.forward->plan()))
-      take_back_draws(binding_->graph(), inputs, *sums);
-    else if (!must_not_repeat(entry.forward_graph, inputs, finished))
-      sums->again([&] { write_op_by_op(binding_->graph(), inputs); });
-    throw;
-  }
-  sums.reset();
-  write_back(entry.forward_graph, inputs, results);
-  Tensor result = results[result_];
-  if (entry.forward_graph.value(entry.forward_graph.outputs[result_]).requires_grad)
-    autograd::set_history(result, make_compiled_node(binding_, inputs, results)->history(static_cast<int>(result_)),
-                          static_cast<int>(result_));
-  if (is_marked(inputs)) hand_on_marks(entry, inputs, results);
+  const Ran ran = compile::run(binding_, inputs);
+  if (ran.error != nullptr) std::rethrow_exception(ran.error);
+  Tensor result = ran.results[result_];
+  const Graph& recorded = binding_->entry()->recording();
+  if (ran.node != nullptr && recorded.value(recorded.outputs[result_]).requires_grad)
+    autograd::set_history(result, ran.node->history(static_cast<int>(result_)), static_cast<int>(result_));
+  if (is_marked(inputs)) binding_->entry()->result_marks().hand_on(inputs, ran.results);
   *call.result = std::move(result);
 }
 

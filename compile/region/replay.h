@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rondo/compile/capture/trace.h"
+#include "rondo/compile/capture/writes.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/random/random.h"
@@ -21,7 +21,7 @@ class Replay {
   // the recording does not determine the call: it reads other tensors than arguments, parameters and buffers (masks
   // that forward makes), draws from another generator than the thread's default one (`drawn`: of a GeneratorScope),
   // returns anything but one tensor of its own, or lets a value escape.
-  static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const Trace& trace,
+  static std::shared_ptr<const Replay> make(const nn::ModuleCall& call, const WritingTrace& trace,
                                             std::span<const GeneratorState> drawn,
                                             std::shared_ptr<const Binding> binding, std::string& why_not);
 

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "rondo/compile/exec/run_eagerly.h"
-#include "rondo/compile/region/failed_run.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/op/recorder.h"
 
@@ -39,21 +37,6 @@ void write_versions(const Graph& recorded, const GraphNode& made, std::span<cons
   for (const Version& version : recorded.versions)
     if (version.input >= 0 && std::count(made.outputs.begin(), made.outputs.end(), version.value) > 0)
       write(inputs[static_cast<size_t>(version.input)], values[static_cast<size_t>(version.value)]);
-}
-
-void write_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
-  ValueMap<Tensor> values(recorded);
-  for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
-  size_t ran = 0;
-  try {
-    run_eagerly(recorded, values, nullptr, [&](const GraphNode& made) {
-      ++ran;
-      write_versions(recorded, made, inputs, values);
-    });
-  } catch (...) {
-    take_back_draws(recorded, inputs, ran);
-    throw;
-  }
 }
 
 bool must_not_repeat(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished) {

@@ -15,9 +15,6 @@ void write_back(const Graph& recorded, std::span<const Tensor> inputs, std::span
 void write_versions(const Graph& recorded, const GraphNode& made, std::span<const Tensor> inputs,
                     std::span<const Tensor> values);
 
-// Runs a recording op by op, for its writes: until the op that throws.
-void write_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
-
 // After a run that threw: true if it has written an input, so that nothing may run again.
 // `finished`: the results that were complete by then, or empty.
 bool must_not_repeat(const Graph& recorded, std::span<const Tensor> inputs, std::span<const Tensor> finished);

@@ -1,11 +1,13 @@
 // Note [Known recordings] in compile/capture/known_recording.cc: which calls are taken for those of an earlier
 // recording, and that a recording which turns out to be another one is what it would have been.
+#include "rondo/compile/capture/known_recording.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/graph_fixture.h"
 
 namespace rondo {
 namespace {
 
+using compile::FollowingTrace;
 using compile::Graph;
 using compile::KnownRecording;
 using compile::Trace;
@@ -59,7 +61,7 @@ struct Followed {
   std::string text;  // after it has become an ordinary recording
 };
 Followed follow(std::shared_ptr<const Graph> earlier, const Variant& v) {
-  Trace trace;
+  FollowingTrace trace;
   trace.follow({std::move(earlier), kCPU, ++next_number});
   RecorderScope scope(&trace);
   const Tensors held = program(v);
@@ -116,7 +118,7 @@ TEST(KnownRecording, EveryDifferenceIsSeen) {
 TEST(KnownRecording, AnotherLineIsAnotherRecording) {
   const Tensor x = Tensor::ones({2});
   const Graph graph = compile::record([&] { return Tensors{ops::exp(x)}; });
-  Trace trace;
+  FollowingTrace trace;
   trace.follow({std::make_shared<const Graph>(graph), kCPU, ++next_number});
   RecorderScope scope(&trace);
   const Tensor y = ops::exp(x);
@@ -130,7 +132,7 @@ TEST(KnownRecording, HandlesServeAgainIfNobodyHoldsThem) {
   const KnownRecording known{graph, kCPU, ++next_number};
   Tensor held;
   for (int i = 0; i < 3; ++i) {
-    Trace trace;
+    FollowingTrace trace;
     trace.follow(known);
     RecorderScope scope(&trace);
     const Tensor before = held;
@@ -142,10 +144,10 @@ TEST(KnownRecording, HandlesServeAgainIfNobodyHoldsThem) {
 }
 
 // As a region records writes.
-struct WritingTrace final : Trace {
+struct WritesTrace final : FollowingTrace {
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
               bool in_place, std::source_location where) override {
-    if (!in_place) return Trace::record(op, inputs, attrs, outputs, in_place, where);
+    if (!in_place) return FollowingTrace::record(op, inputs, attrs, outputs, in_place, where);
     if (append_known_write(op, inputs, attrs, where)) return;
     stop_following();
     EXPECT_EQ(record_write(op, inputs, attrs, outputs[0], where), nullptr);
@@ -168,7 +170,7 @@ TEST(KnownRecording, WritesOfWholeTensorsAreFollowed) {
   };
   const auto record = [&](const Cache& cache, const Tensor& at, std::shared_ptr<const Graph> known) {
     const NoGrad off;
-    WritingTrace trace;
+    WritesTrace trace;
     if (known != nullptr) trace.follow({known, kCPU, ++next_number});
     RecorderScope scope(&trace);
     const Tensors held = body(cache, at);
@@ -185,7 +187,7 @@ TEST(KnownRecording, WritesOfWholeTensorsAreFollowed) {
   const auto place = [](int64_t at) { return Tensor::from<int64_t>({at}, {1, 1}); };
   const Cache plain;
   const std::shared_ptr<const Graph> known = record(plain, place(1), nullptr).second;
-  EXPECT_TRUE(Trace::has_known_writes(*known));
+  EXPECT_TRUE(compile::has_known_writes(*known));
   EXPECT_TRUE(record(plain, place(5), known).first);
   EXPECT_TRUE(record(Cache(), place(0), known).first);
   Cache twice, view, other;
@@ -198,7 +200,7 @@ TEST(KnownRecording, WritesOfWholeTensorsAreFollowed) {
     EXPECT_EQ(to_string(*graph), to_string(*record(*cache, place(2), nullptr).second));
     EXPECT_EQ(graph->versions, record(*cache, place(2), nullptr).second->versions);
   }
-  EXPECT_FALSE(Trace::has_known_writes(*record(twice, place(2), nullptr).second));
+  EXPECT_FALSE(compile::has_known_writes(*record(twice, place(2), nullptr).second));
 }
 
 class KnownCalls : public test::BlockTest {};

@@ -177,7 +177,7 @@ TEST_F(Marks, MultiplesOfColumnsNeedNoTail) {
   EXPECT_EQ(regions.report()[0].compilations, 2);
   bool assumed = false;
   for (const auto& entry : regions.regions()[0]->entries())
-    for (const auto& kernel : entry->forward->plan().kernels) assumed |= kernel.kernel.cols == 50;
+    for (const auto& kernel : entry->forward().plan().kernels) assumed |= kernel.kernel.cols == 50;
   EXPECT_TRUE(assumed);
 }
 

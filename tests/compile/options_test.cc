@@ -144,9 +144,9 @@ TEST_F(CompileControl, CompileTimeIsAllOfIt) {
   auto regions = compile::compile_module(chain);
   use(chain);
   const auto entry = regions.regions()[0]->entries()[0];
-  ASSERT_NE(entry->backward.program, nullptr);
+  ASSERT_NE(entry->backward().program, nullptr);
   EXPECT_GT(regions.report()[0].compile_ms,
-            entry->forward->stats().compile_ms + entry->backward.program->stats().compile_ms);
+            entry->forward().stats().compile_ms + entry->backward().program->stats().compile_ms);
 }
 
 TEST_F(CompileControl, AFunction) {

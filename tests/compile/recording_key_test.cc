@@ -86,7 +86,7 @@ TEST_F(RecordingKeys, HoldEveryFact) {
   });
   const compile::Regions regions = compile::compile_module(block);
   block(input());
-  const compile::Graph graph = regions.regions()[0]->entries()[0]->forward_graph;
+  const compile::Graph graph = regions.regions()[0]->entries()[0]->recording();
   const compile::RecordingKey key = compile::pack(graph);
   EXPECT_EQ(key, compile::pack(graph));
   const auto differs = [&](const char* what, const std::function<void(compile::Graph&)>& change) {

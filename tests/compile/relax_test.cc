@@ -205,7 +205,7 @@ TEST_F(DefaultMode, WhatIsComparedIsNotRelaxed) {
 TEST_F(DefaultMode, WhatTheBackwardComparesIsNotRelaxed) {
   auto compiled = compile([](const Tensor& x) { return ops::maximum(ops::exp(x), ops::tanh(x)); });
   compiled(Tensor::randn({8}).requires_grad_());
-  EXPECT_TRUE(compiled.regions().regions()[0]->entries()[0]->program_options.plan.exact);
+  EXPECT_TRUE(compiled.regions().regions()[0]->entries()[0]->forward().how().exact);
 }
 
 // Beside 1e20 the last bit of a product is 1e13: the largest element of a row must be its maximum to the bit.

@@ -152,7 +152,7 @@ std::map<std::string_view, int> called_ops(const compile::Region& region) {
     }
   };
   for (const std::shared_ptr<const compile::Entry>& entry : region.entries()) {
-    add(*entry->forward);
+    add(entry->forward());
     for (const auto& backward : entry->backwards()) add(*backward);
   }
   return counts;

@@ -1,0 +1,80 @@
+#include "rondo/compile/region/run.h"
+
+#include <utility>
+
+#include "rondo/compile/exec/check_units.h"
+#include "rondo/compile/exec/run_eagerly.h"
+#include "rondo/compile/region/compiled_node.h"
+#include "rondo/compile/region/failed_run.h"
+#include "rondo/compile/region/write_back.h"
+#include "rondo/compile/stages/outcomes.h"
+#include "rondo/runtime/base/cause.h"
+
+namespace rondo::compile {
+namespace {
+
+// What is left after a run threw `e`, which is being handled. `finished`: the results that were complete, or none.
+Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::vector<Tensor> finished,
+                SumsOfRun& sums, const std::exception& e) {
+  const Entry& entry = *binding->entry();
+  Ran ran;
+  // A bug of ours is no error of the program.
+  const bool waits = has_waiting_checks(entry.forward().plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
+  if (entry.recording().versions.empty() && !waits) {
+    take_back_draws(binding->graph(), inputs, sums);
+    // The caller may catch the error and go on with what was complete.
+    if (!finished.empty()) ran.node = make_node_of_failed_run(binding, inputs);
+    ran.results = std::move(finished);
+  } else if (!must_not_repeat(entry.recording(), inputs, finished)) {
+    // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
+    sums.again([&] { ran = run_op_by_op(binding->graph(), inputs); });
+    return ran;
+  }
+  ran.binding = std::move(binding);
+  ran.error = std::current_exception();
+  return ran;
+}
+
+}  // namespace
+
+Ran run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs) {
+  const Entry& entry = *binding->entry();
+  const memory::Cause cause("region ", entry.ledger().name(), std::source_location::current());
+  std::vector<Tensor> results, finished;
+  {
+    SumsOfRun sums(entry, inputs);
+    try {
+      count(Outcome::kCompiled);
+      results = run_checked(entry.forward(), inputs, binding->forward(), &finished);
+      write_back(entry.recording(), inputs, results);
+    } catch (const std::exception& e) {
+      entry.ledger().add_failed_run(e);
+      return after_error(std::move(binding), inputs, std::move(finished), sums, e);
+    }
+  }
+  Ran ran;
+  if (entry.backward().program != nullptr) ran.node = make_compiled_node(binding, inputs, results);
+  ran.binding = std::move(binding);
+  ran.results = std::move(results);
+  return ran;
+}
+
+Ran run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
+  Ran ran;
+  ValueMap<Tensor> values(recorded);
+  for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
+  size_t made = 0;
+  try {
+    run_eagerly(recorded, values, nullptr, [&](const GraphNode& node) {
+      ++made;
+      write_versions(recorded, node, inputs, values);
+    });
+  } catch (...) {
+    ran.error = std::current_exception();
+    take_back_draws(recorded, inputs, made);
+  }
+  for (ValueId id : recorded.outputs) ran.results.push_back(values[id]);
+  return ran;
+}
+
+}  // namespace rondo::compile
