@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/dist/ddp/ddp.h"
 #include "rondo/dist/ddp/sharded_optimizer.h"
+#include "rondo/dist/groups/scalar_reduction.h"
 #include "rondo/dist/transport/failure_record.h"
 #include "rondo/examples/compiler.h"
 #include "rondo/examples/corpus.h"

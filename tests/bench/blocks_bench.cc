@@ -78,7 +78,7 @@ class Contender {
     const auto entries = regions_->regions()[0]->entries();
     return {{"kernels", report.kernels},
             {"library_calls", report.library_calls},
-            {"ops", entries.empty() ? 0 : entries.back()->forward_graph.nodes.size()},
+            {"ops", entries.empty() ? 0 : entries.back()->recording().nodes.size()},
             {"entries", report.entries},
             {"breaks", report.graph_breaks},
             {"failed", report.failed_compilations}};
