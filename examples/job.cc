@@ -50,9 +50,9 @@ int run_program(const char* name, const std::function<int()>& body) {
 Job::Job(JobOptions options)
     : environment(dist::Environment::from_process()),
       group((pin(options, environment),
-             dist::ProcessGroup::connect(environment,
-                                         {.timeout = dist::Milliseconds(std::llround(1e3 * options.timeout_seconds)),
-                                          .device = options.device}))) {
+             dist::ProcessGroup::connect(
+                 environment, {.timeout = std::chrono::milliseconds(std::llround(1e3 * options.timeout_seconds)),
+                               .device = options.device}))) {
   if (several()) dist::check_devices(*group, options.device);
 }
 

@@ -8,6 +8,7 @@
 #include "rondo/dist/groups/nccl_group.h"
 #include "rondo/dist/groups/process_group.h"
 #include "rondo/dist/groups/tcp_group.h"
+#include "rondo/dist/transport/socket.h"
 #include "rondo/runtime/device/backend.h"
 
 namespace rondo::dist {

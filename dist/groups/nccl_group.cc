@@ -12,6 +12,7 @@
 #include "rondo/dist/groups/placement.h"
 #include "rondo/dist/groups/sequence.h"
 #include "rondo/dist/groups/tcp_group.h"
+#include "rondo/dist/transport/socket.h"
 
 namespace rondo::dist {
 namespace {

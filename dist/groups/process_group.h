@@ -20,6 +20,7 @@
 #pragma once
 
 #include <memory>
+#include <mutex>  // std::chrono::milliseconds, without all that <chrono> brings
 #include <optional>
 #include <string>
 #include <string_view>
@@ -28,7 +29,6 @@
 #include "rondo/dist/groups/collective.h"
 #include "rondo/dist/transport/environment.h"
 #include "rondo/dist/transport/errors.h"
-#include "rondo/dist/transport/socket.h"
 #include "rondo/runtime/tensor/tensor.h"
 
 #pragma GCC visibility push(default)
@@ -36,7 +36,7 @@ namespace rondo::dist {
 
 struct GroupOptions {
   // How long a rank may be behind the others, in connecting and in every collective. More than a year is a year.
-  Milliseconds timeout{300'000};
+  std::chrono::milliseconds timeout{300'000};
   // Whose tensors the group takes beside host tensors. Other ranks may have another one of its kind. A device of host
   // memory is as none.
   std::optional<Device> device = {};

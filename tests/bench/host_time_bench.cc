@@ -176,8 +176,9 @@ Json steps(const test::FakeCuda& cuda, const HostClock& clock, int rounds) {
 
 Json collectives(const test::FakeCuda& cuda, const HostClock& clock, int rounds) {
   const test::OneRankNccl nccl;
-  const auto group = dist::make_nccl_group(
-      dist::make_solo_group({}), {.timeout = dist::Milliseconds(60'000), .device = cuda.device()}, &nccl.library, "");
+  const auto group = dist::make_nccl_group(dist::make_solo_group({}),
+                                           {.timeout = std::chrono::milliseconds(60'000), .device = cuda.device()},
+                                           &nccl.library, "");
   const Tensor bucket = Tensor::zeros({1 << 18}, {kF32, kCPU}).to(cuda.device());
   constexpr int kCollectives = 50;  // of a step
   std::vector<double> issuing, waiting, checking;

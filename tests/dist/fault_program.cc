@@ -168,7 +168,7 @@ int train(const std::string& kind, const std::string& folder, Fault fault, int b
   const Device device = dist::device_of_rank(kind, job);
   const bool silent = fault.how == "stop" || fault.how == "late" || fault.how == "nccl_stall";
   const auto group = dist::ProcessGroup::connect(
-      job, {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000), .device = device});
+      job, {.timeout = std::chrono::milliseconds(silent ? 3'000 : 60'000), .device = device});
   manual_seed(7);
   // A fake device runs kernels a thread at a time.
   const int64_t width = device == kCPU ? 256 : 32;

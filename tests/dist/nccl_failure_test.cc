@@ -101,12 +101,12 @@ TEST_P(NcclFailure, ARankThatDoesNotComeIsNamed) {
   NcclRanks ranks(n);
   std::atomic<int> done = 0;
   const auto errors = ranks.run([&](const Environment& e) {
-    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(3'000)));
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, std::chrono::milliseconds(3'000)));
     Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
     group->all_reduce(x, ReduceOp::kAverage, "together").synchronize();
     group->barrier("on").wait();
     if (e.rank == 1) {
-      while (done < n - 1) std::this_thread::sleep_for(Milliseconds(5));
+      while (done < n - 1) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;
     }
     const Work work = group->all_reduce(x, ReduceOp::kAverage, "alone");
@@ -312,7 +312,7 @@ TEST_P(NcclFailure, AGroupThatIsDestroyedInAStepLeavesNothingToRead) {
         << read;
     EXPECT_EQ(error_of<ConnectionError>([&] { x.to_vector<float>(); }), read);
     // Others may still wait for this rank.
-    for (++gone; gone < n;) std::this_thread::sleep_for(Milliseconds(5));
+    for (++gone; gone < n;) std::this_thread::sleep_for(std::chrono::milliseconds(5));
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");
   clear(ranks);
@@ -368,7 +368,7 @@ TEST_P(NcclFailure, AFailureOfTheHostsEndsTheDevices) {
 TEST_P(NcclFailure, AKernelThatStallsEndsWithTheTimeout) {
   NcclRanks ranks(GetParam(), 1, at_rank_1("stall", GetParam()));
   const auto errors = ranks.run([&](const Environment& e) {
-    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(2'000)));
+    const auto group = ProcessGroup::connect(e, ranks.options(e.rank, std::chrono::milliseconds(2'000)));
     Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(*group->device());
     const Work work = group->all_reduce(x, ReduceOp::kAverage, "x");
     work.wait();
@@ -422,7 +422,7 @@ TEST_P(NcclFailure, AnErrorOfOneRanksNcclIsToldToAll) {
 TEST_P(NcclFailure, ConnectingThatStallsEndsWithTheTimeout) {
   NcclRanks ranks(GetParam(), 1, "stall@1,init");
   const auto errors = ranks.run(
-      [&](const Environment& e) { ProcessGroup::connect(e, ranks.options(e.rank, Milliseconds(2'000))); });
+      [&](const Environment& e) { ProcessGroup::connect(e, ranks.options(e.rank, std::chrono::milliseconds(2'000))); });
   for (size_t r = 0; r < errors.size(); ++r)
     EXPECT_NE(
         errors[r].find(absl::StrCat("rank ", r, ": connecting cuda:", r, " over NCCL did not complete within 2000 ms")),

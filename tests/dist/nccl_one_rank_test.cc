@@ -16,10 +16,11 @@ using test::error_of;
 using test::FakeCuda;
 using test::OneRankNccl;
 
-constexpr Milliseconds kPatient{60'000};
+constexpr std::chrono::milliseconds kPatient{60'000};
 
 // A group over one process. It uses NCCL, which ProcessGroup::connect() does not do for one process.
-std::shared_ptr<ProcessGroup> group_of_one(const OneRankNccl& nccl, Device device, Milliseconds timeout = kPatient) {
+std::shared_ptr<ProcessGroup> group_of_one(const OneRankNccl& nccl, Device device,
+                                           std::chrono::milliseconds timeout = kPatient) {
   const GroupOptions options{.timeout = timeout, .device = device};
   return make_nccl_group(make_solo_group({}), options, &nccl.library, "");
 }
@@ -186,7 +187,7 @@ TEST_P(NcclOneRank, ACommunicatorThatCannotBeMade) {
 
 TEST_P(NcclOneRank, ConnectingThatTakesTooLong) {
   nccl.in_progress = 1'000'000'000;
-  EXPECT_EQ(error_of<TimeoutError>([&] { group_of_one(nccl, device, Milliseconds(50)); }),
+  EXPECT_EQ(error_of<TimeoutError>([&] { group_of_one(nccl, device, std::chrono::milliseconds(50)); }),
             "rank 0: connecting cuda:0 over NCCL took too long: still in progress (its reason in two lines)");
   EXPECT_EQ(nccl.aborted, 1);
 }
@@ -223,7 +224,7 @@ TEST_P(NcclOneRank, AnErrorThatComesLate) {
   while (nccl.aborted == 0) {
     work = group->all_reduce(x, ReduceOp::kSum, "x");
     const Work again = group->all_reduce(x, ReduceOp::kSum, "y");
-    std::this_thread::sleep_for(Milliseconds(5));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const Work lost = group->all_reduce(x, ReduceOp::kSum, "z");
   const std::string error = error_of<ConnectionError>([&] { lost.synchronize(); });
@@ -273,7 +274,7 @@ TEST_P(NcclOneRank, MemoryOfLostCollectivesIsNotGivenToOthers) {
 }
 
 TEST_P(NcclOneRank, EnqueueingThatTakesTooLong) {
-  const auto group = group_of_one(nccl, device, Milliseconds(100));
+  const auto group = group_of_one(nccl, device, std::chrono::milliseconds(100));
   Tensor x = Tensor::ones({4}, {kF32, kCPU}).to(device);
   nccl.answers_in_progress = true;
   nccl.in_progress = 1'000'000'000;
@@ -327,7 +328,7 @@ TEST_P(NcclOneRank, AnExceptionAbortsAtOnce) {
             }),
             "mine");
   // Beside the exception, by the group's thread.
-  while (nccl.aborted == 0 || !work.is_done()) std::this_thread::sleep_for(Milliseconds(1));
+  while (nccl.aborted == 0 || !work.is_done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_EQ(nccl.finalized, 0);
   EXPECT_EQ(nccl.destroyed, 0);
 }

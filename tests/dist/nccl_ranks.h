@@ -27,7 +27,7 @@ class NcclRanks {
 
   int size() const { return n_; }
   FakeCuda& cuda() { return cuda_; }
-  dist::GroupOptions options(int rank, dist::Milliseconds timeout = kPatient) const {
+  dist::GroupOptions options(int rank, std::chrono::milliseconds timeout = kPatient) const {
     return {.timeout = timeout, .device = cuda_.device(rank)};
   }
   // What each rank throws; "" if nothing.

@@ -302,10 +302,10 @@ TEST_F(GroupFailure, ARankThatDoesNotComeIsNamed) {
   std::atomic<int> done = 0;
   const auto errors = run_ranks(3, [&](const Environment& e) {
     // Long enough for three threads to get through connecting on a busy machine.
-    const auto group = ProcessGroup::connect(e, {.timeout = Milliseconds(8'000)});
+    const auto group = ProcessGroup::connect(e, {.timeout = std::chrono::milliseconds(8'000)});
     group->barrier("together").wait();
     if (e.rank == 1) {
-      while (done < 2) std::this_thread::sleep_for(Milliseconds(5));
+      while (done < 2) std::this_thread::sleep_for(std::chrono::milliseconds(5));
       return;
     }
     const std::string error = error_of<DistError>(
@@ -340,11 +340,11 @@ TEST_F(GroupFailure, LeavingWithWorkUnderWayEndsIt) {
     auto group = ProcessGroup::connect(e, {.timeout = test::kPatient});
     group->barrier("together").wait();
     if (e.rank == 1) {
-      while (!left) std::this_thread::sleep_for(Milliseconds(1));
+      while (!left) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return;
     }
     const Work first = group->all_reduce(Tensor::ones({4}), ReduceOp::kSum, "x"), second = group->barrier("y");
-    std::this_thread::sleep_for(Milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
     group.reset();
     left = true;
     EXPECT_TRUE(first.is_done());
@@ -357,7 +357,7 @@ TEST_F(GroupFailure, LeavingWithWorkUnderWayEndsIt) {
 TEST_F(GroupFailure, ConnectingNamesWhoDidNotCome) {
   const auto errors = run_ranks(4, [](const Environment& e) {
     if (e.rank == 1 || e.rank == 2) return;
-    ProcessGroup::connect(e, {.timeout = Milliseconds(2'000)});
+    ProcessGroup::connect(e, {.timeout = std::chrono::milliseconds(2'000)});
   });
   EXPECT_NE(errors[0].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[0];
   EXPECT_NE(errors[3].find("rank 1, rank 2 did not come within 2000 ms"), std::string::npos) << errors[3];
@@ -365,7 +365,7 @@ TEST_F(GroupFailure, ConnectingNamesWhoDidNotCome) {
 
 // Two processes with one RANK, under a launcher's store and under rank 0's. `ranks`: those of the children.
 std::vector<std::string> errors_of_processes(const std::vector<int>& ranks, int world_size, Environment job,
-                                             Milliseconds timeout) {
+                                             std::chrono::milliseconds timeout) {
   std::vector<pid_t> children;
   const test::TempFolder folder;
   for (size_t i = 0; i < ranks.size(); ++i) {
@@ -400,7 +400,7 @@ TEST(GroupLife, TwoProcessesWithOneRankAreTold) {
   job.store = absl::StrCat("127.0.0.1:", server.port());
   for (const int twice : {0, 1}) {
     job.run_id = absl::StrCat("twice ", twice);
-    const auto errors = errors_of_processes({0, 1, twice}, 3, job, Milliseconds(4'000));
+    const auto errors = errors_of_processes({0, 1, twice}, 3, job, std::chrono::milliseconds(4'000));
     const std::string sentence = absl::StrCat("two processes of this job have RANK=", twice, ": process ");
     int told = 0;
     for (const std::string& error : errors) {
@@ -411,7 +411,7 @@ TEST(GroupLife, TwoProcessesWithOneRankAreTold) {
   }
   Environment alone;  // rank 0 keeps the store itself
   alone.master_port = port_of(listen_on("127.0.0.1", 0));
-  const auto errors = errors_of_processes({0, 0}, 2, alone, Milliseconds(2'000));
+  const auto errors = errors_of_processes({0, 0}, 2, alone, std::chrono::milliseconds(2'000));
   EXPECT_NE((errors[0] + errors[1]).find("Two processes of this job may have RANK=0"), std::string::npos)
       << errors[0] << errors[1];
 }
@@ -422,7 +422,7 @@ TEST(GroupLife, OneRankOfThreeIsToldThatItIsAlone) {
   e.master_port = port_of(listen_on("127.0.0.1", 0));
   const auto alone = [&](int rank) {
     e.rank = rank;
-    return error_of<TimeoutError>([&] { ProcessGroup::connect(e, {.timeout = Milliseconds(500)}); });
+    return error_of<TimeoutError>([&] { ProcessGroup::connect(e, {.timeout = std::chrono::milliseconds(500)}); });
   };
   EXPECT_NE(alone(0).find("rank 1, rank 2 did not come within 500 ms. All 3 processes of the job must be started"),
             std::string::npos)
@@ -444,7 +444,8 @@ TEST(GroupLife, ManyCanBeMadeOneAfterTheOther) {
 }
 
 TEST(GroupLife, NoTimeoutIsTooLong) {
-  for (const Milliseconds timeout : {Milliseconds::max(), Milliseconds::max() / 1'000'000}) {
+  for (const std::chrono::milliseconds timeout :
+       {std::chrono::milliseconds::max(), std::chrono::milliseconds::max() / 1'000'000}) {
     const auto errors = run_ranks(2, [timeout](const Environment& e) {
       ProcessGroup::connect(e, {.timeout = timeout})->barrier("together").wait();
     });
@@ -482,7 +483,7 @@ TEST(GroupLife, AForkLeavesItToTheParent) {
         EXPECT_EQ(error.find("rank 0 is gone"), std::string::npos) << error;
         told = true;
       }
-      while (!told) std::this_thread::sleep_for(Milliseconds(1));
+      while (!told) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
     EXPECT_EQ(errors, (std::vector<std::string>{"", "", ""}));
   }
@@ -493,10 +494,10 @@ TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
   for (const int restart_count : {0, 1}) {
     std::atomic<bool> restarted = false;
     const auto errors = run_ranks(2, [&restarted, restart_count](Environment e) {
-      while (e.rank == 1 && !restarted) std::this_thread::sleep_for(Milliseconds(1));
+      while (e.rank == 1 && !restarted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       for (int i = 0; i < 2 && e.rank == 0; ++i) {
         const std::string error = error_of<TimeoutError>(
-            [&] { ProcessGroup::connect(e, {.timeout = Milliseconds(100)}); });
+            [&] { ProcessGroup::connect(e, {.timeout = std::chrono::milliseconds(100)}); });
         EXPECT_NE(error.find("rank 1 did not come"), std::string::npos) << error;
       }
       restarted = true;
@@ -511,7 +512,7 @@ TEST(GroupLife, ARestartedJobMeetsWhateverTheLastOneLeft) {
 TEST(GroupLife, AnotherStartOfTheJobIsNotMet) {
   const auto errors = run_ranks(2, [](Environment e) {
     e.restart_count = e.rank;
-    ProcessGroup::connect(e, {.timeout = Milliseconds(300)});
+    ProcessGroup::connect(e, {.timeout = std::chrono::milliseconds(300)});
   });
   EXPECT_NE(errors[0].find("rank 1 did not come"), std::string::npos) << errors[0];
   EXPECT_NE(errors[1].find("rank 0 did not come"), std::string::npos) << errors[1];
@@ -535,18 +536,18 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
   const pid_t peer = ::fork();
   if (peer == 0) {
     try {
-      const auto group = ProcessGroup::connect(rank(1), {.timeout = Milliseconds(300'000)});
+      const auto group = ProcessGroup::connect(rank(1), {.timeout = std::chrono::milliseconds(300'000)});
       for (;;) group->all_reduce(large, ReduceOp::kSum, "large").wait();
     } catch (const std::exception&) {
     }
     ::_exit(0);
   }
   const std::string error = error_of([&] {
-    const auto group = ProcessGroup::connect(rank(0), {.timeout = Milliseconds(300'000)});
+    const auto group = ProcessGroup::connect(rank(0), {.timeout = std::chrono::milliseconds(300'000)});
     for (int i = 0; i < 3; ++i) group->all_reduce(large, ReduceOp::kSum, "large").wait();
     const Work stuck = group->all_reduce(large, ReduceOp::kSum, "large");
     ::kill(peer, SIGSTOP);
-    std::this_thread::sleep_for(Milliseconds(100));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (stuck.is_done()) group->all_reduce(large, ReduceOp::kSum, "large");
     throw Error("mine");
   });
@@ -557,7 +558,8 @@ TEST(GroupLife, AnExceptionIsNotHeldUpByWorkUnderWay) {
 
 TEST(Agreement, EveryRankHasTheSameOptions) {
   const auto errors = test::run_ranks(4, [](const Environment& e) {
-    ProcessGroup::connect(e, {.timeout = test::kPatient + Milliseconds(e.rank == 3), .compare_each = e.rank % 2 == 1});
+    ProcessGroup::connect(
+        e, {.timeout = test::kPatient + std::chrono::milliseconds(e.rank == 3), .compare_each = e.rank % 2 == 1});
   });
   for (const std::string& error : errors)
     EXPECT_EQ(

@@ -38,7 +38,7 @@ int train_on_device(const std::string& how, bool checked) {
   const Device device = parse_device("cuda:" + std::to_string(job.local_rank));
   const bool silent = how == "stop" || how == "late";
   const auto group = dist::ProcessGroup::connect(
-      job, {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000), .device = device});
+      job, {.timeout = std::chrono::milliseconds(silent ? 3'000 : 60'000), .device = device});
   Tensor gradients = Tensor::ones({1000}, {kF32, kCPU}).to(device);
   for (int step = 0; step < 3 * kBadStep; ++step) {
     const dist::Work work = group->all_reduce(gradients, dist::ReduceOp::kAverage, "gradients");
@@ -54,7 +54,7 @@ int train(const std::string& how) {
   // Only a rank that is silent needs the timeout to pass.
   const bool silent = how == "stop" || how == "late";
   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process(),
-                                                 {.timeout = dist::Milliseconds(silent ? 3'000 : 60'000)});
+                                                 {.timeout = std::chrono::milliseconds(silent ? 3'000 : 60'000)});
   const bool bad = group->rank() == 1;
   Tensor gradients = Tensor::ones({how == "kill in transfer" ? 1 << 20 : 1000});
   for (int step = 0; step < kSteps; ++step) {
@@ -71,7 +71,7 @@ int train(const std::string& how) {
 // Prints the losses of a small regression, in all their bits. Gradients go in messages of all sizes.
 int print_losses() {
   const auto group = dist::ProcessGroup::connect(dist::Environment::from_process(),
-                                                 {.timeout = dist::Milliseconds(60'000)});
+                                                 {.timeout = std::chrono::milliseconds(60'000)});
   constexpr int64_t kWeights = 100'000;
   Generator generator(static_cast<uint64_t>(group->rank()));
   const Tensor target = Tensor::randn({kWeights}, {}, &generator);

@@ -142,7 +142,7 @@ TEST_F(Subgroup, ARankThatLeavesIsNamedAsTheJobCountsIt) {
     pair->barrier("together").wait();
     if (e.rank == 2) {
       pair.reset();
-      while (!told) std::this_thread::sleep_for(Milliseconds(1));
+      while (!told) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return;
     }
     const std::string error = error_of<ConnectionError>(

@@ -21,7 +21,7 @@ namespace {
 
 using test::FakeCuda;
 
-constexpr Milliseconds kPatient{60'000};
+constexpr std::chrono::milliseconds kPatient{60'000};
 constexpr DType kMoved[] = {kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kBool};
 
 // The library, or null and the test is skipped.
@@ -143,7 +143,8 @@ void two_ranks(const NcclLibrary& nccl, int rank, Device device, const std::stri
     std::ofstream(part, std::ios::binary).write(id.bytes, sizeof id.bytes);
     std::filesystem::rename(part, file);
   } else {
-    for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i) std::this_thread::sleep_for(Milliseconds(10));
+    for (int i = 0; i < 6000 && !std::filesystem::exists(file); ++i)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
     std::ifstream(file, std::ios::binary).read(id.bytes, sizeof id.bytes);
   }
   NcclCommunicator communicator(nccl, id,
@@ -164,7 +165,7 @@ void two_ranks(const NcclLibrary& nccl, int rank, Device device, const std::stri
         .wait();
     EXPECT_EQ(x.to_vector<double>().back(), 1.5);
   }
-  EXPECT_TRUE(communicator.close(/*unwinds=*/false, Milliseconds(10'000)));
+  EXPECT_TRUE(communicator.close(/*unwinds=*/false, std::chrono::milliseconds(10'000)));
   watching.join();
 }
 
