@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/anomaly_check.h"
 #include "rondo/runtime/autograd/gradient_memory.h"
 #include "rondo/runtime/autograd/hooks.h"
@@ -13,10 +14,13 @@ namespace {
 class AccumulateNode final : public Node {
  public:
   // The highest sequence: the node runs as soon as the leaf's last gradient has arrived.
-  AccumulateNode(std::shared_ptr<GradSlot> slot) : Node(UINT64_MAX), slot_(std::move(slot)) {}
+  AccumulateNode(const Tensor& leaf, std::shared_ptr<GradSlot> slot)
+      : Node(UINT64_MAX), sizes_(leaf.sizes()), dtype_(leaf.dtype()), device_(leaf.device()), slot_(std::move(slot)) {}
   const char* name() const override { return "accumulate"; }
   void backward(std::span<Tensor> grads_out, std::span<Tensor>) override {
     Tensor grad = std::move(grads_out[0]);  // Note [Gradient memory]
+    if (!(grad.sizes() == sizes_) || grad.dtype() != dtype_ || !(grad.device() == device_)) [[unlikely]]
+      refuse(grad);
     if (!slot_->hooks.empty()) run_hooks(slot_->hooks, grad);
     if (anomaly::detecting) [[unlikely]] {
       anomaly::Check check;
@@ -56,15 +60,30 @@ class AccumulateNode final : public Node {
     taker->part_added();
     return true;
   }
+  bool has_hooks() const { return !slot_->hooks.empty(); }
   bool has_callbacks() const { return !slot_->accumulated.empty(); }
-  void call_back() {  // callbacks may add others
-    for (size_t i = 0; i < slot_->accumulated.size(); ++i) slot_->accumulated[i].second();
+  // Callbacks may add others, which the next backward calls, and remove any.
+  void call_back() {
+    const std::shared_ptr<GradSlot> slot = slot_;
+    const auto callbacks = slot->accumulated;
+    for (const auto& [id, fn] : callbacks)
+      if (std::any_of(slot->accumulated.begin(), slot->accumulated.end(),
+                      [id = id](const auto& there) { return there.first == id; }))
+        fn();
   }
 
   Tensor home;
   GradientParts* parts = nullptr;
 
  private:
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse(const Tensor& grad) const {
+    const auto text = [](DType dtype, const Dims& sizes, Device device) {
+      return absl::StrCat(std::string(name_of(dtype)), to_string(sizes), " on ", to_string(device));
+    };
+    throw Error(absl::StrCat("backward: the gradient of a leaf ", text(dtype_, sizes_, device_), " came as ",
+                             text(grad.dtype(), grad.sizes(), grad.device()),
+                             "; the node that made it returns another gradient than its input needs"));
+  }
   void accumulate(Tensor grad) {
     Tensor& total = slot_->grad;
     if (!grad_enabled() && grad.requires_grad()) grad = grad.detach();  // what a hook returned
@@ -75,6 +94,9 @@ class AccumulateNode final : public Node {
     else total.add_(grad);
   }
 
+  const Dims sizes_;
+  const DType dtype_;
+  const Device device_;
   std::shared_ptr<GradSlot> slot_;
 };
 
@@ -87,7 +109,7 @@ std::shared_ptr<Node> accumulator_of(const Tensor& leaf) {
   if (meta == nullptr) meta = std::make_unique<AutogradMeta>();
   if (std::shared_ptr<Node> accumulator = meta->accumulator.lock()) return accumulator;
   if (!meta->slot) meta->slot = std::make_shared<GradSlot>();
-  std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(meta->slot);
+  std::shared_ptr<Node> accumulator = std::make_shared<AccumulateNode>(leaf, meta->slot);
   meta->accumulator = accumulator;
   return accumulator;
 }
@@ -114,6 +136,7 @@ void say_part_is_added(Node& leaf) {
 }
 void say_gradient_is_whole(Node& leaf) { static_cast<AccumulateNode&>(leaf).call_back(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
+bool has_hooks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_hooks(); }
 bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }
 Tensor gradient_home(const Node& leaf) {
   const auto* node = dynamic_cast<const AccumulateNode*>(&leaf);
@@ -130,13 +153,25 @@ void end_graphs_of_leaf(const Tensor& leaf, const std::string& error) {
   meta->accumulator.reset();
 }
 
-LeafNotes::LeafNotes() : previous_(std::exchange(leaf_notes, this)) {}
+LeafNotes::LeafNotes(const Node& node, std::span<const Tensor> inputs)
+    : previous_(std::exchange(leaf_notes, this)), node_(node), inputs_(inputs) {}
 LeafNotes::~LeafNotes() { leaf_notes = previous_; }
 LeafNotes* LeafNotes::now() { return leaf_notes; }
 void LeafNotes::note(const Tensor& operand) {
-  if (!operand.defined() || !operand.requires_grad() || !operand.is_leaf()) return;
-  std::shared_ptr<Node> leaf = accumulator_of(operand);
-  if (std::find(leaves_.begin(), leaves_.end(), leaf) == leaves_.end()) leaves_.push_back(std::move(leaf));
+  if (!operand.defined() || !operand.requires_grad()) return;
+  const auto is_operand = [&](const Tensor& tensor) { return tensor.defined() && tensor.is_same(operand); };
+  if (!operand.is_leaf()) {
+    const std::shared_ptr<Node>& made_by = operand.impl()->autograd->grad_fn;
+    if (made_by != nullptr && made_by->sequence < node_.sequence &&
+        std::none_of(inputs_.begin(), inputs_.end(), is_operand))
+      throw Error(absl::StrCat("autograd::checkpoint: the function reads a tensor of shape ",
+                               to_string(operand.sizes()), " that was computed outside of it and requires grad (by ",
+                               made_by->name(), made_by->location(),
+                               "); pass it to checkpoint() among the inputs, and let the function "
+                               "read it from there"));
+    return;
+  }
+  if (std::none_of(leaves_.begin(), leaves_.end(), is_operand)) leaves_.push_back(operand);
 }
 
 }  // namespace rondo::autograd

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,21 +62,26 @@ void end_graphs_of_leaf(const Tensor& leaf, const std::string& error);
 // checkpoint is thereby known to use them.
 class LeafNotes {
  public:
-  LeafNotes();
+  // `inputs` of the checkpoint `node`: any other tensor that has a history from before the checkpoint is refused.
+  LeafNotes(const Node& node, std::span<const Tensor> inputs);
   ~LeafNotes();
   LeafNotes(const LeafNotes&) = delete;
   LeafNotes& operator=(const LeafNotes&) = delete;
   static LeafNotes* now();  // null: nobody wants to know
+  // Throws Error for a tensor that the checkpoint's function has to get as an input.
   void note(const Tensor& operand);
-  std::vector<std::shared_ptr<Node>> take() { return std::move(leaves_); }
+  const std::vector<Tensor>& leaves() const { return leaves_; }  // each once
 
  private:
   LeafNotes* previous_;
-  std::vector<std::shared_ptr<Node>> leaves_;  // each once
+  const Node& node_;
+  std::span<const Tensor> inputs_;
+  std::vector<Tensor> leaves_;
 };
 
 // ---- For backward()
 
+bool has_hooks(const Node& leaf);
 // Null while gradients of the leaf must not come in parts.
 GradientParts* parts_of(const Node& leaf);
 bool has_callbacks(const Node& leaf);

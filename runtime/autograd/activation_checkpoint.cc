@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/accumulate_node.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/autograd/collective_log.h"
 #include "rondo/runtime/base/cause.h"
 #include "rondo/runtime/op/recorder.h"
@@ -33,11 +34,14 @@ class CheckpointNode final : public Node {
     const NoGrad off;
     const GeneratorScope note(GeneratorScope::kNote, generators_);
     const CollectiveScope note_sums(CollectiveScope::kNote, collectives_);
-    LeafNotes leaves;
+    const LeafNotes read(*this, inputs);
     std::vector<Tensor> outputs = fn_(inputs);
-    for (std::shared_ptr<Node>& leaf : leaves.take())
-      if (std::none_of(edges.begin(), edges.end(), [&](const Edge& edge) { return edge.node == leaf; }))
-        edges.push_back({std::move(leaf), 0});
+    for (const Tensor& leaf : read.leaves()) {
+      Edge edge = gradient_edge(leaf);
+      if (std::any_of(edges.begin(), edges.end(), [&](const Edge& known) { return known.node == edge.node; })) continue;
+      edges.push_back(std::move(edge));
+      leaves_.emplace_back(leaf, false);
+    }
     return outputs;
   }
   // A leaf that fn reads by itself gets its gradient in .grad, from where grad() does not return it.
@@ -51,6 +55,7 @@ class CheckpointNode final : public Node {
   }
   void release_saved() override {
     inputs_.clear();
+    leaves_.clear();
     collectives_.messages.clear();
     released_ = true;
   }
@@ -60,6 +65,7 @@ class CheckpointNode final : public Node {
       throw Error("backward of checkpoint: second derivatives (create_graph) do not reach through a checkpoint");
     if (released_)
       throw Error("backward of checkpoint: already freed; pass retain_graph = true to the earlier backward");
+    for (const SavedTensor& leaf : leaves_) static_cast<void>(leaf.get("checkpoint", {}));  // throws if overwritten
     std::vector<Tensor> inputs;
     for (const SavedTensor& saved : inputs_) {
       const Tensor& input = saved.get("checkpoint", {});
@@ -84,8 +90,10 @@ class CheckpointNode final : public Node {
         roots.push_back(outputs[i]);
         seeds.push_back(grads_out[i]);
       }
+    if (roots.empty()) return;
+    if (backward_returns_gradients()) return differentiate(roots, seeds, inputs, grads_in);
     // Parameters that fn uses are leaves of the inner tape and accumulate directly.
-    if (!roots.empty()) autograd::backward(roots, seeds, false, false, {});
+    autograd::backward(roots, seeds, false, false, {});
     for (size_t i = 0; i < inputs.size(); ++i) {
       if (!inputs[i].defined() || !inputs[i].grad().defined()) continue;
       grads_in[i] = inputs[i].grad();
@@ -94,10 +102,21 @@ class CheckpointNode final : public Node {
   }
 
  private:
+  // In a grad(): leaves that fn reads by itself get nothing.
+  static void differentiate(std::span<const Tensor> roots, std::span<const Tensor> seeds,
+                            std::span<const Tensor> inputs, std::span<Tensor> grads_in) {
+    std::vector<Tensor> asked;
+    for (const Tensor& input : inputs)
+      if (input.defined() && input.requires_grad()) asked.push_back(input);
+    std::vector<Tensor> grads = autograd::grad(roots, asked, seeds, false, false, /*allow_unused=*/true);
+    for (size_t i = 0, next = 0; i < inputs.size(); ++i)
+      if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = std::move(grads[next++]);
+  }
+
   Fn fn_;
-  std::vector<SavedTensor> inputs_;
-  std::vector<GeneratorState> generators_;  // that fn used, as they were before
-  CollectiveLog collectives_;               // that fn has made
+  std::vector<SavedTensor> inputs_, leaves_;  // of fn; that it reads by itself
+  std::vector<GeneratorState> generators_;    // that fn used, as they were before
+  CollectiveLog collectives_;                 // that fn has made
   std::optional<DType> autocast_;
   bool released_ = false;
   size_t n_inputs_ = 0;

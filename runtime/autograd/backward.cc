@@ -41,6 +41,7 @@ class Backward {
     return gradient_home(*leaf);
   }
   const Node* running() const { return running_; }
+  bool returns_gradients() const { return captured_; }
   // A contribution to the leaf's gradient is not part of this backward's sum.
   void note_apart(const Node& leaf) {
     if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
@@ -53,6 +54,7 @@ class Backward {
     task.waiting = 0;
     task.ended = true;
     const bool arrives = grad.defined(), came_apart = task.came_apart;
+    if (arrives && give_to_outer(*leaf, grad)) return;
     if (arrives) leaf->backward({&grad, 1}, {});
     else if (!came_apart) leaf->leaf_grad_added();
     leaf_ended(*leaf, arrives || !came_apart);
@@ -64,7 +66,7 @@ class Backward {
 
   void seed(const Edge& edge, Tensor grad) {
     roots_.push_back(edge.node);
-    add(edge, std::move(grad));
+    add(*edge.node, edge.output, std::move(grad));
   }
   // The gradient that arrives at `edge` becomes captured[index].
   void capture(const Edge& edge, size_t index) { captures_[edge.node.get()].push_back({edge.output, index}); }
@@ -126,8 +128,9 @@ class Backward {
         if (any && (needed || captures)) apply_extras(*node, grads);
         if (captures)
           for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
-        if (any && needed) node->backward(grads, grads_in);
-        if (any && needed && is_leaf_node(*node)) leaf_ended(*node, true);
+        const bool runs = any && needed && !(is_leaf_node(*node) && give_to_outer(*node, grads[0]));
+        if (runs) node->backward(grads, grads_in);
+        if (runs && is_leaf_node(*node)) leaf_ended(*node, true);
       }
       grads.clear();
       // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
@@ -136,7 +139,7 @@ class Backward {
         if (!node->edges[i].node) continue;
         const Edge& edge = target(node->edges[i]);
         const bool arrives = needed && grads_in[i].defined();
-        if (arrives) add(edge, std::move(grads_in[i]));
+        if (arrives) add(*edge.node, edge.output, std::move(grads_in[i]));
         Task& task = tasks_[edge.node.get()];
         if (task.ended) continue;
         if (--task.waiting == 0) ready.push(edge.node.get());
@@ -165,14 +168,22 @@ class Backward {
   // leaf hears of it now, or when an outer backward, in which this one runs (activation_checkpoint.cc), has added its
   // own.
   void leaf_ended(Node& leaf, bool added) {
-    for (Backward* run = outer_; run != nullptr; run = run->outer_) {
-      const auto task = run->tasks_.find(&leaf);
-      if (task == run->tasks_.end() || task->second.waiting == 0) continue;
-      task->second.came_apart = true;
-      if (added) say_part_is_added(leaf);
-      return;
-    }
-    say_gradient_is_whole(leaf);
+    if (Backward* const outer = outer_that_waits_for(leaf); outer == nullptr) return say_gradient_is_whole(leaf);
+    else outer->tasks_.find(&leaf)->second.came_apart = true;
+    if (added) say_part_is_added(leaf);
+  }
+  // Hooks see whole gradients: what this backward brings for a leaf with hooks joins the sum of an outer one that has
+  // more for it.
+  bool give_to_outer(Node& leaf, Tensor& grad) {
+    Backward* const outer = has_hooks(leaf) ? outer_that_waits_for(leaf) : nullptr;
+    if (outer == nullptr) return false;
+    outer->add(leaf, 0, std::move(grad));
+    return true;
+  }
+  Backward* outer_that_waits_for(Node& leaf) const {
+    for (Backward* run = outer_; run != nullptr; run = run->outer_)
+      if (const auto task = run->tasks_.find(&leaf); task != run->tasks_.end() && task->second.waiting > 0) return run;
+    return nullptr;
   }
 
   // Where a gradient that flows along `edge` arrives in this backward: Note [Replaced nodes]. REQUIRES: edge.node.
@@ -180,10 +191,11 @@ class Backward {
     return !edge.node->replaced || tasks_.contains(edge.node.get()) ? edge : edge.node->successor(edge.output);
   }
 
-  void add(const Edge& edge, Tensor grad) {
-    Task& task = tasks_[edge.node.get()];
-    task.grads.resize(static_cast<size_t>(edge.node->n_outputs));
-    Tensor& total = task.grads[static_cast<size_t>(edge.output)];
+  // A gradient arrives at output `output` of `node`.
+  void add(Node& node, int output, Tensor grad) {
+    Task& task = tasks_[&node];
+    task.grads.resize(static_cast<size_t>(node.n_outputs));
+    Tensor& total = task.grads[static_cast<size_t>(output)];
     if (!total.defined()) {
       total = std::move(grad);
     } else if (anomaly::detecting) [[unlikely]] {
@@ -191,8 +203,8 @@ class Backward {
       check.operand("one", total);
       check.operand("the other", grad);
       total = total + grad;
-      check.result(absl::StrCat("backward of ", edge.node->name()), "the sum of the arriving gradients", total,
-                   [&] { return edge.node->location(); });
+      check.result(absl::StrCat("backward of ", node.name()), "the sum of the arriving gradients", total,
+                   [&] { return node.location(); });
     } else if (may_overwrite(total) && total.dtype() == grad.dtype() && total.sizes() == grad.sizes()) {
       total.add_(grad);
     } else {
@@ -354,6 +366,8 @@ thread_local Node* rows_of = nullptr;
 thread_local GradientParts* rows_to = nullptr;  // null: those of rows_of
 
 }  // namespace
+
+bool backward_returns_gradients() { return innermost != nullptr && innermost->returns_gradients(); }
 
 bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
 

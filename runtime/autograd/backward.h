@@ -6,6 +6,9 @@
 
 namespace rondo::autograd {
 
+// Whether the backward that runs a node is a grad(), which adds nothing to .grad.
+bool backward_returns_gradients();
+
 // For the rule of an op: the home of the leaf that is operand `i`, if the gradient that the rule makes is all that the
 // leaf gets; else undefined.
 Tensor home_of_operand(int i);

@@ -151,6 +151,7 @@ void check_operand(const OpDef& op, const Tensor& input, std::source_location wh
 }
 
 Edge gradient_edge(const Tensor& tensor, std::source_location where) {
+  if (!tensor.defined()) throw_op_error("gradient_edge", "the tensor is undefined", where);
   TensorImpl* impl = tensor.impl();
   if (impl->recorder != nullptr && impl->requires_grad) settle_history(tensor, where);
   AutogradMeta* meta = impl->autograd.get();
@@ -190,6 +191,15 @@ void put_history_of_write(Tensor& target, std::shared_ptr<Node> node) {
 }
 
 void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output, std::source_location where) {
+  if (!tensor.defined()) throw_op_error("set_history", "the tensor is undefined", where);
+  if (node == nullptr) throw_op_error("set_history", "there is no node", where);
+  if (output < 0 || output >= node->n_outputs)
+    throw_op_error("set_history",
+                   absl::StrCat("the node has ", node->n_outputs, " outputs (n_outputs), and no output ", output),
+                   where);
+  if (!is_floating(tensor.dtype()))
+    throw_op_error("set_history",
+                   absl::StrCat("a tensor of ", std::string(name_of(tensor.dtype())), " has no gradient"), where);
   before_history_change(tensor, where);
   put_history(tensor, std::move(node), output);
 }

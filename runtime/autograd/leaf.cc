@@ -12,6 +12,7 @@ namespace rondo::autograd {
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn) {
   if (!leaf.defined() || !leaf.requires_grad() || !leaf.is_leaf())
     throw Error("on_accumulated: the tensor is not a leaf that requires a gradient");
+  if (!fn) throw Error("on_accumulated: the function is empty");
   accumulator_of(leaf);  // makes the slot
   static std::atomic<int64_t> next_id{0};
   const int64_t id = next_id.fetch_add(1);
