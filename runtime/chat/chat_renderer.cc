@@ -56,7 +56,7 @@ class TokenMarker {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       if (text.substr(at).starts_with(kBegin) || text.substr(at).starts_with(kEnd)) {
-        at += kBegin.size();  // nobody marks text but us
+        at += kBegin.size();  // only this class writes marks
         continue;
       }
       const size_t bytes = token_at(text, at);

@@ -1,4 +1,5 @@
-// find_driver(), find_cudnn() and the others: which libraries were found, and what stands in their place.
+// find_driver(), find_cudnn() and the others: finds the libraries once, or uses those that
+// use_libraries() gave instead.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -23,7 +24,7 @@ template <class Table> struct Found {
   std::unique_ptr<const Table> table;
   std::string why_not;
   bool asked = false;
-  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; whoever has their addresses may still call them
+  std::vector<std::unique_ptr<const Table>> earlier;  // replaced, but code that has their addresses may call them
 
   void forget() {
     if (table != nullptr) earlier.push_back(std::move(table));

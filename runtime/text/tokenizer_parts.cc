@@ -15,7 +15,7 @@ namespace rondo::text {
 bool TokenizerParts::add_token(AddedToken token) {
   int32_t id = model->vocabulary().id(token.content);
   if (id < 0) {
-    // As the reference: behind the vocabulary, by its count of tokens, and behind the added tokens.
+    // As the reference: the next id follows the vocabulary, by its number of tokens, and the tokens added so far.
     int64_t next = model->vocabulary().count();
     for (const AddedToken& other : added_) next = std::max<int64_t>(next, other.id + int64_t{1});
     if (next > INT32_MAX) return false;
@@ -86,7 +86,7 @@ TokenizerParts::Lease::~Lease() {
   std::lock_guard lock(parts_.mutex_);
   try {
     parts_.idle_.push_back(std::move(scratch_));
-  } catch (const std::bad_alloc&) {  // then it is freed
+  } catch (const std::bad_alloc&) {  // no memory for the list: the scratch is freed
   }
 }
 
