@@ -18,7 +18,7 @@ struct KnownRecording {
   uint64_t number = 0;  // unique among all recordings
 };
 // True if the writes in place of this recording can be compared with those of a later one: each is the first write to
-// its tensor, overwrites the whole tensor, and the tensor comes from outside of the recording.
+// its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is involved.
 bool has_known_writes(const Graph& recorded);
 
 // While the calls equal those of the known recording, this counts them and appends nothing. Without a known recording
@@ -37,7 +37,7 @@ class FollowingTrace : public WritingTrace {
   // Compares the calls from here on with those of `known`. REQUIRES: nothing is recorded yet.
   void follow(KnownRecording known);
   bool follows() const { return known_.graph != nullptr; }
-  // True if all calls of the known recording were made, and no others, and the same results are still alive.
+  // True if all calls of the known recording were made and no others, and the same results are alive as there.
   bool is_known() const;
   // The known recording while this follows one; its floats are those of an earlier call (see known_floats()).
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }

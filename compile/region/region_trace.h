@@ -85,10 +85,10 @@ class RegionTrace final : public FollowingTrace {
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  std::vector<Storage> written_by_pointer_;  // by forward itself, so a replay would miss it
-  bool changed_history_ = false;             // by forward itself, so a replay would miss it
+  std::vector<Storage> written_by_pointer_;  // by forward, which a replay does not run
+  bool changed_history_ = false;             // by forward, which a replay does not run
   bool overwrote_ = false;                   // an op of this call wrote in place, so views may need a new history
-  bool broken_ = false;                      // by a graph break, even one before the first op
+  bool broken_ = false;                      // there was a graph break, maybe before the first op
   const bool finds_loops_;
   const std::shared_ptr<const KnownLoops::Steps> loops_;  // known loops, which run in pieces from the start; null: none
   LoopSteps loop_;

@@ -1,5 +1,5 @@
-// The history of a tensor: the node that made it, at which the tensor's gradient enters the tape. A write in place
-// gives the tensor a new history.
+// The history of a tensor: the node that made it, at which the tensor's gradient enters the tape. A differentiable
+// write in place gives the tensor a new history.
 //
 // Note [Views]. A view remembers its base, so that a write through the view reaches the base's history and a write to
 // the base reaches the view's. A view made under no_grad has no history. A write to such a view is an error in grad

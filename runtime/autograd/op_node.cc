@@ -13,7 +13,7 @@
 namespace rondo::autograd {
 namespace {
 
-// One call of an op.
+// The node of one call of an op.
 class OpNode final : public Node {
  public:
   OpNode(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)

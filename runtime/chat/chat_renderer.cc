@@ -15,7 +15,7 @@ using jinja::Kind;
 using jinja::Value;
 using jinja::Values;
 
-// Around ordinary text that spells a token; the same two characters as the reference's.
+// Marks around ordinary text that spells a token; the reference uses the same two characters.
 constexpr std::string_view kBegin = "\U000F0000", kEnd = "\U000F0001";
 
 // ---- Ordinary text that spells tokens

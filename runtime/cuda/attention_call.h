@@ -31,9 +31,9 @@ struct AttentionCall {
   HeadsStrides q = {}, k = {}, v = {};
   AttentionMask mask = AttentionMask::kNone;
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
-  int64_t chunk = 0;   // above 0: works in chunks of that many queries. 0: fused kernels, or chunks of chunk_of()
-  double dropout = 0;  // the probability: Note [Dropped weights] in ops/attention.cc
-  int64_t increment = 0;
+  int64_t chunk = 0;      // above 0: works in chunks of that many queries. 0: fused kernels, or chunks of chunk_of()
+  double dropout = 0;     // the probability: Note [Dropped weights] in ops/attention.cc
+  int64_t increment = 0;  // which random numbers dropout draws: random/random_state.h
 };
 
 // Addresses of the device.

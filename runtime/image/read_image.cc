@@ -28,7 +28,7 @@ void check_size(const ImageInfo& info, const std::string& name, int64_t max_pixe
 
 // ---- Pixels of one kind to those of another, all of (H, W, C)
 
-// In 16 bits of fraction, as Pillow computes it.
+// Luma in fixed point with 16 bits of fraction, as Pillow computes it.
 uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
 }

@@ -105,8 +105,8 @@ Spaces spaces_of(std::string_view token) {
   return out;
 }
 
-// Spaces at the ends of tokens leave the offsets, except the one that add_prefix_space put before the text: if there
-// are several, it put none there.
+// Takes the spaces at the ends of tokens out of the offsets, except the one that add_prefix_space put before the text.
+// If the text begins with several spaces, it put none there.
 void trim_offsets(std::vector<Encoding::Offset>& offsets, std::span<const Spaces> spaces, bool add_prefix_space) {
   for (size_t i = 0; i < offsets.size(); ++i) {
     Encoding::Offset& offset = offsets[i];

@@ -72,7 +72,8 @@ struct TokenizerParts {
               std::vector<Spaces>& spaces) const;
   Encoding encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options, Scratch& scratch) const;
 
-  // Scratch memory, passed from call to call so that words stay cached. There are as many as calls ever ran at once.
+  // Scratch memory, passed from call to call so that words stay cached. One is kept for each of the calls that ever
+  // ran at once.
   class Lease {
    public:
     explicit Lease(const TokenizerParts& parts);
