@@ -1,4 +1,5 @@
-// What one pass computes: a formula on arrays of certain dtypes. The pass is a Foreach (foreach.h).
+// Body: the formula that one pass over all parameters computes. ArraySpec: an array that it works on. The pass itself
+// is a Foreach (foreach.h).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@
 namespace rondo::optim {
 
 inline constexpr int kMaxValues = 10, kMaxScalars = 16;
-// Elements for each scale of an 8-bit array (block8.h), and elements of a row of an item with sums.
+// kBlock8: elements of an 8-bit array that share a scale (block8.h). kRow: elements in a row of an item with sums.
 inline constexpr int64_t kBlock8 = 256, kRow = 1024;
 
 enum class Role : uint8_t {
@@ -45,7 +46,7 @@ struct Body {
   uint32_t keeps = 0;
   bool wide = false;                            // computes in f64 on arrays of any dtype
   const void* context = nullptr;                // passed to the functions
-  std::shared_ptr<const void> owner = nullptr;  // of the context, as a pass may run late
+  std::shared_ptr<const void> owner = nullptr;  // keeps `context` alive, because a pass may run later
 };
 
 }  // namespace rondo::optim

@@ -1,4 +1,4 @@
-// Optimizer::kernels().
+// KernelReport: what Optimizer::kernels() returns.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// A trace that follows an earlier recording: Note [Known recordings] in known_recording.cc.
+// FollowingTrace: compares each call with an earlier recording, and appends nothing while all calls are equal. Note
+// [Known recordings] in known_recording.cc.
 #pragma once
 
 #include <memory>
@@ -10,20 +11,21 @@
 
 namespace rondo::compile {
 
-// A recording that later ones are compared with while they are made.
+// An earlier recording. Later ones are compared with it, call by call, while they are made.
 struct KnownRecording {
   std::shared_ptr<const Graph> graph;
-  Device device;        // all that it reads and makes is there
-  uint64_t number = 0;  // no other has it
+  Device device;        // of all its values
+  uint64_t number = 0;  // unique among all recordings
 };
-// A recording whose writes can be compared: each is the first one of all of a tensor from outside.
+// True if the writes in place of this recording can be compared with those of a later one: each is the first write to
+// its tensor and overwrites all of it, the tensor comes from outside of the recording, and no gradient is involved.
 bool has_known_writes(const Graph& recorded);
 
-// As long as its calls are those of a known recording, it counts them and appends nothing. Without a known one it is a
-// WritingTrace.
+// While the calls equal those of the known recording, this counts them and appends nothing. Without a known recording
+// it behaves as a WritingTrace.
 class FollowingTrace : public WritingTrace {
  public:
-  // `draws`: is told of the operands of every op that is the next of a known recording. Null: nobody is.
+  // `draws`: gets op_recorded(operands) for each call that equals the next one of the known recording. May be null.
   explicit FollowingTrace(SharedRandomState* draws = nullptr);
   ~FollowingTrace() override;
 
@@ -32,18 +34,18 @@ class FollowingTrace : public WritingTrace {
   bool append_known(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                     std::span<Tensor> outputs, std::source_location where) override;
 
-  // From here on calls are compared with those of `known`. REQUIRES: nothing is recorded.
+  // Compares the calls from here on with those of `known`. REQUIRES: nothing is recorded yet.
   void follow(KnownRecording known);
   bool follows() const { return known_.graph != nullptr; }
-  // The same calls were made as in the known recording, and the same of their results are alive.
+  // True if all calls of the known recording were made and no others, and the same results are alive as there.
   bool is_known() const;
-  // The known recording, but for its floats, while this follows one.
+  // The known recording while this follows one; its floats are those of an earlier call (see known_floats()).
   const Graph& recorded() const override { return follows() ? *known_.graph : graph; }
-  // All floats of the calls so far. REQUIRES: follows().
+  // The float attributes of the calls so far. REQUIRES: follows().
   std::span<const double> known_floats() const { return known_floats_; }
-  // Makes this a recording like any other: what was compared so far goes into `graph`.
+  // Ends the comparison: appends the calls so far to `graph`, and records the next ones as usual.
   void stop_following();
-  // Before a known recording runs: the tensors that it writes stand for their versions.
+  // Call before a known recording runs: makes the handle of each written tensor stand for its last version.
   void show_known_versions();
 
  protected:
@@ -62,17 +64,18 @@ class FollowingTrace : public WritingTrace {
                        std::source_location where) const;
   Tensor known_result(ValueId id);
   void keep_known_handles();
-  // Handles of an earlier recording on this thread.
+  // Result handles that an earlier recording on this thread left for reuse.
   struct Spare {
     std::vector<Tensor> handles;
     uint64_t handles_of = 0;
   };
 
   SharedRandomState* const draws_;
-  KnownRecording known_;  // that is followed; without a graph: none
-  size_t n_known_ = 0;    // calls that were the same so far
+  KnownRecording known_;  // the one that is followed; null graph: none
+  size_t n_known_ = 0;    // calls so far, all equal to the known ones
   RecordedFloats known_floats_;
-  // By value of the recording of that number, to be used again; undefined, or missing at the end: none.
+  // Result handles to reuse, by value of the recording with number known_handles_of_. Undefined, or beyond
+  // the end: none.
   std::vector<Tensor> known_handles_;
   uint64_t known_handles_of_ = 0;
 };

@@ -8,57 +8,60 @@
 
 namespace rondo::compile {
 
-// Knows the memory that recorded calls write, and the versions of its values. Without a write it is a plain Trace.
+// Tracks the memory that recorded calls write, and the versions of its values. Until the first write it behaves as
+// a plain Trace.
 class WritingTrace : public Trace {
  public:
   ~WritingTrace() override;
-  // Of written memory: the present version.
+  // For a tensor in written memory: the value of the current version.
   ValueId value_of(const Tensor& tensor, std::source_location where = std::source_location::current()) override;
 
   bool has_writes() const { return !memories_.empty(); }
-  // At the end of a recording: handles that are still alive show the last version of their memory.
+  // Call at the end of a recording: makes all live handles show the last version of their memory.
   void refresh();
-  // A recorded call writes memory of `storage`.
+  // True if a recorded call writes memory of `storage`.
   bool writes(const Storage& storage) const { return memory_of(storage) != nullptr; }
   // The tensor outside of the recording of which `id` is a version; null: there is none.
   const Tensor* written_tensor(ValueId id) const;
   // The tensor outside of the recording that `id`, a view of written memory, stands for; null: there is none.
   const Tensor* outside_view(ValueId id) const;
-  // True for a version of such a tensor whose history the writes leave alone.
+  // True if `id` is a version of a tensor from outside whose history the recorded writes do not change.
   bool keeps_history(ValueId id) const;
   // True for a view that nothing has read since its base got a new history: Note [Views that wait].
   bool waits(ValueId id) const { return std::find(waiting_.begin(), waiting_.end(), id) != waiting_.end(); }
 
  protected:
-  // Records a call that overwrites *inputs[0] as one that makes a new version of its memory; `next` is a new handle for
-  // the result. Returns null, or why that cannot be said without a guess; then nothing has changed.
+  // Records a call that overwrites *inputs[0] as a call that makes a new version of its memory. `next`: a new handle
+  // for the result. Returns null on success. Otherwise the effect of the write is not known for certain: returns the
+  // reason and changes nothing.
   const char* record_write(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& next,
                            std::source_location where);
-  // False for a tensor outside of the recording in memory that a recorded call writes, whose place in it is unknown.
+  // False if `tensor` comes from outside, lies in memory that a recorded call writes, and its place there is unknown.
   bool can_read(const Tensor& tensor) const;
   void abandon() override;
 
   // Memory that recorded calls write.
   struct Memory {
-    // Outside of the recording: what covers everything that is written; undefined: it is the recording's.
+    // The tensor from outside that covers all that is written. Undefined: the recording itself made the memory.
     Tensor tensor;
     int32_t input = -1;     // the position of `tensor` in graph.inputs
-    bool recorded = false;  // `tensor` gets a history here; until the run, its handle stands for the value
+    bool recorded = false;  // `tensor` gets a history here; its handle stands for a recorded value until the run
     ValueId first = kNoValue, current = kNoValue;  // versions; each is dense and its own root
-    std::vector<Tensor> others = {};               // tensors outside of the recording that were read since, kept alive
+    std::vector<Tensor> others = {};               // tensors from outside that were read since; kept alive
   };
   const std::vector<Memory>& memories() const { return memories_; }
   const Memory* memory_of(ValueId root) const;
   const Memory* memory_of(const Storage& storage) const;
-  // After reserve_memory(current), add_memory() needs no memory of its own.
+  // After reserve_memory(current), add_memory() does not allocate.
   void reserve_memory(ValueId current);
   Memory& add_memory(Memory memory);
 
  private:
   Memory* memory_of(ValueId root);
-  // The memory of a call's target. May add it. Null: `why` says why it cannot be known.
+  // The Memory that holds a call's target; added if it is new. Null if that is not known for certain: `why`
+  // is the reason.
   Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
-  // These return null, or a reason.
+  // These return null if the write can be recorded, otherwise the reason why not.
   const char* why_not_go_on(const Memory& memory, bool differentiable) const;
   const char* why_not_begin(const Tensor& base, bool differentiable) const;
   const char* why_not_write(const Tensor& target, bool differentiable, std::source_location where,
@@ -66,7 +69,7 @@ class WritingTrace : public Trace {
   bool can_read_all(std::span<const Tensor* const> inputs) const;
   bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
-  // By operand: what stands for it, or undefined.
+  // By operand: a tensor that replaces the operand in the recorded call, or undefined.
   std::vector<Tensor> operands_apart(const OpDef& op, std::span<const Tensor* const> inputs, const Memory& memory,
                                      std::source_location where);
   void drop_unread_views();
@@ -76,28 +79,28 @@ class WritingTrace : public Trace {
                            const Attrs& numbers, bool differentiable, std::source_location where);
   ValueId record_version(const OpDef& op, std::span<const Tensor* const> operands, const Attrs& attrs, Tensor result,
                          std::source_location where);
-  // From here on the user's handle of memory outside of the recording stands for recorded values.
+  // Makes the user's handle of memory from outside stand for recorded values from here on.
   void adopt(Memory& memory);
-  // `next` is the value of the memory from here on.
+  // Makes `next` the current version of the memory.
   void advance(Memory& memory, ValueId next);
-  // What a value of an earlier version shows of the present one.
+  // The value in the current version that corresponds to `id`, a value of an earlier version.
   ValueId renewed(ValueId id);
   ValueId show_again(ValueId view, ValueId root);
   ValueId show_with_history(ValueId view, ValueId root);
   ValueId show_at_place(ValueId view, ValueId root, bool with_history);
-  // As renewed(), for a user's handle; it stands for the result from here on.
+  // As renewed(), for a user's handle, which stands for the result from here on.
   ValueId renew(TensorImpl& handle);
   ValueId move_to(TensorImpl& handle, ValueId now);
   bool may_wait(ValueId id) const;
   ValueId read_of_written(const Tensor& outside);
-  // A handle of the recording's own.
+  // A new handle for the value that only the recording holds.
   Tensor own_handle(ValueId id) const;
   Tensor result_like(ValueId id, bool requires_grad) const;
 
   std::vector<Memory> memories_;
-  std::vector<int32_t> memory_at_;  // by root value, of memories_; -1, or beyond the end: it is not written
+  std::vector<int32_t> memory_at_;  // index into memories_, by root value; -1, or beyond the end: not written
   std::vector<ValueId> waiting_;
-  bool counts_as_writing_ = false;  // in writing_recordings
+  bool counts_as_writing_ = false;  // this is counted in writing_recordings
 };
 
 }  // namespace rondo::compile

@@ -55,7 +55,7 @@ int64_t EntryTable::add(const RecordingKey& key, std::shared_ptr<const Binding> 
 }
 
 int64_t EntryTable::forget_all() {
-  HashMap<RecordingKey, std::vector<Slot>> slots;  // these two are freed when the lock is not held
+  HashMap<RecordingKey, std::vector<Slot>> slots;  // these two are freed after the lock is released
   std::shared_ptr<const Entry> newest;
   std::lock_guard lock(mutex_);
   for (const auto& [key, list] : slots_)
@@ -91,12 +91,11 @@ std::shared_ptr<const Entry> EntryTable::newest() const {
   return newest_;
 }
 
-// Note [Kept recordings]
-// A region whose recordings exceed max_entries keeps those that are used most. Sizes often come in turns, each once in
-// an epoch: then the least recently used one is the very next that is needed, and a region that drops it replays
-// nothing. Here the latest of the least used goes, so that the others are there when their turn comes again. Every
-// max_entries recordings that are dropped, all counts are halved, and a count is at most kMostUses: what was used long
-// ago goes after a few times as many.
+// Note [Kept recordings]. A region with more than max_entries recordings drops those with the lowest use counts.
+// Among equal counts it drops the most recently used one, not the least recently used one. Sizes often come in
+// turns, each once in an epoch: then the least recently used recording is the very next that is needed, and a region
+// that drops it replays nothing. To forget old use, a count is at most kMostUses, and all counts are halved after
+// every max_entries drops.
 namespace {
 constexpr int kMostUses = 8;
 }

@@ -1,4 +1,5 @@
-// The entries of a region, and which of them go when there are too many: Note [Kept recordings].
+// EntryTable: the compiled entries of a region. When there are too many it drops one that is little used: Note [Kept
+// recordings] in entry_table.cc.
 #pragma once
 
 #include <atomic>
@@ -18,23 +19,25 @@ class EntryTable {
  public:
   explicit EntryTable(int most_entries) : most_entries_(most_entries) {}
 
-  // What is compiled for a recording with this key, which has no floats, and these floats. Null: nothing is.
+  // Finds what was compiled for a recording with this key (which holds no floats) and these floats. Null: nothing was.
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
-  // The same for a recording that is known to be that of `latest`. Null: its entry is not for these floats.
+  // As find(), for a recording that is known to have the key of `latest`. Null: the guards of that entry
+  // reject the floats.
   std::shared_ptr<const Binding> find_again(const std::shared_ptr<const Binding>& latest,
                                             std::span<const double> floats);
-  // `piece`: of a call. Returns how many entries were dropped so far if one was for this; otherwise 0.
+  // `piece`: the number of the recorded piece in its call. If the table is full, drops an entry and returns how many
+  // were dropped so far; otherwise returns 0.
   int64_t add(const RecordingKey& key, std::shared_ptr<const Binding> binding, int piece);
-  // Returns the number of entries that it had.
+  // Empties the table. Returns how many entries it had.
   int64_t forget_all();
 
-  // Those of one piece.
+  // The entries of one piece.
   std::vector<std::shared_ptr<const Entry>> entries_of(int piece) const;
-  // The latest used last.
+  // All entries in the order of their last use, the most recent at the end.
   std::vector<std::shared_ptr<const Entry>> entries() const;
-  // That was added latest, even if it was dropped; null: there was none.
+  // The entry that was added last, even if it was dropped since. Null: none was added.
   std::shared_ptr<const Entry> newest() const;
-  // There are recordings of several structures.
+  // True if the entries have several different keys, at least 4.
   bool varies() const { return varies_.load(std::memory_order_relaxed); }
   // How often an entry was found with other floats than before.
   int64_t float_changes() const { return float_changes_; }
@@ -52,7 +55,7 @@ class EntryTable {
   std::atomic<bool> varies_ = false;
   std::atomic<int64_t> uses_ = 0, float_changes_ = 0;
   mutable std::mutex mutex_;  // guards what follows
-  // Entries of one key differ in the floats that they are for.
+  // Entries with equal keys serve different floats.
   HashMap<RecordingKey, std::vector<Slot>> slots_;
   int n_entries_ = 0;
   int64_t n_dropped_ = 0;

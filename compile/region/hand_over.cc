@@ -46,13 +46,13 @@ void hand_over_output(WritingTrace& trace, int i, const Tensor& result, RegionNo
     const Tensor* const outside = trace.outside_view(base);
     autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base), autograd::is_no_grad_view(handle));
     if (trace.waits(id)) {
-      impl.requires_grad = false;  // as far as the base does
+      impl.requires_grad = false;  // a stale view requires grad if its base does
       --impl.autograd->view_version;
     }
   }
 }
 
-// Outputs that the run did not come to say why.
+// Makes reads of outputs that the run did not compute throw an Error with `reason`.
 void name_missing(const WritingTrace& trace, const std::string& reason) {
   Recorder* const missing = recorder_of_missing(reason);
   for (ValueId id : trace.recorded().outputs) {

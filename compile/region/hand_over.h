@@ -1,4 +1,4 @@
-// The end of a recording: which of its values somebody still wants, and how their handles get memory and history.
+// The end of a recording: finds the values that somebody still holds, and gives their handles memory and history.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace rondo::compile {
 
-// Makes the values that are still wanted the outputs of trace.graph. A view that is held keeps its base, so that a
-// write through one view reaches the base's history, and from there all its views.
+// Makes the values that somebody still holds the outputs of trace.graph. The base of a held view is an output, too: a
+// write through one view must reach the base's history, and through it all other views.
 void choose_outputs(WritingTrace& trace);
 
-// Gives the outputs' handles their memory, history and marks. If the run threw, so does this, after that: handles
-// without a value then say why, in the name of `region`.
+// Gives the outputs' handles their memory, history and marks. Then rethrows the error of the run, if there is one.
+// Reading a handle that got no value throws Error, which names `region` and that error.
 void hand_over(WritingTrace& trace, const Ran& ran, const std::string& region);
 
 }  // namespace rondo::compile

@@ -37,15 +37,16 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
   if (!graph.nodes.empty() && !(device == piece_device_)) graph_break("an op runs on another device", where);
   piece_device_ = device;
   if (!in_place) {
-    // A view whose base was written to since gets its new history here, as in eager, and not when all of this runs.
-    // The recording goes on: no recorded op writes, so none can change the base's history meanwhile.
+    // A view whose base was written to after the view was made gets its new history here, as in eager
+    // execution, not when the recording runs. The recording can go on: no recorded op writes, so none can
+    // change the base's history meanwhile.
     const bool differentiable = std::any_of(outputs.begin(), outputs.end(),
                                             [](const Tensor& t) { return t.impl()->requires_grad; });
     if (differentiable)
       for (const Tensor* input : inputs)
         if (is_stale_view(*input)) {
-          // What has read the base since the write adds its gradient to the base's after this view does: it is a
-          // piece of its own, so that exact mode sums in eager's order.
+          // Ops that read the base after the write must add to its gradient after this view does. They become a piece
+          // of their own, so that exact mode sums in eager's order.
           if (overwrote_ && region_.options().exact && reads(input->storage()))
             graph_break("a view is read again whose base was written to", where);
           look_again(*input);
@@ -64,8 +65,8 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
   const char* why = loop_.is_running() || !dense_parts_.empty() ? "a loop over time runs in pieces"
                                                                 : record_write(op, inputs, attrs, outputs[0], where);
   if (why == nullptr) return;
-  // Any other write runs now, in its place in the program. Where it goes through a view, the base's history changes,
-  // too: of the version that the view shows now, since nobody holds an earlier one.
+  // Any other write runs now, in its place in the program. A write through a view also changes the history of the base.
+  // `base` holds the version that the view shows now, so that the graph break gives it memory and history.
   const bool is_recorded = inputs[0]->impl()->recorder == this;
   const Tensor base = is_recorded ? handle(graph.value(value_of(*inputs[0], where)).root) : Tensor();
   graph_break(absl::StrCat(op.name, " in place: ", why), where);
@@ -215,9 +216,10 @@ bool RegionTrace::runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* 
                                        std::span<Tensor> outputs, std::source_location where) {
   const LoopSteps::Line line = LoopSteps::line_of(op, inputs, attrs, outputs, where);
   if (!loop_.is_running() && !begins_known_loop(line)) {
-    // Zeros that a loop begins with would be a piece of their own.
+    // Zeros that a loop begins with are made at once: recorded, they would be a piece of their own.
     if (inputs.empty() && graph.nodes.empty()) return call_now(op, inputs, attrs, outputs, where), true;
-    // The op that puts all steps together has as many operands as there are steps.
+    // An op that joins all steps has an operand for each. It runs at once: recorded, each number of steps would
+    // be another recording.
     if (!in_pieces_ || inputs.size() <= LoopSteps::kSteps) return false;
     finish();
     return call_now(op, inputs, attrs, outputs, where), true;
@@ -233,7 +235,7 @@ bool RegionTrace::runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* 
   if (of_piece) return end_loop(), false;  // a view of what this piece makes
   call_now(op, inputs, attrs, outputs, where);
   if (region_.options().exact) return true;
-  // The strides of a part depend on how many steps there are: dense, it is the same recording for all.
+  // The strides of a part depend on the number of steps. With a dense copy one recording serves all numbers of steps.
   RecorderScope eager(nullptr);
   for (const Tensor& part : outputs)
     if (!is_contiguous(part.sizes(), part.strides())) dense_parts_[part.impl()] = {part, part.contiguous()};

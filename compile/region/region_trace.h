@@ -1,5 +1,5 @@
-// RegionTrace: the recording of one call of a region's module, which runs what is recorded: at its end, at graph
-// breaks, and piece by piece in loops over time.
+// RegionTrace: records one call of a region's module. It runs the recording at the end of the call, at graph breaks,
+// and piece by piece in loops over time.
 #pragma once
 
 #include <memory>
@@ -19,8 +19,8 @@ namespace rondo::compile {
 
 class RegionTrace final : public FollowingTrace {
  public:
-  // `random`: shared by all ops of the call. `in_pieces`: loops over time run in pieces, those that the region knows
-  // from their first step on.
+  // `random`: the random state that all ops of the call share. `in_pieces`: loops over time run in pieces; loops that
+  // the region already knows do so from their first step on.
   RegionTrace(Region& region, const nn::ModuleCall& call, SharedRandomState& random, bool in_pieces)
       : FollowingTrace(&random),
         region_(region),
@@ -29,9 +29,9 @@ class RegionTrace final : public FollowingTrace {
         finds_loops_(in_pieces),
         loops_(in_pieces ? region.loops().steps() : nullptr) {}
 
-  // Compares the calls to come with what `latest`, which ran before, was recorded from. Null: there is none.
+  // Compares the calls to come with the recording of `latest`, which an earlier call ran. Null: compares nothing.
   void follow(std::shared_ptr<const Binding> latest);
-  // At the end: what the whole call ran. Null: it ran in several pieces, or eagerly.
+  // After finish(): what ran for the whole call. Null: the call ran in several pieces, or eagerly.
   std::shared_ptr<const Binding> take_latest() { return std::move(latest_); }
 
   void record(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::span<Tensor> outputs,
@@ -43,10 +43,10 @@ class RegionTrace final : public FollowingTrace {
   void before_read(const Storage& storage, std::source_location where) override;
   void interrupt(const char* what, std::source_location where) override { graph_break(what, where); }
 
-  // The recording is gone afterwards, also if this throws: it must not run twice.
+  // Runs what is recorded. Drops the recording, also if this throws, so that nothing runs twice.
   void finish();
 
-  // finish(), at the end of a call whose recording may be replayed. Null: it may not.
+  // As finish(), and returns a replay of the call. Null: the call must not be replayed; `why_not` is the reason.
   std::shared_ptr<const Replay> finish_for_replay(std::span<const GeneratorState> drawn, std::string& why_not);
 
  private:
@@ -55,13 +55,14 @@ class RegionTrace final : public FollowingTrace {
   void look_again(const Tensor& view);
   void graph_break(const std::string& reason, std::source_location where);
   std::shared_ptr<const Binding> run_piece(int number);
-  bool run_known();  // false: it must be recorded after all
+  bool run_known();  // false: nothing ran; the calls must be recorded after all
   template <class Run> std::shared_ptr<const Binding> run_now(const Run& run);
 
   // ---- Note [Loops over time] (capture/loop_steps.h)
   // The calls of the recording, as lines of a program.
   std::vector<LoopSteps::Line> lines() const;
-  // Before a call is recorded: runs the piece that is complete. True: the call has been made.
+  // Call before recording a call in a loop. Runs the piece that is now complete, if any. True: the call itself was made
+  // at once and is not to be recorded.
   bool runs_at_once_in_loop(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                             std::span<Tensor> outputs, std::source_location where);
   bool begins_known_loop(const LoopSteps::Line& line);
@@ -69,8 +70,8 @@ class RegionTrace final : public FollowingTrace {
                        std::span<Tensor> outputs, std::source_location where);
   void record_of_dense_parts(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs,
                              std::span<Tensor> outputs, std::source_location where);
-  // Runs the recording: `steps` steps, or with 0 the piece in which the loop was found. If that throws, the loop is
-  // over, because its last steps can no longer be run.
+  // Runs the recording, which holds `steps` steps of the loop; 0: the piece that starts before the loop. If that
+  // throws, the loop is over, because its last steps can no longer be run.
   void run_steps(int steps);
   // Runs the steps that are left in pieces of few lengths, so that few recordings serve all numbers of steps.
   void run_steps_left();
@@ -80,22 +81,22 @@ class RegionTrace final : public FollowingTrace {
   Region& region_;
   const nn::ModuleCall& call_;
   SharedRandomState& random_;
-  std::shared_ptr<const Binding> latest_;  // of an earlier call, until finish()
+  std::shared_ptr<const Binding> latest_;  // of an earlier call; after finish(), of this one
   int piece_ = 0;
   Device piece_device_;  // of the ops that are recorded now
   bool running_ = false;
-  std::vector<Storage> written_by_pointer_;  // a replay would leave that out
-  bool changed_history_ = false;             // a replay would leave that out, too
-  bool overwrote_ = false;                   // by an op of this call, so that views may be read again
-  bool broken_ = false;                      // also by what happened before the first op, which makes no piece
+  std::vector<Storage> written_by_pointer_;  // by forward, which a replay does not run
+  bool changed_history_ = false;             // by forward, which a replay does not run
+  bool overwrote_ = false;                   // an op of this call wrote in place, so views may need a new history
+  bool broken_ = false;                      // there was a graph break, maybe before the first op
   const bool finds_loops_;
-  const std::shared_ptr<const KnownLoops::Steps> loops_;  // that run in pieces at once; null: none
+  const std::shared_ptr<const KnownLoops::Steps> loops_;  // known loops, which run in pieces from the start; null: none
   LoopSteps loop_;
   bool in_pieces_ = false;  // a loop has run in pieces
   struct DensePart {
     Tensor of, dense;
   };
-  HashMap<const TensorImpl*, DensePart> dense_parts_;  // that this piece reads in place of views
+  HashMap<const TensorImpl*, DensePart> dense_parts_;  // by view: what this piece reads instead of it
 };
 
 }  // namespace rondo::compile

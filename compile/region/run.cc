@@ -13,12 +13,13 @@
 namespace rondo::compile {
 namespace {
 
-// What is left after a run threw `e`, which is being handled. `finished`: the results that were complete, or none.
+// What remains of a run that threw `e`. `finished`: the results that were complete, or none. REQUIRES: `e`
+// is being handled.
 Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::vector<Tensor> finished,
                 SumsOfRun& sums, const std::exception& e) {
   const Entry& entry = *binding->entry();
   Ran ran;
-  // A bug of ours is no error of the program.
+  // An InternalError is a bug of this library, not an error of the program: running again would not find one.
   const bool waits = has_waiting_checks(entry.forward().plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
   if (entry.recording().versions.empty() && !waits) {
     take_back_draws(binding->graph(), inputs, sums);
@@ -26,7 +27,8 @@ Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> 
     if (!finished.empty()) ran.node = make_node_of_failed_run(binding, inputs);
     ran.results = std::move(finished);
   } else if (!must_not_repeat(entry.recording(), inputs, finished)) {
-    // Nothing is written yet, so the first error of the program comes again, op by op, after what comes before it.
+    // Nothing is written yet. Op by op, the program has the effects that come before its first error, then
+    // throws that error.
     sums.again([&] { ran = run_op_by_op(binding->graph(), inputs); });
     return ran;
   }

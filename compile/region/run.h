@@ -1,5 +1,4 @@
-// One run of a recording, for a recorded call, a known one, or a replay. If it throws, this is where it is decided what
-// remains of it.
+// Runs a recording once: for a recorded call, a known one, or a replay. Decides which results remain if the run throws.
 #pragma once
 
 #include <exception>
@@ -12,22 +11,22 @@
 
 namespace rondo::compile {
 
-// What a run has made. Its caller takes the results, then throws the error.
+// The result of a run. The caller takes the results, then throws the error.
 struct Ran {
-  std::shared_ptr<const Binding> binding;  // that ran; null: the recording ran op by op
-  // By output of the recording, and behind these what the backward needs. Undefined, or no results at all: an op before
-  // it threw.
+  std::shared_ptr<const Binding> binding;  // what ran; null: the recording ran op by op
+  // The outputs of the recording, then what the backward needs. An output is undefined, or `results` is empty, if an op
+  // threw before the output was made.
   std::vector<Tensor> results;
-  std::shared_ptr<RegionNode> node;  // their history; null: each has its own
+  std::shared_ptr<RegionNode> node;  // the history of all results; null: each has its own
   std::exception_ptr error;          // null: none
 };
 
-// Runs the forward of `binding`, and writes what the recording writes. If a launch throws, the ledger counts it, and
-// the results that were complete by then remain. A recording that writes, or has checks that wait, runs again instead,
-// op by op, up to the first error of the program. Nothing that has an effect happens twice.
+// Runs the forward of `binding`, and makes the recording's writes in place. If a launch throws, the ledger counts that,
+// and the results that were complete by then remain. But a recording that writes in place, or has checks that wait,
+// runs again, op by op, up to the first error of the program. Nothing that has an effect happens twice.
 Ran run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
-// The same for a recording that nothing was compiled for.
+// As run(), for a recording that nothing was compiled for.
 Ran run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

@@ -47,7 +47,7 @@ void AverageDelivery::deliver(size_t b) {
   takers_.hand_over(b, parcel, /*early=*/true);
 }
 
-// Host memory: see Note [Tags]. False if the average is of no use.
+// Host memory: reads the tag (Note [Tags] in parcel.h). Returns false if the average must not be used.
 bool AverageDelivery::is_usable(size_t b, const Parcel& parcel) {
   const Parcel::Arrived arrived = parcel.read_tag(step_.number, b, step_.group.world_size());
   if (arrived == Parcel::Arrived::kNotReduced)
@@ -56,7 +56,7 @@ bool AverageDelivery::is_usable(size_t b, const Parcel& parcel) {
   return arrived == Parcel::Arrived::kWell;
 }
 
-// `flags`, by slot: some rank has a gradient. Empty: those do that this rank has.
+// `flags`: by slot, whether some rank has a gradient. Empty: asks this rank's gradients instead.
 void AverageDelivery::deliver_to_grads(Parcel& parcel, const std::vector<bool>& flags) {
   std::vector<Tensor> final_ones;
   for (size_t k = 0; k < parcel.parameters().size(); ++k) {

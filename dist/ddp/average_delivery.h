@@ -1,7 +1,7 @@
 // AverageDelivery: gives the averages of a step to the parameters' .grad or to GradientShards, and tells listeners.
 //
-// Buckets are delivered in the order in which they were sent, each once. If the average of one is of no use, that
-// bucket and those after it are not delivered in this step: the same on every rank.
+// Buckets are delivered in the order in which they were sent, each once. If a bucket's average must not be used, every
+// rank leaves out that bucket and all later ones in this step.
 #pragma once
 
 #include <cstddef>
@@ -27,17 +27,18 @@ class AverageDelivery {
   int64_t add_listener(Listener listener);
   void remove_listener(int64_t id);
 
-  // Host memory: delivers what has come back by now, if somebody wants averages before finish(). When that happens
-  // differs from run to run, the result does not.
+  // Host memory: delivers the averages that have come back by now, if a listener or a taker wants them before finish().
+  // The time of delivery differs from run to run; the result does not.
   void deliver_ready();
   void deliver_all();
-  // Host memory: waits for the second parts (Note [Two parts]), and notes which have not come.
+  // Host memory: waits for the second parts (Note [Two parts] in row_parcel.h), and notes each one that has not come as
+  // trouble of the step.
   void check_rows();
 
-  // When the step has ended well on every rank. The first one is a collective.
+  // Call these two when the step has ended well on every rank. deliver_second_parts() is a collective.
   void deliver_second_parts();
   void hand_to_shards();
-  // When the step has failed: waits for what is under way, because the next step writes into the buckets.
+  // Call when the step has failed: waits for the collectives under way, because the next step writes into the buckets.
   void abandon();
   void start_over();
 

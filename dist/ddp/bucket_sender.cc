@@ -14,7 +14,7 @@ void BucketSender::set_plan(BucketPlan plan) {
   plan_ = std::move(plan);
   buckets_of_.assign(step_.gradients.size(), {});
   const int world_size = step_.group.world_size();
-  // How much each rank has got, for each GradientShards.
+  // For each GradientShards: how many elements each rank has got so far.
   std::vector<std::vector<int64_t>> loads(takers_.size(), std::vector<int64_t>(static_cast<size_t>(world_size)));
   for (size_t b = 0; b < plan_.buckets.size(); ++b) {
     std::vector<size_t> parameters;
@@ -69,7 +69,7 @@ void BucketSender::put(Parcel& parcel, size_t k) {
                               "BucketOptions::allow_unused"));
     else if (!parameter.grad().defined()) step_.unused.push_back(slot.name);
   }
-  // Taken with its first piece, so that no further backward before finish() can change what is sent.
+  // All of the gradient leaves .grad with its first piece, so that a further backward before finish() cannot change it.
   if (slot.begin == 0) {
     if (!grad.defined()) grad = parameter.grad();
     parameter.set_grad(Tensor());

@@ -1,7 +1,7 @@
 // BucketSender: sends the gradients of DistributedDataParallel in buckets.
 //
-// Buckets leave in the order of the plan, whichever is full first, and after the last one the second parts of gradients
-// (Note [Two parts] in row_parcel.h). So every rank issues the same collectives in the same order.
+// Buckets leave in the order of the plan, even if a later one is full first. After the last bucket the second parts of
+// gradients leave (Note [Two parts] in row_parcel.h). So every rank issues the same collectives in the same order.
 #pragma once
 
 #include <cstddef>
@@ -17,21 +17,21 @@ namespace rondo::dist {
 
 class BucketSender {
  public:
-  // `plan`: made of the model, before the order is learned. Nothing is sent until set_plan().
+  // `plan`: made from the model, before the order of the gradients is learned. Nothing is sent until set_plan().
   BucketSender(StepState& step, ShardTakers& takers, BucketPlan plan)
       : step_(step), takers_(takers), plan_(std::move(plan)) {}
 
-  // From now on these are the buckets.
+  // Replaces the plan, and makes a parcel for each bucket.
   void set_plan(BucketPlan plan);
   const BucketPlan& plan() const { return plan_; }
   std::vector<Parcel>& parcels() { return parcels_; }  // by bucket; empty until set_plan()
 
-  // The gradient of parameter `i` may leave.
+  // Call when the gradient of parameter `i` is ready to be sent.
   void take(size_t i);
-  // Sends what is next as long as all of it has arrived.
+  // Sends buckets and second parts in order, up to the first one that has not arrived completely.
   void send_ready();
-  // Sends the rest. Every rank sends every bucket, even one that lacks a gradient: otherwise the others would wait for
-  // it. finish() tells them all.
+  // Sends all that is left. Every rank sends every bucket, even one that lacks a gradient: otherwise the other ranks
+  // would wait for it. finish() tells all ranks what was missing.
   void send_all();
   size_t sent() const { return next_bucket_; }  // buckets before it are sent
   void start_over();
@@ -47,7 +47,7 @@ class BucketSender {
   std::vector<Parcel> parcels_;
   std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
   size_t next_bucket_ = 0;
-  size_t next_rows_ = 0;  // of StepState::in_two_parts: before it, rows are sent
+  size_t next_rows_ = 0;  // index into StepState::in_two_parts: rows before it are sent
 };
 
 }  // namespace rondo::dist

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kMaxFacts = 1 << 24;
 
-// 0: there were no updates.
+// Returns 0 if there were no updates.
 uint64_t hash_of(const std::vector<UpdateFacts>& updates) {
   if (updates.empty()) return 0;
   io::Checksum sum;
@@ -42,9 +42,8 @@ void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& upd
 
 }  // namespace
 
-// A text of each rank. Before what is wrong it says: a hash of the updates; what the second parts are
-// (RowParcel::news); on a device with allow_unused, slot by slot, what the rank has a gradient for: four slots in a
-// character.
+// Each rank sends one text. Its parts, in order: a hash of the updates; RowParcel::news() of each second part; on a
+// device with allow_unused, for each slot whether the rank has a gradient (four slots in a character); what is wrong.
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
                                               const std::vector<UpdateFacts>& updates) {
   std::vector<int> flags;  // 0 to 15

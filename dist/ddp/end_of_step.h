@@ -10,9 +10,10 @@
 
 namespace rondo::dist {
 
-// A collective. Returns what is wrong on each rank. If all texts are empty, the step has ended well. `updates`: those
-// that optimizers have made since the exchange before. Sets Parcel::somewhere, and gives each RowParcel the news of all
-// ranks. On a device it also compares what the ranks have issued, and throws as ProcessGroup::check_sequence().
+// A collective. Returns a text for each rank that says what is wrong there. If all texts are empty, the step has
+// ended well. `updates`: those that the optimizers made since the last exchange. Sets Parcel::somewhere, and gives
+// each RowParcel the news of all ranks. On a device it also compares which collectives the ranks have issued, and
+// throws as ProcessGroup::check_sequence().
 std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
                                               const std::vector<UpdateFacts>& updates);
 

@@ -14,11 +14,11 @@ namespace rondo::dist {
 namespace {
 
 struct TwoParts {
-  std::vector<size_t> first_part_at;  // by StepState::in_two_parts: where in the order of the gradients it was
+  std::vector<size_t> first_part_at;  // by index into in_two_parts: the first part's place in the order
   std::string text;                   // what must be equal on every rank
 };
 
-// See Note [Two parts].
+// Chooses the gradients that travel in two parts: Note [Two parts] in row_parcel.h.
 TwoParts agree_on_parts(StepState& step, const ShardTakers& takers) {
   std::vector<RowParcel::Uses> uses;
   std::vector<Tensor> tensors;

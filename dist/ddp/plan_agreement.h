@@ -1,4 +1,4 @@
-// How the ranks come to one plan of buckets: Note [Bucket order] in bucket.h.
+// How the ranks agree on one plan of buckets: Note [Bucket order] in bucket.h.
 #pragma once
 
 #include <string>
@@ -10,7 +10,8 @@
 
 namespace rondo::dist {
 
-// A collective. Throws MismatchError on every rank, which names the first line that differs, unless all have this text.
+// A collective. If the ranks' texts differ, throws MismatchError on every rank, which names the first
+// line that differs.
 void compare_plans(ProcessGroup& group, const std::string& text);
 
 // Makes the plan in the order of the gradients that rank 0 has observed in this step, and decides which gradients

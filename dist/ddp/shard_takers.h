@@ -1,5 +1,5 @@
 // ShardTakers: the GradientShards of a DistributedDataParallel, in the order in which they were added. A bucket names
-// its own by this order (Bucket::taker), so none changes its place once there is a plan.
+// its GradientShards by the place in this order (Bucket::taker), so places do not change once there is a plan.
 #pragma once
 
 #include <string>
@@ -14,31 +14,33 @@ namespace rondo::dist {
 class ShardTakers {
  public:
   void add(GradientShards& shards) { shards_.push_back(&shards); }
-  // `planned`: there may be buckets for it, so its place stays and is empty.
+  // `planned`: there is a plan, which may have buckets for `shards`: its place stays, and is empty.
   void remove(GradientShards& shards, bool planned);
-  // A place is empty: nobody takes the averages of its buckets.
+  // True if a place is empty: nobody takes the averages of its buckets.
   bool lack_one() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;
-  // What must be equal on every rank.
+  // A text that must be equal on every rank.
   std::string describe() const;
   size_t size() const { return shards_.size(); }
-  // Some want averages before the end of the step.
+  // True if some GradientShards wants averages before the end of the step.
   bool take_early() const;
 
-  // The order of the gradients is known on every rank, and `parcels` has one for each bucket. Once.
+  // Tells each GradientShards its buckets. Call when the order of the gradients is known on every rank; only the first
+  // call counts. `parcels`: one for each bucket.
   void begin(const std::vector<Parcel>& parcels);
-  // These do nothing for a bucket that goes to .grad.
+  // The next two do nothing for a bucket that goes to .grad.
   void before_send(size_t bucket, const Parcel& parcel);
-  // The averages have come; once for each bucket and step. `early`: before the end of the step, if it wants them then.
+  // Hands over the averages of a bucket, once in each step. `early`: the step has not ended; does nothing if the
+  // GradientShards wants averages at the end only.
   void hand_over(size_t bucket, Parcel& parcel, bool early);
 
  private:
-  // Null: nobody.
+  // The GradientShards that takes the parcel's averages. Null: none does.
   GradientShards* shards_of(const Parcel& parcel) const;
 
   std::vector<GradientShards*> shards_;  // by GradientTaker::index - 1; null: removed
-  bool begun_ = false;                   // they know their buckets
+  bool begun_ = false;                   // the GradientShards know their buckets
 };
 
 }  // namespace rondo::dist

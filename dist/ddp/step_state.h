@@ -1,9 +1,9 @@
 // StepState: what the parts of DistributedDataParallel work on: the gradients, how far each has come in this step, and
 // what is wrong with the step.
 //
-// A gradient arrives when backward has made it final, is sent with its first piece, and is delivered when its parameter
-// has the average. One that travels in two parts (Note [Two parts] in row_parcel.h) arrives with its first part and is
-// complete with the second.
+// A gradient has arrived when backward has made it final. It is sent when its first piece leaves, and delivered when
+// its parameter has the average. A gradient that travels in two parts (Note [Two parts] in row_parcel.h) arrives with
+// the first part and is complete with the second.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@
 namespace rondo::dist {
 
 inline constexpr const char* kDdp = "DistributedDataParallel";  // in messages
-inline constexpr int64_t kMaxSentence = 512;                    // of what a rank says to the others
+inline constexpr int64_t kMaxSentence = 512;                    // bytes of what a rank tells the others
 
 struct StepGradient {
   void start_over();
@@ -30,26 +30,26 @@ struct StepGradient {
   std::string name;  // of the parameter
   Tensor parameter;
   std::string block;                // the path of the parameter's block, "" outside the blocks
-  std::unique_ptr<RowParcel> rows;  // once the order is learned, null for a gradient in one part
+  std::unique_ptr<RowParcel> rows;  // null for a gradient in one part, once the order is learned
   std::unique_ptr<autograd::GradientHome> home;
   int64_t hook = 0;
   bool claimed = false;
   // In this step
   bool arrived = false, complete = false, sent = false, delivered = false;
-  bool alone = false;  // nobody else sees the memory of the gradient that is sent
-  Tensor held;         // out of .grad, until its last piece is in a bucket
+  bool alone = false;  // no other handle shares the memory of the gradient that is sent
+  Tensor held;         // the gradient, taken out of .grad, until its last piece is in a bucket
   Tensor assembled;    // averages of pieces, or of the first part
 };
 
 struct StepState final : BackwardProgress {
-  // The gradients are those of the model's parameters that require one.
+  // `gradients` has one entry for each parameter of the model that requires grad.
   StepState(const nn::ModuleBase& model, ProcessGroup& group, const BucketOptions& options);
 
   void start_over();
-  // Tells the other ranks in finish() what is wrong on this one. The first trouble of a step counts.
+  // Keeps what is wrong on this rank; finish() tells the other ranks. Only the first trouble of a step is kept.
   void note(std::string trouble);
   size_t position_of(const Tensor& parameter) const { return positions.at(parameter.impl()); }
-  // One for each parameter and step. Those of a step are apart from those of the next.
+  // The tag of parameter `i`'s rows. Different for each parameter and each step.
   int64_t tag_of_rows(size_t i) const {
     return number * static_cast<int64_t>(gradients.size()) + static_cast<int64_t>(i);
   }
@@ -58,7 +58,7 @@ struct StepState final : BackwardProgress {
   ProcessGroup& group;
   const BucketOptions options;
   const Device device;  // of the parameters
-  const bool late;      // the device runs late: nothing of it is read, and finish() delivers
+  const bool late;      // the device runs asynchronously: the host reads none of its memory, and finish() delivers
   std::vector<StepGradient> gradients;
   std::unordered_map<const TensorImpl*, size_t> positions;  // in `gradients`
   std::vector<size_t> in_two_parts;                         // once the order is learned

@@ -1,4 +1,4 @@
-// A collective: how it reduces, and Work, which stands for one that was issued.
+// ReduceOp: how a collective reduces. Work: the handle of a collective that was issued.
 #pragma once
 
 #include <condition_variable>
@@ -20,11 +20,12 @@ class Work {
   struct State;
   Work() = default;  // refers to no collective: is_done() is true
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // What this thread does next with the tensors comes after the collective. Host tensors: returns when it is done.
-  // Tensors of a device: its compute stream waits, by an event, and this thread does not. Throws an error that is known
-  // by now, TimeoutError, ConnectionError or MismatchError: Note [Where an error surfaces] in process_group.h.
+  // Orders what this thread does next with the tensors after the collective. Host tensors: blocks until the
+  // collective is done. Tensors of a device: the device's compute stream waits for an event, and this thread does not
+  // block. Throws TimeoutError, ConnectionError or MismatchError if the error is known by now: Note [Where an error
+  // surfaces] in process_group.h.
   void wait() const;
-  // This thread waits until the collective is done. Throws its error.
+  // Blocks this thread until the collective is done. Throws the collective's error.
   void synchronize() const;
   bool is_done() const;  // or has failed
 
@@ -32,8 +33,8 @@ class Work {
   std::shared_ptr<State> state_;
 };
 
-// The state of a host tensors' collective. One of a device's tensors has its own (device_work.h).
-// Thread safe: the communication thread finishes it, other threads wait.
+// The state of a collective of host tensors. A collective of device tensors has a state of its own (device_work.h).
+// Thread safe: the communication thread calls finish(), other threads wait.
 struct Work::State {
   virtual ~State() = default;
   virtual void wait() { synchronize(); }

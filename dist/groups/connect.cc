@@ -20,7 +20,8 @@ std::string kind_of(Device device) {
   return name;
 }
 
-// A collective of one message. An option that one rank alone has would leave it waiting for the others.
+// A collective of one message. Throws MismatchError if the ranks have different options, which could leave one of them
+// waiting for the others.
 void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   constexpr int64_t kNone = -1;
   const Tensor mine = Tensor::from<int64_t>(
@@ -37,7 +38,7 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   const std::vector<int64_t> values = all.to_vector<int64_t>();
   std::string differences;
   for (size_t option = 0; option < 3; ++option) {
-    std::map<int64_t, std::vector<size_t>> ranks;  // that have this value
+    std::map<int64_t, std::vector<size_t>> ranks;  // the ranks that have this value
     for (size_t r = 0; 3 * r < values.size(); ++r) ranks[values[3 * r + option]].push_back(r);
     for (const auto& [value, those] : ranks)
       if (ranks.size() > 1)
@@ -47,7 +48,7 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   if (!differences.empty()) throw MismatchError("the ranks connect with different GroupOptions" + differences);
 }
 
-// Clocks count nanoseconds in 64 bits: the time in 300 years cannot be said.
+// Clocks count nanoseconds in 64 bits, so they cannot express a time 300 years from now.
 constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 }  // namespace

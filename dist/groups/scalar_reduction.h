@@ -1,12 +1,13 @@
-// A number that each rank computes, such as a step's loss, summed or averaged over the ranks.
+// ScalarReduction: sums or averages over the ranks a number that each rank computes, such as a step's loss.
 //
 //   dist::ScalarReduction loss(*group, dist::ReduceOp::kAverage, {{part}}, "loss");   // after backward
 //   optimizer.step();
 //   log.write({.step = step, .loss = loss.value()});
 //
-// The collective begins as soon as the number can be read without waiting. In a group without a device that is at once:
-// collectives of host tensors end in order, so one that is asked for after a ShardedOptimizer's step would wait for all
-// of its parameters. In a group with a device it is in value(): reading waits for all that was enqueued.
+// The collective begins as early as the number can be read without waiting. In a group without a device it begins in
+// the constructor: collectives of host tensors end in order, so one that is issued after a ShardedOptimizer's step
+// would wait for all of its parameters. In a group with a device it begins in value(): reading the number waits for all
+// that was enqueued on the device.
 #pragma once
 
 #include <string>

@@ -19,7 +19,7 @@ namespace rondo::dist {
 
 struct LaunchedRank {
   pid_t pid = -1;
-  std::optional<int> status;  // as waitpid() gives it; nothing: it has not ended
+  std::optional<int> status;  // as waitpid() gives it; nullopt: the rank has not ended
   int64_t ended_at = 0;       // microseconds since 1970
   std::optional<FailureRecord> failure;
   bool failed() const;  // it has ended, and not with 0
@@ -29,7 +29,7 @@ struct Culprit {
   size_t rank = 0;
   std::optional<size_t> accuser = {};  // the rank whose record names it
 };
-// Nothing if no rank has failed.
+// Returns nullopt if no rank has failed.
 std::optional<Culprit> find_culprit(std::span<const LaunchedRank> ranks);
 
 }  // namespace rondo::dist

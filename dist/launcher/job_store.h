@@ -1,4 +1,5 @@
-// JobStore: the store in which the ranks of a job meet and write why they fail, and what the ranks are told of the job.
+// JobStore: the store in which the ranks of a job meet and write why they fail; also the environment variables that
+// describe the job to its ranks.
 #pragma once
 
 #include <optional>
@@ -14,14 +15,14 @@ namespace rondo::dist {
 
 class JobStore {
  public:
-  // `run_id`: the same in every attempt, and no other job's. `restart`: how often the job has started before. Throws
+  // `run_id`: unique to the job, and the same in every attempt. `restart`: how often the job has started before. Throws
   // Error if the master port is in use.
   JobStore(const LaunchOptions& options, std::string run_id, int restart);
 
   int restart() const { return job_.restart_count; }
   // The environment variables ("NAME=value") that are the same for all ranks.
   std::vector<std::string> variables() const;
-  // Nothing if the rank has not written one.
+  // The failure record that the rank wrote. Nullopt: it wrote none.
   std::optional<FailureRecord> record_of(int rank);
 
  private:

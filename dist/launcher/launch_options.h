@@ -1,4 +1,4 @@
-// What rondorun's command line says.
+// LaunchOptions: the options of rondorun's command line.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-// argv without the program's name. Throws Error with a message for the user. REQUIRES: one thread, if GPUs are counted
-// (--nproc-per-node gpu or auto).
+// `args`: argv without the program's name. Throws Error with a message for the user. REQUIRES: one thread, if GPUs are
+// counted (--nproc-per-node gpu or auto).
 LaunchOptions parse_launch_options(const std::vector<std::string>& args);
 std::string launch_usage();
 

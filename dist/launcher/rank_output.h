@@ -1,7 +1,7 @@
-// RankOutput: what the ranks print, line by line, on its way to the reader.
+// RankOutput: passes on what the ranks print to stdout and stderr, line by line.
 //
-// Output whose reader is behind stays in its pipe, so its rank waits as it would without a launcher. After drop() what
-// has no room is lost, so that the rank can end.
+// If the reader is slow, output stays in the rank's pipe, and the rank blocks as it would without a launcher. After
+// drop() output that has no room is lost, so that the rank can end.
 #pragma once
 
 #include <poll.h>
@@ -23,20 +23,20 @@ class RankOutput {
 
   // A line of the launcher itself.
   void say(std::string_view text);
-  // A rank has started: what it writes to stdout and stderr.
+  // Call when a rank has started. `out`, `err`: the pipes of its stdout and stderr.
   void open(size_t rank, Fd out, Fd err);
   bool any_open() const;
 
   // Appends what poll() should wait for.
   void watch(std::vector<pollfd>& fds) const;
-  // Takes output. `fds`: what watch() has appended, after poll(). False if there was none.
+  // Reads the output that has come. `fds`: what watch() appended, after poll(). Returns false if there was no output.
   bool take(std::span<const pollfd> fds);
-  // Nothing more comes: what there is of a line is passed on.
+  // Call when no more output comes: passes on unfinished lines.
   void end_lines();
 
-  // The reader of a stream is behind.
+  // True if the reader of stdout or of stderr is behind.
   bool waits_for_reader() const;
-  // The reader has got everything.
+  // True if the readers have got everything.
   bool is_empty() const { return queue_.is_empty(); }
   void drop() { drops_ = true; }
   bool drops() const { return drops_; }
@@ -44,7 +44,7 @@ class RankOutput {
  private:
   struct Stream {
     Fd fd;
-    std::string line;  // its beginning; the end has not come yet
+    std::string line;  // the beginning of a line whose end has not come yet
   };
   struct Streams {
     Stream of[2];  // stdout, stderr

@@ -1,4 +1,4 @@
-// The cache that a call of generate() decodes with. Not installed: generation.h.
+// The key-value cache that a call of generate() decodes with. This header is not installed; users include generation.h.
 #pragma once
 
 #include <span>
@@ -9,7 +9,7 @@
 
 namespace rondo::nn {
 
-// For these prompts and num_beams rows of each.
+// The options of a cache for these prompts, with num_beams rows for each.
 KVCacheOptions decoding_cache(const CausalLM& model, std::span<const std::vector<int64_t>> prompts,
                               const GenerationOptions& options);
 

@@ -1,4 +1,4 @@
-// What generate() (generation.h) is asked for, and what it gives.
+// The options and the result of generate() (generation.h).
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,28 @@ namespace rondo::nn {
 
 struct GenerationOptions {
   int64_t max_new_tokens = 128;
-  // How a token is drawn from the logits of the whole vocabulary: these five steps, in this order, as Hugging Face's
-  // generate() does with the same names.
-  // Logits of tokens that the row holds already, prompt included, are divided by this if positive, else multiplied
-  // (Keskar et al., "CTRL", 2019). 1: off. Must be positive.
+  // How a token is drawn from the logits of the whole vocabulary: the next five options, applied in this order, as in
+  // Hugging Face's generate() under the same names. repetition_penalty: the logit of each token that the row (prompt
+  // included) already holds is divided by this if it is positive, and multiplied by this otherwise (Keskar et al.,
+  // "CTRL", 2019). 1: off. Must be positive.
   double repetition_penalty = 1.0;
-  // Logits are divided by this. 0: always the most likely token, and of equal ones the lowest.
+  // Logits are divided by this. 0: always the most likely token; among equal ones the lowest id.
   double temperature = 1.0;
-  // Only the k most likely tokens, and of equal ones the lowest. 0: all.
+  // Keeps only the k most likely tokens; among equal ones the lowest ids. 0: all.
   int64_t top_k = 0;
-  // Only the most likely tokens that together reach this probability, at least one (Holtzman et al., "The curious case
-  // of neural text degeneration", 2020). 1: all.
+  // Keeps only the most likely tokens that together reach this probability, at least one (Holtzman et al., "The curious
+  // case of neural text degeneration", 2020). 1: all.
   double top_p = 1.0;
-  // Only tokens of at least this share of the most likely token's probability. 0: all.
+  // Keeps only tokens whose probability is at least this share of the most likely token's. 0: all.
   double min_p = 0;
-  // Above 1: beam search. It follows this many texts for each prompt at once, those of the greatest sums of log
-  // probabilities, and gives the best of those that have ended. It works as in transformers, with its names. It needs
-  // temperature 0, and takes neither stop_strings nor on_token nor slide.
+  // Above 1: beam search, as in transformers. For each prompt it follows this many texts at once, those with the
+  // greatest sums of log probabilities, and returns the best text among those that have ended. It needs temperature 0,
+  // and does not work with stop_strings, on_token or slide.
   int64_t num_beams = 1;
   // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
   double length_penalty = 1.0;
-  // Ends when num_beams texts have; otherwise when none that goes on could be better if it ended now.
+  // True: the search ends when num_beams texts have ended. False: it ends when no unfinished text, if it ended now,
+  // would be better than those.
   bool early_stopping = false;
   // A row ends with any of these tokens; it is the last one of the result.
   std::vector<int64_t> stop_tokens = {};
@@ -72,7 +73,7 @@ enum class FinishReason : uint8_t {
 };
 
 struct Generation {
-  std::vector<int64_t> tokens;  // the new ones
+  std::vector<int64_t> tokens;  // the new tokens
   std::string text;             // what `decode` makes of `tokens`, up to the stop string; empty without `decode`
   FinishReason reason = FinishReason::kMaxTokens;
 };

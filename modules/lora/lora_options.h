@@ -1,4 +1,4 @@
-// What an adapter is made with, and what comes of it: lora.h.
+// The options of an adapter, and the report on adding it. See lora.h.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +27,16 @@ struct LoraOptions {
   std::vector<std::string> modules_to_save = {};
   // Not empty, not digits only, without a dot.
   std::string adapter = "default";
-  // The adapter shall be merged one day: a target that merge_adapter() would refuse then is an error now. Not saved.
+  // True: the adapter must be mergeable later, so a target that merge_adapter() would refuse is an error
+  // now. Not saved.
   bool mergeable = false;
   // Another rank, or another alpha, for some targets. A name is a regular expression: it fits a target whose path, as
   // Transformers names it, is the name or ends in "." and the name. The first name that fits counts, as in PEFT.
   std::vector<std::pair<std::string, int64_t>> rank_pattern = {};
   std::vector<std::pair<std::string, double>> alpha_pattern = {};
-  // With names in `targets`: of modules in layers, only those in these layers. A layer's number stands behind the name
-  // of the list that it is in ("model.layers.3.mlp"). Targets that are named by Transformers' whole path are in any
-  // case.
+  // If not empty, restricts the names in `targets` to the modules in these layers. The number of a layer follows
+  // the name of its list ("model.layers.3.mlp"). Targets that are named by their whole path in Transformers always
+  // get an adapter.
   std::vector<int64_t> layers_to_transform = {};
   std::vector<std::string> layers_pattern = {};  // the lists that count, such as "layers"; empty: any
 };

@@ -1,4 +1,4 @@
-// An adapter on its way into the tree. Not installed: lora.h.
+// Makes an adapter and puts it into a model's tree. This header is not installed; users include lora.h.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace rondo::nn {
 
-// An adapter that is not in the tree yet.
+// An adapter that is made, but not in the tree yet.
 struct NewAdapter {
   struct Target {
     ModuleBase* module;
@@ -28,7 +28,7 @@ struct NewAdapter {
 // Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
 void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
 NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
-// Attaches it, activates it and freezes the rest.
+// Attaches and activates the adapter, and freezes the rest of the model.
 LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
 
 }  // namespace rondo::nn

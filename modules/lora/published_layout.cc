@@ -44,7 +44,8 @@ std::vector<PublishedPart> vit_parts(const ModuleBase& model, const std::string&
   return {{absl::StrCat(block, ".", inner)}};
 }
 
-// Of the two parts, as each names its modules below a head of its own.
+// VisionEncoderDecoder in Transformers: the encoder is a ViTModel, whose paths have no "vit.", the decoder a
+// GPT2LMHeadModel, whose paths begin with "transformer.".
 std::vector<PublishedPart> captioner_parts(const ModuleBase& model, const std::string& path) {
   constexpr std::string_view kEncoder = "encoder.", kDecoder = "decoder.", kViT = "vit.";
   if (path.starts_with(kDecoder)) return {{"decoder.transformer." + path.substr(kDecoder.size())}};

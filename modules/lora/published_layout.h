@@ -1,4 +1,4 @@
-// How Transformers names and stores the modules of a model. Not installed: lora.h.
+// How Transformers names and stores the modules of a model. This header is not installed; users include lora.h.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace rondo::nn {
 
-// A module's rows of outputs that Transformers has as a module of its own, such as the queries of ViT's qkv. Or a whole
-// module: rows is 0.
+// Rows of a module's output that are a module of their own in Transformers, such as the queries of ViT's qkv. rows = 0:
+// the whole module.
 struct PublishedPart {
   std::string path;  // as Transformers names it
   int64_t row = 0, rows = 0;
@@ -20,12 +20,13 @@ struct PublishedPart {
 
 // How Transformers names and stores the modules of this model.
 struct PublishedLayout {
-  std::string prefix;                                // of every path
-  std::vector<std::string> without;                  // but of those that begin with these
-  std::optional<std::string> conv1d = std::nullopt;  // below this path, "" for all, weights of layers are (in, out)
-  const char* task_type = nullptr;                   // PEFT's
+  std::string prefix;                                // of every path in Transformers
+  std::vector<std::string> without;                  // paths that begin with one of these have no prefix
+  std::optional<std::string> conv1d = std::nullopt;  // below this path, Linear weights are (in, out); "": everywhere
+  const char* task_type = nullptr;                   // the task's name in PEFT
   std::string embedding_is_output = {};  // the path of an embedding whose weight the output layer reads, too
-  // A family whose modules have other names there, and may be cut into parts. Null: names differ by the prefix only.
+  // Set for a family whose modules have other names in Transformers, or are several modules there. Null: names differ
+  // by the prefix only.
   std::vector<PublishedPart> (*parts)(const ModuleBase& model, const std::string& path) = nullptr;
 };
 // Transformers' parts for the module at `path`: one, or several by row.

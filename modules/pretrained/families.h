@@ -10,8 +10,8 @@ namespace rondo::nn {
 
 std::span<const Family* const> families();
 
-// `model_type` chooses among families that share a class; "": the first that fits. Throws Error if the module is none
-// of the published models.
+// Describes `module` by its family. `model_type` chooses among families that share a class; "": the first that fits.
+// Throws Error if the module belongs to no family.
 Published describe(ModuleBase& module, const std::string& model_type = "");
 
 }  // namespace rondo::nn

@@ -1,4 +1,4 @@
-// AutoModelForSequenceClassification::facts().
+// TextFacts: what AutoModelForSequenceClassification::facts() returns.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// What a classifier of texts needs to know of them.
+// What a program must know of a text classifier to prepare its inputs.
 struct TextFacts {
   int64_t vocab_size = 0;  // ids of tokens are below this
   int64_t max_length = 0;  // tokens of the longest sequence

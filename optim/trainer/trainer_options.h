@@ -1,4 +1,4 @@
-// What a Trainer (trainer.h) is told, and what it gives.
+// The options and the results of a Trainer (trainer.h).
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ int64_t unmasked_targets(const data::Batch& batch);
 // The first dimension of the batch's first tensor; 1 for a number.
 int64_t batch_rows(const data::Batch& batch);
 
-// Hugging Face's names (transformers.TrainingArguments) where it has one.
+// Options have the names of Hugging Face's transformers.TrainingArguments where it has them.
 struct TrainerOptions {
   int64_t max_steps = -1;                   // optimizer steps; positive: num_train_epochs is not used
   double num_train_epochs = 3;              // may be a fraction
@@ -38,9 +38,9 @@ struct TrainerOptions {
   // Learning rates as functions of the step, which counts from 0 (schedule.h): one for all groups of the optimizer, or
   // one for each. Empty: the optimizer's own.
   std::vector<Optimizer::Schedule> lr_schedules = {};
-  // The weight of a batch: over how many targets the loss function takes the mean. unmasked_targets for language
-  // models, else the rows count. A batch without targets is left out. It gets the batch as the source gave it, in host
-  // memory.
+  // Returns the weight of a batch: the number of targets over which the loss function takes the mean. Use
+  // unmasked_targets for language models; the default counts rows. A batch without targets is left out. The function
+  // gets the batch as the source gave it, in host memory.
   std::function<int64_t(const data::Batch&)> count_targets = batch_rows;
 
   int64_t logging_steps = 10;
@@ -49,8 +49,8 @@ struct TrainerOptions {
   // The run stops when so many evaluations in a row have not lowered the best loss by more than the threshold. 0: off.
   int64_t early_stopping_patience = 0;
   double early_stopping_threshold = 0;
-  // At the end (not after cancel()) the parameters of the best evaluation come back. Costs a copy of what is trained,
-  // here and in each checkpoint.
+  // At the end (not after cancel()) the parameters of the best evaluation are restored. Costs a copy of the trained
+  // parameters, in memory and in each checkpoint.
   bool load_best_model_at_end = false;
 
   std::string output_dir = {};        // of the checkpoints; empty: none are written
@@ -64,13 +64,13 @@ struct TrainerOptions {
   Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };
 
-// How many steps a run makes with these options: for schedules that need it. `batches_per_epoch`: of all processes.
-// Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
+// The number of steps that a run makes with these options, for schedules that need it. `batches_per_epoch`: of all
+// processes. Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
-// Batches of a step, all processes together.
+// Batches in a step, all processes together.
 int64_t batches_of_step(const TrainerOptions& options);
-// Optimizer steps that `batches` give, all processes together. The last step of an epoch has the batches that are left.
+// Optimizer steps in an epoch of `batches`, all processes together. The last step has the batches that are left.
 int64_t steps_of_epoch(const TrainerOptions& options, int64_t batches);
 
 struct TrainResult {

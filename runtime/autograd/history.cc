@@ -58,7 +58,7 @@ void refuse_second_derivative() {
         "not supported; build the tensor with where, cat or stack");
 }
 
-// Where a view stands in its base.
+// The part of its base that a view shows.
 struct ViewGeometry {
   Dims base_sizes, base_strides, sizes, strides;
   int64_t offset;
@@ -157,7 +157,7 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
   AutogradMeta* meta = impl->autograd.get();
   if (meta != nullptr && meta->base.defined() && meta->view_version != tensor.version() && meta->base.requires_grad()) {
     if (meta->no_grad_view) throw Error(absl::StrCat("autograd: ", kStaleNoGradView));
-    // The base was overwritten since this view was made: look at it again.
+    // The base was overwritten since this view was made: the view gets a new history.
     if (overlaps_itself(tensor) || overlaps_itself(meta->base))
       throw Error(
           "autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
@@ -207,7 +207,8 @@ void set_history(Tensor& tensor, std::shared_ptr<Node> node, int output, std::so
 void mark_view(Tensor& view, const Tensor& base, bool under_no_grad) {
   const AutogradMeta* base_meta = base.impl()->autograd.get();
   const bool of_view = base_meta != nullptr && base_meta->base.defined();
-  // Views of gradients, inside a gradient rule, stay inside it. To know their base would only keep its memory shared.
+  // Views that a gradient rule makes of gradients stay inside the rule. Recording the base would only keep
+  // its memory shared.
   if (node_of_rule() != nullptr && under_no_grad && !of_view && !base.requires_grad()) return;
   AutogradMeta& meta = meta_of(view);
   meta.base = of_view ? base_meta->base : base;

@@ -1,9 +1,10 @@
-// The history of a tensor: the node that made it, where the tape begins for its gradient. It follows writes in place.
+// The history of a tensor: the node that made it, at which the tensor's gradient enters the tape. A differentiable
+// write in place gives the tensor a new history.
 //
 // Note [Views]. A view remembers its base, so that a write through the view reaches the base's history and a write to
-// the base reaches the view's. A view made under no_grad has no history. A write to it is an error in grad mode if a
-// gradient would pass through the write or through the base. Once its base was overwritten, reading it is an error,
-// too, where a gradient would pass. detach() gives a tensor that is no view in this sense.
+// the base reaches the view's. A view made under no_grad has no history. A write to such a view is an error in grad
+// mode if a gradient would pass through the write or through the base. After its base was overwritten, reading such a
+// view is an error, too, if a gradient would pass. detach() gives a tensor that is no view in this sense.
 #pragma once
 
 #include <memory>

@@ -1,4 +1,5 @@
-// Who is told of the gradients of a leaf, and who may change them.
+// Callbacks on the gradient of a leaf, and claims to it: which averager may change it, and which optimizer may
+// use it up.
 #pragma once
 
 #include <functional>
@@ -13,9 +14,9 @@ namespace rondo::autograd {
 int64_t on_accumulated(const Tensor& leaf, std::function<void()> fn);
 void remove_on_accumulated(const Tensor& leaf, int64_t id);
 
-// A claim has one owner: a second one would see what the first has left. `who` names the owner in messages and must
-// outlive the claim. claim_gradient throws Error if the claim has an owner, or if `leaf` is not a leaf that requires
-// grad.
+// A claim has one owner at a time: a second one would see only what the first has left. `who` names the owner in
+// messages and must outlive the claim. claim_gradient throws Error if the claim has an owner, or if `leaf` is not a
+// leaf that requires grad.
 void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, UpdateListener* listener = nullptr);
 void unclaim_gradient(const Tensor& leaf, GradientClaim claim);
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim);  // the owner; null if there is none

@@ -1,5 +1,5 @@
-// A node of the tape: what a differentiable call leaves. It computes the gradients of its inputs, and its edges lead to
-// the nodes that made them. And grad mode: whether calls of this thread leave nodes.
+// Node: a node of the tape, made by a differentiable call. It computes the gradients of the call's inputs, and its
+// edges lead to the nodes that made these inputs. GradMode: whether calls of this thread make nodes.
 #pragma once
 
 #include <atomic>
@@ -34,7 +34,7 @@ struct Hook {
 // The consumer of a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
 enum class GradientClaim : uint8_t { kChanges, kUsesUp };
 
-// Receives what the owner of kChanges wants to know of updates (update_facts.h).
+// Tells the owner of kChanges about updates of the leaf (optim/update_facts.h).
 class UpdateListener;
 
 // A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.
@@ -48,17 +48,17 @@ struct GradSlot {
   UpdateListener* listener = nullptr;  // of the owner of kChanges
 };
 
-// A leaf to which only one gradient is still to come in this backward.
+// A leaf that waits for only one more contribution to its gradient in this backward.
 struct LeafGrad {
   const Node* leaf = nullptr;  // null: there is no such leaf
   bool added = false;          // the node has added the gradient in place
-  // Its .grad; undefined if it must not be written over. Ask only for a leaf that gets a gradient: another thread may
-  // be using any other.
+  // The leaf's .grad; undefined if it must not be overwritten. Call this only for a leaf that gets a gradient from the
+  // node: another thread may be using any other leaf.
   Tensor grad() const;
 };
 
-// A program may derive nodes of its own: it makes one, adds the edges of its inputs (gradient_edge), and makes it the
-// history of its results (set_history). Inside a compiled region a node of the program's own is a graph break.
+// A program may derive its own nodes: it makes a node, adds an edge for each input (gradient_edge()), and makes the
+// node the history of its results (set_history()). Inside a compiled region such a node is a graph break.
 class Node {
  public:
   explicit Node(std::source_location where = std::source_location::current());
@@ -81,8 +81,8 @@ class Node {
     (void)leaf_grads;
     backward(grads_out, grads_in);
   }
-  // For a node that stands for several ops: by output, whether its gradient flows to an edge that is asked for, or to
-  // one of `outputs`. Empty: for each output it flows to every edge.
+  // For a node that stands for several ops. Returns for each output whether its gradient flows to an edge that is asked
+  // for, or to one of `outputs`. An empty result: the gradient of each output flows to every edge.
   virtual std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const {
     (void)edges_asked, (void)outputs;
     return {};
@@ -94,15 +94,15 @@ class Node {
   // Frees the saved tensors. Runs after a backward without retain_graph; a second backward then throws.
   virtual void release_saved() {}
   // Note [Replaced nodes]. A node that stands for several ops may be replaced, once, by nodes of these ops. A backward
-  // that begins later sends the gradient of output i to successor(i) and never comes to this node. One that has counted
-  // this node goes on with it. Hooks of an output go to its successor. REQUIRES: replaced.
+  // that begins later sends the gradient of output i to successor(i) and never runs this node. A backward that began
+  // before, and has counted this node, still runs it. Hooks of an output move to its successor. REQUIRES: replaced.
   virtual const Edge& successor(int output) const;
 
   absl::InlinedVector<Edge, 3> edges;  // one per input; its node is null if the input needs no gradient
   int n_outputs = 1;
   std::atomic<bool> replaced = false;
-  const uint64_t sequence;    // order of creation; a node that replaces another one has that one's
-  const uint64_t within = 0;  // order of creation among the nodes that replace one
+  const uint64_t sequence;    // order of creation; a replacement has the number of the node it replaces
+  const uint64_t within = 0;  // order of creation among the replacements of one node
 
   // Hooks and retained gradients of one output. Few tensors have any.
   struct OutputExtras {
@@ -115,7 +115,7 @@ class Node {
 
  protected:
   explicit Node(uint64_t fixed_sequence) : sequence(fixed_sequence) {}
-  // For a node of the runtime's own: a recording goes on, and what it has recorded does not run first.
+  // For nodes that the runtime itself makes: they are no graph break, and what is recorded need not run first.
   struct AsRecordingGoesOn {};
   explicit Node(AsRecordingGoesOn);
 };
@@ -126,7 +126,8 @@ struct AutogradMeta {
   int output = 0;                   // which output of grad_fn
   std::weak_ptr<Node> accumulator;  // leaves: the node that accumulates into `slot`
   std::shared_ptr<GradSlot> slot;   // .grad and leaf hooks
-  // Views: the tensor that this one looks into, and the version at which grad_fn was made. See Note [Views].
+  // Views: the tensor that this one is a view of, and the version at which grad_fn was made. See Note
+  // [Views] in history.h.
   Tensor base;
   uint32_t view_version = 0;
   bool no_grad_view = false;  // made under no_grad, or a view of such a view

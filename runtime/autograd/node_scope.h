@@ -1,4 +1,5 @@
-// What this thread does with a node: it runs its op's rule, asks for some of its gradients only, or replaces it.
+// What this thread does with a node: it runs the gradient rule of the node's op (RuleScope), asks for only some of the
+// node's gradients (Asked), or makes nodes that replace it (InPlaceOf).
 #pragma once
 
 #include <vector>
@@ -9,9 +10,9 @@ class Node;
 
 namespace rondo::autograd {
 
-// The node whose op's rule runs on this thread; null: none does.
+// The node whose op's gradient rule runs on this thread; null: none does.
 const Node* node_of_rule();
-// While in scope: the rule of `node` runs.
+// While in scope: the gradient rule of `node`'s op runs.
 class RuleScope {
  public:
   explicit RuleScope(const Node& node);
@@ -26,14 +27,15 @@ class RuleScope {
 // While in scope: what grad() asks of the running node.
 class Asked {
  public:
-  // `edges`: by edge, whether its gradient is asked for, or one below it. `outputs`: those whose own gradient is.
+  // `edges`: by edge, whether its gradient, or one that is computed from it, is asked for. `outputs`: the outputs whose
+  // own gradient is asked for.
   Asked(std::vector<bool> edges, std::vector<int> outputs);
   // backward() asks for everything.
   Asked();
   ~Asked();
   Asked(const Asked&) = delete;
   Asked& operator=(const Asked&) = delete;
-  static const Asked* now();  // null: for everything
+  static const Asked* now();  // null: everything is asked for
 
   const std::vector<bool> edges;
   const std::vector<int> outputs;
@@ -42,15 +44,15 @@ class Asked {
   const Asked* previous_;
 };
 
-// While in scope: nodes that this thread makes take the place of `node` in the order of a backward, among themselves in
-// the order of creation. They are going to replace it: Note [Replaced nodes] in node.h.
+// While in scope: nodes that this thread makes have the place of `node` in the order of a backward; among themselves
+// they keep the order of creation. For nodes that are going to replace `node`: Note [Replaced nodes] in node.h.
 class InPlaceOf {
  public:
   explicit InPlaceOf(const Node& node);
   ~InPlaceOf();
   InPlaceOf(const InPlaceOf&) = delete;
   InPlaceOf& operator=(const InPlaceOf&) = delete;
-  static const Node* now();  // null: what is made replaces nothing
+  static const Node* now();  // null: new nodes replace nothing
 
  private:
   const Node* previous_;

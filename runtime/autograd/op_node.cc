@@ -13,7 +13,7 @@
 namespace rondo::autograd {
 namespace {
 
-// One call of an op.
+// The node of one call of an op.
 class OpNode final : public Node {
  public:
   OpNode(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, std::source_location where)
@@ -27,7 +27,7 @@ class OpNode final : public Node {
       const Tensor& input = *inputs[i];
       InputMeta& meta = metas_.emplace_back();
       if (!input.defined()) continue;
-      // Field by field: what is written by the byte and read at once as 16 of them waits in the processor.
+      // Field by field: a processor that reads 16 bytes right after they were written one by one has to wait.
       meta.dtype = input.dtype();
       meta.sizes = input.sizes();
       if (input.requires_grad() && is_floating(input.dtype())) {
@@ -117,7 +117,7 @@ class OpNode final : public Node {
   Attrs attrs_;
   std::source_location where_;
   std::unique_ptr<const std::string> location_;  // under DetectAnomaly: with the module, which backward cannot see
-  bool saves_ = false;                           // something; what saves nothing may go backward any number of times
+  bool saves_ = false;  // the node saves a tensor; one that saves none may run backward any number of times
   bool released_ = false;
   absl::InlinedVector<InputMeta, 3> metas_;
   absl::InlinedVector<SavedTensor, 3> saved_inputs_;

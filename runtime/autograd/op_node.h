@@ -1,4 +1,4 @@
-// Calls of ops on the tape: for dispatch, which asks when a gradient is needed.
+// Puts calls of ops on the tape. For dispatch/, which does so when a gradient is needed.
 #pragma once
 
 #include <span>

@@ -22,7 +22,7 @@
 // "documents" (arrays) and "chat_template_kwargs" (an object: further variables of the template, such as
 // enable_thinking). Other fields of the object are ignored. A message is an object; the template decides which fields
 // it may have. Fields that are null are left out, and reasoning is found under "reasoning_content", "thinking" and
-// "reasoning", as there.
+// "reasoning", as in transformers.
 //
 // Thread safety: everything here may be called from several threads at once.
 #pragma once
@@ -39,15 +39,17 @@
 namespace rondo::text {
 
 struct ChatOptions {
-  // The text ends with what asks the model for its words.
+  // Ends the text with the generation prompt, which begins the model's answer.
   bool add_generation_prompt = false;
-  // Text of special tokens inside messages stays ordinary text; from others than the assistant, also text of any added
-  // token that the template writes. Nobody then forges a role. Off in the reference unless it is asked for.
+  // Text in messages that spells a special token stays ordinary text. In messages that are not the assistant's, so
+  // does text that spells any added token which the template writes. So nobody can forge a role. Off by default, as
+  // in the reference.
   bool split_special_tokens = false;
-  // The name of one of the folder's templates, or a whole template. Empty: the folder's: "tool_use" if it has one and
-  // the conversation has tools, else "default".
+  // The name of one of the folder's templates, or a whole template. Empty: the folder's template "tool_use" if it has
+  // one and the conversation has tools, else its "default".
   std::string chat_template = {};
-  // Asked to stop, by any thread, a render ends at its next step with a TemplateCancelled. It does not stop encoding.
+  // When any thread requests a stop, the render ends at its next step with a TemplateCancelled. Encoding
+  // is not stopped.
   std::stop_token stop = {};
 };
 

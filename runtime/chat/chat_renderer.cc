@@ -15,7 +15,7 @@ using jinja::Kind;
 using jinja::Value;
 using jinja::Values;
 
-// Around ordinary text that spells a token; the same two characters as the reference's.
+// Marks around ordinary text that spells a token; the reference uses the same two characters.
 constexpr std::string_view kBegin = "\U000F0000", kEnd = "\U000F0001";
 
 // ---- Ordinary text that spells tokens
@@ -56,7 +56,7 @@ class TokenMarker {
     std::string out;
     for (size_t at = 0; at < text.size();) {
       if (text.substr(at).starts_with(kBegin) || text.substr(at).starts_with(kEnd)) {
-        at += kBegin.size();  // nobody marks text but us
+        at += kBegin.size();  // only this class writes marks
         continue;
       }
       const size_t bytes = token_at(text, at);

@@ -17,16 +17,16 @@ namespace rondo::text {
 
 class ChatRenderer {
  public:
-  // Keeps a reference. `chat_template` as in ChatOptions. Throws Error, TemplateError.
+  // Keeps a reference to `tokenizer`. `chat_template` as in ChatOptions. Throws Error, TemplateError.
   explicit ChatRenderer(const PreTrainedTokenizer& tokenizer, std::string_view chat_template = "");
 
   struct Text {
     std::string text;
-    std::vector<std::pair<size_t, size_t>> generation;  // bytes
+    std::vector<std::pair<size_t, size_t>> generation;  // [begin, end) in bytes
     // In order: parts that are never special tokens, even if they spell one, and places where the text is cut.
     std::vector<std::pair<size_t, size_t>> ordinary;
   };
-  // The first `count` messages.
+  // Renders the first `count` messages.
   Text render(const Conversation& conversation, size_t count, bool add_generation_prompt, bool split_special,
               const std::stop_token& stop = {}) const;
   struct Chat : EncodedChat {
@@ -38,7 +38,7 @@ class ChatRenderer {
   const PreTrainedTokenizer& tokenizer() const { return tokenizer_; }
 
  private:
-  // A template of the tokenizer's folder. One that this library cannot run is an error when it is first needed.
+  // A template of the tokenizer's folder. If this library cannot run it, get() throws when it is needed.
   struct FolderTemplate {
     std::optional<jinja::Template> parsed{};
     std::optional<TemplateError> error{};

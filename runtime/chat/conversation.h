@@ -1,4 +1,4 @@
-// Conversations, as templates take them.
+// Conversation: the messages and variables that a chat template gets.
 #pragma once
 
 #include <string>
@@ -16,13 +16,13 @@ struct Conversation {
   jinja::Value tools = jinja::Value::none(), documents = jinja::Value::none();
   std::vector<std::pair<std::string, jinja::Value>> variables{};
 };
-// Names of fields.
+// Names of the JSON fields of a conversation and its messages.
 struct ConversationFields {
   std::string messages = "messages", role = "role", content = "content";
 };
-// An array of messages, or an object. Throws FileError by json.fail().
+// Reads an array of messages, or an object (see chat.h). Throws FileError by json.fail().
 Conversation read_conversation(io::JsonReader& json, const ConversationFields& fields = {});
-// The same of a text; throws Error.
+// As read_conversation(), from a text. Throws Error.
 Conversation parse_conversation(std::string_view text);
 Conversation conversation_of(const std::vector<std::pair<std::string, std::string>>& roles_and_contents);
 

@@ -1,4 +1,4 @@
-// What becomes of a conversation by a chat template: see chat.h.
+// EncodedChat: the text and ids that a chat template makes of a conversation. See chat.h.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct EncodedChat {
   std::vector<int32_t> ids;
   // One per id: it is part of a {% generation %} block.
   std::vector<bool> assistant;
-  // The template has such blocks; without them nothing is the assistant's.
+  // The template has {% generation %} blocks. Without them `assistant` is false for every id.
   bool has_generation = false;
 };
 

@@ -1,4 +1,4 @@
-// What a call of attention on CPU is told: its shape, where its arrays lie, and its mask. Plain data.
+// The arguments of an attention call on CPU: its shape, where its arrays lie, and its mask. Plain data.
 //
 //   AttentionShape shape{.batch = B, .heads = H, .kv_heads = H, .queries = T, .keys = T, .head_dim = D, .causal = true,
 //                        .scale = 1 / std::sqrt(D)};

@@ -1,4 +1,4 @@
-// One convolution over two dimensions, or one of its two gradients, by its numbers. All three name the same three
+// The parameters of a convolution over two dimensions, or of one of its two gradients. All three name the same three
 // tensors: the input (B, C, H, W), the weight (O, C / groups, kh, kw) and the output (B, O, oh, ow); one is computed
 // from the others. convolution.cc chooses how. Plain data.
 #pragma once

@@ -1,5 +1,5 @@
-// What a call of attention on CUDA is told: its shape, strides, mask and addresses, and what of that all of its kernels
-// take. The ways of attention.h have it in common.
+// The arguments of an attention call on CUDA (shape, strides, mask, addresses), and code that its kernels share: those
+// that work in chunks (attention.h) and the fused ones (fused_attention.h).
 #pragma once
 
 #include <cstdint>
@@ -31,15 +31,15 @@ struct AttentionCall {
   HeadsStrides q = {}, k = {}, v = {};
   AttentionMask mask = AttentionMask::kNone;
   int64_t mask_strides[4] = {};  // over [B, H, Tq, Tk]
-  int64_t chunk = 0;             // above 0: in chunks of so many queries. 0: the best way, or chunks of chunk_of()
-  double dropout = 0;            // Note [Dropped weights] in ops/attention.cc: the probability, and which numbers
-  int64_t increment = 0;
+  int64_t chunk = 0;      // above 0: works in chunks of that many queries. 0: fused kernels, or chunks of chunk_of()
+  double dropout = 0;     // the probability: Note [Dropped weights] in ops/attention.cc
+  int64_t increment = 0;  // which random numbers dropout draws: random/random_state.h
 };
 
 // Addresses of the device.
 struct AttentionOperands {
   const void *q = nullptr, *k = nullptr, *v = nullptr, *mask = nullptr;
-  const void* state = nullptr;  // of dropout: i64 [2]
+  const void* state = nullptr;  // the random state of dropout: i64 [2]
 };
 struct AttentionGradients {
   const void *out = nullptr, *logsumexp = nullptr, *grad = nullptr;
@@ -48,8 +48,8 @@ struct AttentionGradients {
   HeadsStrides grad_q_strides, grad_k_strides, grad_v_strides;
 };
 
-// The dropout of a call, which the kernels of both ways take by value. counters: one for each four keys of a query.
-// factor: multiplies the weights that are kept.
+// The dropout of a call, which both kinds of kernels take by value. `counters`: one for each four keys of a query.
+// `factor`: multiplies the weights that are kept.
 // clang-format off
 RONDO_TEXT_AND_CODE(kDropoutText,
 struct DropoutArgument {
@@ -63,8 +63,8 @@ struct DropoutArgument {
 // clang-format on
 DropoutArgument dropout_of(const AttentionCall& call, const AttentionOperands& operands);
 
-// Text of the backward's kernels of both ways. In f32, a logsumexp of 256 is off by 2^-16, and so are the weights.
-// False for -inf, a row without a key.
+// Source text for both kinds of backward kernels. is_large(): in f32, a logsumexp of 256 is off by 2^-16, and so are
+// the weights. False for -inf, which is a row without a key.
 inline constexpr const char* kLargeLogsumexp = R"cuda(
 template <class C> RONDO_DEVICE bool is_large(C logsumexp) {
   return (logsumexp > 256 || logsumexp < -256) &&

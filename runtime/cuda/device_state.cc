@@ -55,7 +55,7 @@ DeviceState::~DeviceState() {
     for (const auto& events : free_events_)
       for (EventPtr event : events) static_cast<void>(driver().event_destroy(event));
   } catch (const Error&) {
-    // The driver gives back what is left with the context.
+    // The driver frees what is left when it destroys the context.
   }
 }
 

@@ -1,5 +1,5 @@
-// One CUDA device as the runtime uses it: its context (context.h) and what stands on that: its allocator, pools of
-// events, handles of libraries, modules. Also the list of all devices of the process.
+// One CUDA device as the runtime uses it: its context (context.h), and what is made in that context: the allocator,
+// pools of events, handles of libraries, modules. Also the list of all devices of the process.
 //
 // Thread safety: all functions may be called from any thread. Note [Locks and the driver] in context.h.
 #pragma once
@@ -42,7 +42,7 @@ class DeviceState final : public DeviceContext {
   // Made with the first call; all threads may use it.
   LtHandle lt_handle();
   // Enqueues a plan of cuDNN on the compute stream. The handle is made with the first call; a handle serves one thread
-  // at a time. Throws DeviceError, OutOfMemoryError if there can be none.
+  // at a time. Throws DeviceError or OutOfMemoryError if it cannot be made.
   DnnStatus execute_dnn(const Cudnn& library, DnnDescriptor plan, DnnDescriptor pack);
 
   // ---- Modules. What is loaded when the device is closed is unloaded with it.
@@ -61,11 +61,11 @@ class DeviceState final : public DeviceContext {
   std::vector<EventPtr> free_events_[2];  // [with timing]
   std::vector<ModulePtr> modules_;
   std::vector<signed char> peers_;  // by index: 0 unknown, 1 direct access, -1 none
-  std::mutex lt_mutex_;             // guards lt_. Not mutex_: to make a handle may find that the device is lost
+  std::mutex lt_mutex_;             // guards lt_. Not mutex_: making a handle may find that the device is lost
   LtHandle lt_ = nullptr;
-  std::mutex dnn_mutex_;  // guards what follows, and a call with it
+  std::mutex dnn_mutex_;  // guards what follows, and calls that use the handle
   DnnHandle dnn_ = nullptr;
-  Cudnn dnn_library_;  // that made it
+  Cudnn dnn_library_;  // the library that made dnn_
 };
 
 // How many devices there are. 0: none, and `*why_not` is the reason in one line. Opens the driver with the first call.
@@ -85,8 +85,8 @@ DevicePlace place_of(int index);
 DeviceState* device_state_if_usable(int index) noexcept;
 // True if a device has a context of this process's.
 bool devices_in_use() noexcept;
-// Gives all devices back; the next open_devices() starts anew. `when_idle` is called before that with one of those that
-// are usable, if there is one, when nothing runs on any of them.
+// Gives all devices back; the next open_devices() starts anew. Before that, when nothing runs on any device,
+// `when_idle` is called with a usable device, if there is one.
 void close_devices(absl::FunctionRef<void(DeviceState& usable)> when_idle);
 
 }  // namespace rondo::cuda

@@ -1,4 +1,5 @@
-// find_driver(), find_cudnn() and the others: which libraries were found, and what stands in their place.
+// find_driver(), find_cudnn() and the others: the libraries that were found, or those that
+// use_libraries() gave instead.
 #include <dlfcn.h>
 
 #include <filesystem>
@@ -23,7 +24,7 @@ template <class Table> struct Found {
   std::unique_ptr<const Table> table;
   std::string why_not;
   bool asked = false;
-  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; whoever has their addresses may still call them
+  std::vector<std::unique_ptr<const Table>> earlier;  // forgotten; code that has their addresses may still call them
 
   void forget() {
     if (table != nullptr) earlier.push_back(std::move(table));
@@ -73,10 +74,11 @@ const char* fill(Cudnn& table, void* library) {
 constexpr size_t kOldestCudnn = 91100;
 constexpr const char* kInstallCudnn = "; plans need cuDNN 9.11 or newer (pip: nvidia-cudnn-cu13 or nvidia-cudnn-cu12)";
 
-// NVRTC opens its builtins by their name alone when it first compiles, and not each NVRTC looks beside itself (that of
-// a toolkit of CUDA 12 or 13 has no run path): in a wheel, a folder of RONDO_CUDA_PATH or a toolkit that the system's
-// loader does not know, it would not find them. So they are opened here, by their path, and the loader has the name
-// when NVRTC asks for it. Where they are not beside it, NVRTC looks for itself, and its log says what it misses.
+// When NVRTC first compiles, it opens its builtins by their name alone. Not each NVRTC looks in its own folder: that of
+// a toolkit of CUDA 12 or 13 has no run path. It would not find builtins in a wheel, in a folder of RONDO_CUDA_PATH, or
+// in a toolkit that the system's loader does not know. So the builtins are opened here by their path, and the loader
+// knows the name when NVRTC asks for it. If they are not in NVRTC's folder, NVRTC searches on its own, and its log says
+// what it misses.
 void open_builtins(const Nvrtc& nvrtc) {
   int major = 0, minor = 0;
   if (nvrtc.version(&major, &minor) != NvrtcResult::kSuccess) return;

@@ -15,7 +15,7 @@ struct AllocatorStats {
   int64_t bytes_cached = 0;            // of freed blocks above 64 KB, kept for reuse
   int64_t allocations = 0;             // calls, ever
   int64_t bytes_reserved = 0;          // taken from the system: in use, cached, and what blocks are rounded up by
-  int64_t by_purpose[kPurposes] = {};  // of bytes_in_use; that of kWorkspace is not kept: it is the rest
+  int64_t by_purpose[kPurposes] = {};  // parts of bytes_in_use; kWorkspace's is not kept, because it is the rest
 };
 
 }  // namespace rondo

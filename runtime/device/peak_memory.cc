@@ -15,7 +15,7 @@ namespace {
 struct Recorded {
   std::mutex mutex;  // guards `peak`, but for its most_activations
   std::atomic<int64_t> bytes{0};
-  std::atomic<const void*> newest{nullptr};  // the block that made it, whose purpose may become known later
+  std::atomic<const void*> newest{nullptr};  // the block that made the peak; its purpose may become known later
   std::atomic<int64_t> most_activations{0};
   Peak peak;
 };

@@ -1,5 +1,5 @@
-// The moment at which most host memory was in use: kept while a memory::Recording lives (memory.h), from what the
-// allocator and storages say here.
+// Records the moment at which most host memory was in use, while a memory::Recording (memory.h) lives. The allocator
+// and storages report to the functions at the end of this file.
 #pragma once
 
 #include <atomic>
@@ -13,8 +13,8 @@ namespace rondo::memory {
 
 struct Peak {
   AllocatorStats stats;          // at that moment
-  std::string cause;             // the call that asked for the block that made it
-  int64_t most_activations = 0;  // at any time
+  std::string cause;             // the call that allocated the block which made the peak
+  int64_t most_activations = 0;  // the most bytes of activations at any time
 };
 
 // Whether peaks are recorded: ask before the calls below.
@@ -26,11 +26,11 @@ inline bool recording() { return detail::recording.load(std::memory_order_relaxe
 // False if there is a recording already.
 bool start_recording();
 void stop_recording();
-// What is in use now is the peak until more is.
+// Starts over: `now` is the peak until more memory is in use.
 void restart_peak(const AllocatorStats& now);
 Peak peak();
 
-// A block was allocated; `now` counts it.
+// A block was allocated; `now` includes it.
 void note_allocation(const AllocatorStats& now, const void* data);
 void note_purpose(const void* data, size_t bytes, Purpose from, Purpose to, int64_t activations_now);
 void note_free(const void* data);

@@ -31,7 +31,7 @@ void ImageBudget::work(uint64_t units) {
   work_ += static_cast<int64_t>(units);
 }
 
-// The size of a block lies before it: the libraries do not tell it when they free one.
+// The size of a block is stored before it, because the libraries do not pass the size when they free a block.
 void* ImageBudget::allocate(size_t bytes) {
   take(bytes);
   std::byte* block = nullptr;

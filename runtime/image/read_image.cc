@@ -28,7 +28,7 @@ void check_size(const ImageInfo& info, const std::string& name, int64_t max_pixe
 
 // ---- Pixels of one kind to those of another, all of (H, W, C)
 
-// In 16 bits of fraction, as Pillow computes it.
+// Luma in fixed point with 16 bits of fraction, as Pillow computes it.
 uint8_t luma(const uint8_t* rgb) {
   return static_cast<uint8_t>((19595 * rgb[0] + 38470 * rgb[1] + 7471 * rgb[2] + 0x8000) >> 16);
 }
@@ -65,7 +65,7 @@ void cmyk_to_rgb(const uint8_t* in, uint8_t* out, int64_t pixels, bool inverted)
     for (int c = 0; c < 3; ++c) out[c] = inverted ? scaled(in[c], in[3]) : scaled(255 - in[c], 255 - in[3]);
 }
 
-// Counted as long as the budget lives.
+// A new tensor whose bytes count as used as long as the budget lives.
 Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
   size_t bytes = size_of(dtype);
   for (const int64_t size : sizes) bytes *= static_cast<size_t>(size);
@@ -73,7 +73,7 @@ Tensor host_tensor(const Dims& sizes, DType dtype, ImageBudget& budget) {
   return Tensor::empty(sizes, {dtype, kCPU});
 }
 
-// take(rows, first pixel, number of pixels) for all pixels, from the first to the last, in bands of whole rows.
+// Calls take(rows, first pixel, number of pixels) for all pixels, from the first to the last, in bands of whole rows.
 template <class Take> void for_bands(ImageDecoder& decoder, ImageBudget& budget, size_t row_bytes, const Take& take) {
   const int64_t height = decoder.info.height, width = decoder.info.width;
   const int64_t most = decoder.rows_together ? height

@@ -1,4 +1,4 @@
-// What a text is encoded to, and how: the options of a tokenizer.
+// Encoding: the result of encoding a text. And the options of encoding and decoding.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +33,7 @@ enum class Side { kLeft, kRight };
 
 struct Truncation {
   enum Strategy { kLongestFirst, kOnlyFirst, kOnlySecond, kDoNotTruncate };
-  int64_t max_length = 512;  // with the template's tokens
+  int64_t max_length = 512;  // counts the tokens that the template adds, too
   Strategy strategy = kLongestFirst;
   Side side = Side::kRight;  // where tokens are cut off; they are dropped, not returned
 };
@@ -53,7 +53,7 @@ struct EncodeOptions {
   bool split_special_tokens = false;
   // Further added tokens whose text is ordinary text.
   std::vector<int32_t> split_tokens = {};
-  // False: the text follows another one, so a space that the file wants before the first word only is not put there.
+  // False: the text continues another one, so the space that some tokenizers put before the first word is left out.
   bool at_start = true;
   OffsetUnit offset_unit = OffsetUnit::kCodePoints;
   // Unset: as the file says (defaults: no truncation, no padding).

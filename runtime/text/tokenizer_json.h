@@ -1,4 +1,4 @@
-// tokenizer.json, the whole of a tokenizer in one file.
+// Reads tokenizer.json, which holds a whole tokenizer in one file.
 #pragma once
 
 #include <cstdint>
@@ -11,18 +11,18 @@
 
 namespace rondo::text {
 
-// Bytes of a tokenizer file. Files are copied, not mapped: one that is truncated meanwhile is an error and not a
-// signal.
+// Bytes of the largest tokenizer file. Files are copied, not mapped, so that a file which is truncated meanwhile is an
+// error, not a signal.
 inline constexpr uint64_t kLargestFile = uint64_t{1} << 30;
 // Changes that the other files of a folder make to tokenizer.json (tokenizer_class.cc).
 struct Amendments {
   // JSON instead of the file's own part; empty: the file's.
   std::string normalizer{}, pre_tokenizer{}, decoder{};
-  // Tokens by their text. Those that the file lacks are added behind its own, with ids of their own. Of one that the
-  // file has, the flags count if its id is not negative.
+  // Tokens, matched by their text. A token that the file lacks is added behind the file's tokens, with the next id. A
+  // token that the file has keeps its id there, and gets the flags given here if the id given here is not negative.
   std::vector<AddedToken> tokens{};
 };
-// tokenizer.json.
+// Parses `text`, a tokenizer.json. `path` stands in errors.
 std::unique_ptr<TokenizerParts> read_tokenizer_json(std::string_view text, const std::string& path,
                                                     const Amendments& amendments = {});
 

@@ -15,7 +15,7 @@ namespace rondo::text {
 bool TokenizerParts::add_token(AddedToken token) {
   int32_t id = model->vocabulary().id(token.content);
   if (id < 0) {
-    // As the reference: behind the vocabulary, by its count of tokens, and behind the added tokens.
+    // As the reference: the next id follows the vocabulary, by its number of tokens, and the tokens added so far.
     int64_t next = model->vocabulary().count();
     for (const AddedToken& other : added_) next = std::max<int64_t>(next, other.id + int64_t{1});
     if (next > INT32_MAX) return false;
@@ -86,7 +86,7 @@ TokenizerParts::Lease::~Lease() {
   std::lock_guard lock(parts_.mutex_);
   try {
     parts_.idle_.push_back(std::move(scratch_));
-  } catch (const std::bad_alloc&) {  // then it is freed
+  } catch (const std::bad_alloc&) {  // no memory for the list: the scratch is freed
   }
 }
 
@@ -105,8 +105,8 @@ Spaces spaces_of(std::string_view token) {
   return out;
 }
 
-// Spaces at the ends of tokens leave the offsets, except the one that add_prefix_space put before the text: if there
-// are several, it put none there.
+// Takes the spaces at the ends of tokens out of the offsets, except the one that add_prefix_space put before the text.
+// If the text begins with several spaces, it put none there.
 void trim_offsets(std::vector<Encoding::Offset>& offsets, std::span<const Spaces> spaces, bool add_prefix_space) {
   for (size_t i = 0; i < offsets.size(); ++i) {
     Encoding::Offset& offset = offsets[i];

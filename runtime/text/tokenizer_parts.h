@@ -53,9 +53,8 @@ struct TokenizerParts {
   std::optional<int64_t> model_max_length;
   std::map<std::string, ChatTemplateText> chat_templates;  // by name
 
-  // Takes the id that the vocabulary has for the token, or the next free one; false if `token.id` is another, unless it
-  // is negative.
-  // Call finish() behind the last one.
+  // Gives the token its id in the vocabulary, or the next free id. Returns false if `token.id` is another id and not
+  // negative. Call finish() after the last token.
   bool add_token(AddedToken token);
   void finish();
 
@@ -67,12 +66,14 @@ struct TokenizerParts {
   int32_t id(std::string_view token) const;
   int64_t size() const;
 
-  // One text; with ids only, the other vectors stay empty. `spaces`: of each token, if offsets are to be trimmed.
+  // Encodes one text. `ids_only`: the other vectors stay empty. `spaces`: gets the spaces of each token if offsets are
+  // to be trimmed.
   void encode(std::string_view text, const EncodeOptions& options, bool ids_only, Scratch& scratch, Encoding& out,
               std::vector<Spaces>& spaces) const;
   Encoding encode_texts(std::span<const std::string_view> texts, const EncodeOptions& options, Scratch& scratch) const;
 
-  // Scratch memory is handed from call to call, so that words stay cached. As many as there ever were callers at once.
+  // Scratch memory, passed from call to call so that words stay cached. One is kept for each of the calls that ever
+  // ran at once.
   class Lease {
    public:
     explicit Lease(const TokenizerParts& parts);

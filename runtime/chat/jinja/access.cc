@@ -135,7 +135,7 @@ Value Evaluator::item(const Value& value, const Value& key) {
     if (auto found = python_attribute(value, key.text())) return *std::move(found);
     return Value::undefined(absl::StrCat(described(value), " has no attribute '", brief(key.text()), "'"));
   }
-  // The key as it prints, if that is short for sure.
+  // Prints the key only if its text is certainly short.
   const std::string shown = key.is_number() ? std::string(str(key)) : absl::StrCat("of type ", key.type_name());
   return Value::undefined(absl::StrCat(described(value), " has no element ", shown));
 }

@@ -12,7 +12,7 @@ struct Bounds {
   uintptr_t low = 0, high = 0;
 };
 
-// Of this thread's stack; {0, 0}: not known.
+// The bounds of this thread's stack; {0, 0} if they are not known.
 Bounds stack_bounds() noexcept {
 #ifdef __linux__
   pthread_attr_t attributes;
@@ -29,7 +29,7 @@ Bounds stack_bounds() noexcept {
 uintptr_t lowest_frame(uintptr_t top, size_t limit) {
   static thread_local const Bounds bounds = stack_bounds();
   const uintptr_t by_limit = top - std::min<uintptr_t>(top, limit);
-  // A fiber runs on memory of its own, of which the system knows nothing.
+  // A fiber runs on a stack of its own, which the system does not know.
   if (top < bounds.low || top >= bounds.high) return by_limit;
   return std::max(by_limit, bounds.low + Budget::kReserve);
 }

@@ -1,4 +1,4 @@
-// Budget: what a template may use up. The one place where it pays, before it gets.
+// Budget: how much work, memory and stack a template may use. Everything is charged here, before the template gets it.
 //
 //   Budget budget(limits);            // in force on this thread until it is destroyed
 //   Text text; text += more;          // charged by its allocator: bytes, and the work of filling them
@@ -6,8 +6,8 @@
 //
 // Memory: all that grows with what a template does is a Text, a List or made by shared(), so no filter can go around
 // it. Bytes are given back when they are freed. Work: step() begins every function that recurses or runs once for an
-// item, and the functions on text (python_text.h) charge the bytes that they look at. What is dearer than its charge is
-// a bug.
+// item, and the functions on text (python_text.h) charge the bytes that they look at. An operation that costs more than
+// it charges is a bug.
 //
 // Without a budget in force nothing is charged: values of callers are free.
 // Thread safety: a budget belongs to the thread that made it.
@@ -30,7 +30,7 @@ struct Limits {
   uint64_t steps = 20'000'000;
   // Memory at any one time: the template, its values and its output. What the caller hands in does not count.
   size_t bytes = size_t{128} << 20;
-  // Of the calling thread's stack, below the call. A thread that has less left is respected: Note [Stack].
+  // Bytes of the calling thread's stack, below the call. Less if the thread has less left: Note [Stack].
   size_t stack = size_t{256} << 10;
   // Bytes of a template. Its tree takes up to 200 times as many.
   size_t source = size_t{256} << 10;

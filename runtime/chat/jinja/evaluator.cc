@@ -45,7 +45,7 @@ int64_t LoopState::count() {
     case Kind::kUndefined: return *(length = 0);
     default: return *(length = static_cast<int64_t>(iterable.items().size()));
   }
-  // Python has to draw all that is left to know.
+  // As in Python, the length is known only after all remaining items are drawn.
   Values rest;
   for (Value drawn; !ended;) {
     if (iterator.iterator().next(drawn)) rest.push_back(std::move(drawn));
@@ -76,7 +76,7 @@ Rendered Evaluator::run(const Parsed& parsed, const std::vector<std::pair<std::s
   for (const auto& [name, value] : variables) variables_.set(Value::string(name), value);
   root_.hide(parsed.unset);
   run_body(parsed.body, root_);
-  // The text is copied out, so let its memory be the only one.
+  // Frees all values before the text is copied, to keep the peak of memory low.
   root_.names = {};
   for (Value::Dict& fields : namespaces_) fields = {};
   return {.text = std::string(text_), .generation = {generation_.begin(), generation_.end()}};
@@ -111,7 +111,7 @@ Evaluator::Flow Evaluator::run_statement(const Statement& statement, Scope& scop
       Value value = Value::string(captured(statement.body, own, flow));
       if (flow != Flow::kOn) return flow;
       if (statement.expression != nullptr) {
-        // The filters draw from what the body made, under a name that no template can write.
+        // The filters read the body's text from a variable whose name no template can write.
         Scope inner{.outer = &scope};
         inner.names.set(filtered_name_, std::move(value));
         value = evaluate(*statement.expression, inner);
@@ -172,7 +172,7 @@ Evaluator::Flow Evaluator::run_for(const Statement& statement, Scope& scope) {
   line_ = statement.line;
   loop->iterator = iterate(loop->iterable);
   if (statement.condition != nullptr) {
-    // Asked item by item, when the loop comes to it, as Python's generators do.
+    // The condition is evaluated when the loop comes to the item, as in Python's generators.
     const Value source = std::exchange(loop->iterator, Value());
     loop->iterator = Value::iterator(
         [this, source, &statement, &scope](Value& out) {
@@ -236,7 +236,7 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
   };
   if (given.positional.size() > names.size()) fail(absl::StrCat("takes not more than ", names.size(), " argument(s)"));
   Scope scope{.outer = &root_};
-  // All parameters are there before the first default is computed: a default never sees what they hide.
+  // Declares all parameters before the first default is computed: a default never sees outer variables of these names.
   size_t named = 0;
   for (size_t i = 0; i < names.size(); ++i) {
     std::optional<Value> value;

@@ -18,10 +18,10 @@
 
 namespace rondo::text::jinja {
 
-// Values for a call.
+// The arguments of a call.
 struct Given {
   Values positional{};
-  Value::Dict named{};  // by texts
+  Value::Dict named{};  // keys are strings
 };
 
 // The state of a running loop, as `loop` shows it.
@@ -42,7 +42,7 @@ struct LoopState {
 
 class Evaluator {
  public:
-  // `line` is, at any time, that of what is evaluated. REQUIRES: a Budget in force as long as this lives.
+  // `line` always holds the line that is being evaluated. REQUIRES: a Budget in force as long as this lives.
   Evaluator(const RenderOptions& options, int& line) : options_(options), line_(line) {}
   // Throws Error.
   Rendered run(const Parsed& parsed, const std::vector<std::pair<std::string, Value>>& variables);
@@ -51,7 +51,7 @@ class Evaluator {
   struct Scope {
     Scope* outer = nullptr;
     Value::Dict names{};
-    // Lets names be undefined until they are set: Statement::unset.
+    // Makes the names in `unset` undefined in this scope until they are set: Statement::unset.
     Scope& hide(const Values& unset);
   };
   enum class Flow { kOn, kBreak, kContinue };
@@ -99,7 +99,7 @@ class Evaluator {
   Value filter(std::string_view name, const Value& value, Given given);
   std::optional<Value> text_filter(std::string_view name, const Value& value, Given& given);
   std::optional<Value> number_filter(std::string_view name, const Value& value, Given& given);
-  // The next three: nothing if it is another filter's name.
+  // The next three return nullopt if `name` is the name of another filter.
   std::optional<Value> sequence_filter(std::string_view name, const Value& value, Given& given);
   std::optional<Value> ordering_filter(std::string_view name, const Value& value, Given& given);
   std::optional<Value> position_filter(std::string_view name, const Value& value, Given& given);
@@ -110,7 +110,7 @@ class Evaluator {
   bool test(std::string_view name, const Value& value, const Given& given);
   Value call_method(const Value& self, std::string_view name, Given given);
   Value call_text_method(std::string_view text, std::string_view name, Given given);
-  // Nothing if it is another method's name.
+  // These two return nullopt if `name` is the name of another method.
   std::optional<Value> search_text(std::string_view text, std::string_view name, Given& given);
   std::optional<Value> pad_text(std::string_view text, std::string_view name, Given& given);
   Value call_function(std::string_view name, Given given);
@@ -135,11 +135,11 @@ Bound bind(Given given, std::initializer_list<const char*> names, size_t require
 void refuse_named(std::string_view name, const Given& given);
 // An optional argument that is there, and not None.
 inline bool given(const std::optional<Value>& value) { return value && !value->is_none(); }
-// The text of a value. Throws Error, with `what` in its message, if it is none.
+// The text of a string. Throws Error, with `what` in its message, if `value` is no string.
 std::string_view need_text(const Value& value, const char* what);
 // str.replace(from, to, most); most < 0: no limit.
 Text replace_text(std::string_view text, std::string_view from, std::string_view to, int64_t most);
-// REQUIRES of the callers: what Python would refuse is an Error.
+// Throws Error for a value that Python does not take as an integer.
 int64_t to_integer(const Value& value);
 bool is_global_function(std::string_view name);
 

@@ -223,7 +223,7 @@ Value Evaluator::evaluate_compare(const Expression& expression, Scope& scope) {
       case Expression::kNe: holds = !equals(left, right); break;
       case Expression::kLt: holds = is_less(left, right); break;
       case Expression::kGt: holds = is_less(right, left); break;
-      // Not the opposites of > and <: NaN.
+      // Not !(a > b) and !(a < b), which would hold for NaN.
       case Expression::kLe: holds = is_less(left, right) || (!is_less(right, left) && equals(left, right)); break;
       case Expression::kGe: holds = is_less(right, left) || (!is_less(left, right) && equals(left, right)); break;
       case Expression::kIn: holds = contains(right, left); break;
@@ -278,12 +278,12 @@ Value Evaluator::evaluate_slice(const Expression& expression, Scope& scope) {
   if (value.is_undefined()) throw Error(value.reason());
   const bool sequence = value.is_string() || value.is(Kind::kList) || value.is(Kind::kTuple);
   if (value.is(Kind::kRange)) throw Error("a slice of a range is not supported; put |list behind it");
-  // jinja2 takes some slices of constants, such as 1[:2], as undefined. Nobody means that.
+  // In jinja2 some slices of constants, such as 1[:2], are undefined. Nobody means that, so it is an error here.
   if (!sequence || !numbers)
     throw Error(sequence ? "slice bounds must be integers or none"
                          : absl::StrCat("'", value.type_name(), "' object cannot be sliced"));
   const int64_t size = length(value);
-  // Further than to the other end makes no difference.
+  // All steps beyond the other end have the same effect.
   const int64_t step = std::clamp(bounds[2].value_or(1), -size - 1, size + 1);
   if (step == 0) throw Error("slice step cannot be zero");
   const auto clamp = [&](std::optional<int64_t> bound, int64_t unset) {

@@ -50,7 +50,7 @@ Value Evaluator::call_function(std::string_view name, Given given) {
     const int64_t first = to_integer(*at[0]);
     const int64_t start = at[1] ? first : 0, stop = at[1] ? to_integer(*at[1]) : first;
     const int64_t step = at[2] ? to_integer(*at[2]) : 1;
-    constexpr int64_t kMost = 100'000, kFarthest = (int64_t{1} << 62) - 1;  // kMost: the sandbox's
+    constexpr int64_t kMost = 100'000, kFarthest = (int64_t{1} << 62) - 1;  // kMost: the limit of jinja2's sandbox
     if (step == 0) throw Error("range() arg 3 must not be zero");
     for (const int64_t bound : {start, stop, step})
       if (bound > kFarthest || bound < -kFarthest) throw Error("range() beyond 62 bits is not supported");

@@ -44,7 +44,7 @@ class Lexer {
  private:
   [[noreturn]] void fail(std::string_view what) const { throw TemplateError(line_, std::string(what)); }
   bool at(std::string_view text) const { return source_.substr(at_).starts_with(text); }
-  // Moves behind `text`, counting lines.
+  // Moves to `end`, and counts the lines on the way.
   void skip_to(size_t end) {
     line_ += static_cast<int>(std::count(source_.begin() + static_cast<std::ptrdiff_t>(at_),
                                          source_.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
@@ -63,9 +63,10 @@ class Lexer {
     tokens_.push_back({.type = type, .line = line_, .text = std::move(text)});
   }
 
-  // Text up to the tag at `tag`, whose sign is `sign` ('-', '+', or 0).
+  // Adds the text before the tag at `tag`, whose sign is `sign` ('-', '+', or 0).
   void push_text(size_t tag, char sign, bool may_lstrip);
-  // Behind the end of a tag that begins at `end`: "%}" with its sign, and a line break if the tag eats one. 0: no end.
+  // Returns the position behind the end of a tag: at `from` there must be `close` with its sign, and a line break is
+  // included if the tag eats one. Returns 0 if there is no end at `from`.
   size_t behind_end(size_t from, std::string_view close, bool eats_line) const;
   void root();
   bool raw(size_t tag, char sign);
@@ -188,7 +189,7 @@ void Lexer::inside(std::string_view close, Token::Type end, bool eats_line) {
     }
     expression_token();
   }
-  // The parser says what is missing.
+  // If the end of a tag is missing, the parser says so.
 }
 
 bool Lexer::number() {
@@ -222,7 +223,8 @@ bool Lexer::number() {
   };
   if (!is_digit(source_[at_])) return false;
   const size_t end = digits(at_, 10);
-  // A float: digits, a point with digits behind it, and an exponent; the last two not both missing. Not behind a point.
+  // A float has digits, and then a fraction (a point and digits), an exponent, or both. Behind a point there
+  // is no float.
   size_t stop = end;
   if (at_ == 0 || source_[at_ - 1] != '.') {
     if (stop < source_.size() && source_[stop] == '.')

@@ -206,7 +206,7 @@ std::unique_ptr<Statement> Parser::filter_statement(int line) {
   auto out = std::make_unique<Statement>();
   out->type = Statement::kFilterBlock;
   out->line = line;
-  // As behind a value, but for the first "|".
+  // Filters as behind a value, but without the first "|".
   auto first = make(Expression::kFilter, now().line, list(ExpressionPtr()));
   first->name = dotted_name("the name of a filter");
   if (is_sign("(")) arguments(*first);

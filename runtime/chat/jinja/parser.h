@@ -1,4 +1,4 @@
-// Tokens to a tree. See syntax.h.
+// Parses the text of a template to a tree (syntax.h).
 #pragma once
 
 #include <string_view>

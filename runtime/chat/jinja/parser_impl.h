@@ -22,7 +22,7 @@ using Names = std::span<const std::string_view>;
 
 class Parser {
  public:
-  // `line` is, at any time, that of the last statement.
+  // `line` always holds the line of the last statement.
   Parser(List<Token> tokens, int& line) : tokens_(std::move(tokens)), line_(line) {}
   Parsed parse() {
     out_.body = body({});
@@ -33,7 +33,7 @@ class Parser {
   // ---- Tokens
   const Token& now() const { return tokens_[at_]; }
   const Token& after() const { return tokens_[std::min(at_ + 1, tokens_.size() - 1)]; }
-  // The last one, kEnd, stays.
+  // Returns the token and moves on, but never past the last one, kEnd.
   Token take() {
     if (at_ + 1 < tokens_.size()) return std::move(tokens_[at_++]);
     return now();
@@ -59,7 +59,7 @@ class Parser {
     return take().text;
   }
   void expect_end_of_block() {
-    take_sign(":");  // Python's, which Jinja allows
+    take_sign(":");  // Python's colon, which Jinja allows
     if (now().type != Token::kBlockEnd) fail(now().line, absl::StrCat("expected \"%}\", found ", shown(now())));
     take();
   }

@@ -298,7 +298,7 @@ size_t Finder::find(std::string_view text) const {
 }
 
 size_t find_text(std::string_view text, std::string_view wanted, Finder::Direction direction) {
-  if (wanted.size() > text.size()) return std::string_view::npos;  // before there is a finder, which takes memory
+  if (wanted.size() > text.size()) return std::string_view::npos;  // checked first, because a Finder takes memory
   if (wanted.empty()) return direction == Finder::kForwards ? 0 : text.size();
   return Finder(wanted, direction).find(text);
 }

@@ -332,7 +332,7 @@ bool Evaluator::test(std::string_view name, const Value& value, const Given& giv
   if (name == "divisibleby") return equals(arithmetic(Expression::kMod, value, other("num")), Value::integer(0));
   if (name == "sameas") {
     const Value with = other();
-    // Whether two equal texts or numbers are one object is Python's own affair.
+    // Python does not define whether two equal texts or numbers are one object.
     if (value.kind() == with.kind() && value.kind() >= Kind::kInt && value.kind() <= Kind::kString &&
         equals(value, with))
       throw Error("the test \"sameas\" on numbers and texts is not supported");

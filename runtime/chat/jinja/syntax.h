@@ -16,7 +16,7 @@ using Expressions = List<ExpressionPtr>;
 // name(positional, ..., key=value, *star)
 struct Arguments {
   Expressions positional;
-  List<std::pair<Value, ExpressionPtr>> named;  // by texts
+  List<std::pair<Value, ExpressionPtr>> named;  // keys are strings
   ExpressionPtr star;                           // null: none
 };
 
@@ -68,7 +68,7 @@ using Body = List<std::unique_ptr<Statement>>;
 
 struct Macro : ChargedNode {
   Value name;            // a text
-  Values parameters;     // texts, each another one
+  Values parameters;     // strings, all different
   Expressions defaults;  // of the last parameters
   Body body;
   Values unset;  // as Statement::unset

@@ -1,7 +1,7 @@
 // Jinja templates, as far as chat templates use them: what transformers renders with jinja2 3.1.6, to the same bytes.
 //
-//   const jinja::Template chat = jinja::Template::parse("{% for m in messages %}{{ m.content }}{% endfor %}",
-//   "chat.jinja"); std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
+//   const auto chat = jinja::Template::parse("{% for m in messages %}{{ m.content }}{% endfor %}", "chat.jinja");
+//   std::string text = chat.render({{"messages", jinja::Value::from_json("messages", json)}}).text;
 //
 // A template is code of strangers: it reads the variables that it is given and nothing else, and all that it can use up
 // is bounded (Limits in budget.h): work, memory, the thread's stack. What this subset lacks is a TemplateError that

@@ -215,7 +215,7 @@ std::optional<Value> Evaluator::pad_text(std::string_view text, std::string_view
 }
 
 Value Evaluator::call_text_method(std::string_view text, std::string_view name, Given given_arguments) {
-  // Python names the arguments of these only, and since 3.13 the count of replace().
+  // Only these methods have named arguments in Python; since 3.13 replace() has one, too: count.
   if (name != "split" && name != "rsplit" && name != "splitlines" && name != "format" &&
       !(name == "replace" && given_arguments.named.find("count") != nullptr))
     refuse_named(name, given_arguments);

@@ -1,13 +1,13 @@
 #include "rondo/runtime/chat/jinja/unset_names.h"
 
-// Names that jinja2 takes as undefined though the caller gave a variable of that name. It decides when it compiles a
-// template where each name lives (jinja2/idtracking.py):
+// Names that jinja2 takes as undefined although the caller gave a variable of that name. When jinja2 compiles a
+// template, it decides in which scope each name lives (jinja2/idtracking.py):
 //
 //   {% for m in messages %}{{ tools }}{% endfor %}{% set tools = 1 %}    no text: `tools` is the name set below
 //
 // A body whose first use of a name is to set it owns the name from its first statement on, and bodies inside see it,
 // undefined until it is set. A body that reads the name first, or sets it in an if, takes the caller's variable until
-// then. So does a body around which another one knows the name. Bodies of an if own no names.
+// then. So does a body inside of another body that knows the name. Bodies of an if own no names.
 #include <optional>
 
 namespace rondo::text::jinja {
@@ -109,7 +109,7 @@ void collect(const Body& body, Frame& frame, bool in_branch) {
 
 void enter(const Body& body, Frame& frame);
 
-// A body with names of its own. `more`: what else it reads; returns the names that it has to unset.
+// A body with names of its own. `more`: an expression that it reads, too. Returns the names that the body has to unset.
 Values inner_body(const Body& body, Frame& frame, const Expression* more = nullptr) {
   collect(body, frame, false);
   load(more, frame);

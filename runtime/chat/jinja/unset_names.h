@@ -1,11 +1,11 @@
-// Which names the bodies of a template own. See unset_names.cc.
+// Finds the names that a body of a template owns, which are undefined until it sets them. See unset_names.cc.
 #pragma once
 
 #include "rondo/runtime/chat/jinja/syntax.h"
 
 namespace rondo::text::jinja {
 
-// Fills in every `unset`. Throws Error of the budget.
+// Fills in every `unset` of the tree. Throws Error if the budget is used up.
 void find_unset_names(Parsed& parsed);
 
 }  // namespace rondo::text::jinja

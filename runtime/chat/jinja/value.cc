@@ -16,7 +16,7 @@ uint8_t nested(int depth) {
   return static_cast<uint8_t>(depth + 1);
 }
 
-// Throws for a value that a template may not keep inside of others: the state of a loop is only its own.
+// Throws for the one kind of value that a template must not keep inside of others: the state of a loop.
 void check_storable(const Value& value) {
   if (value.is(Kind::kLoop)) throw Error("the loop object inside another value is not supported");
 }
@@ -325,7 +325,7 @@ bool is_true(const Value& value) {
 
 namespace {
 
-// Exact, also where a double cannot hold the integer.
+// Compares exactly, also where a double cannot hold the integer.
 int compare_numbers(const Value& a, const Value& b, bool& ordered) {
   ordered = true;
   if (a.is_integral() && b.is_integral()) return a.integral() < b.integral() ? -1 : a.integral() > b.integral() ? 1 : 0;

@@ -78,8 +78,8 @@ class Value {
   // Later values of a key replace earlier ones, in place. Throws Error for a key that Python cannot hash.
   static Value dict(Items items);
   static Value range(int64_t start, int64_t stop, int64_t step);
-  // Draws by `draw`, a bool(Value&) that is false at the end. `held`: the values that it keeps, which count as nested
-  // in the iterator.
+  // An iterator that gets its items from `draw`, a bool(Value&) that returns false at the end. `held`: the values that
+  // `draw` keeps; they count as nested in the iterator.
   template <class Draw>
   static Value iterator(Draw draw, const Values& held = {}, const char* python_name = "generator");
   static Value name_space(Dict* fields);
@@ -193,7 +193,7 @@ struct Value::Method {
 // ---- What Python does with values. All throw Error with Python's reason, without a line.
 
 bool is_true(const Value& value);
-// The same for an argument that may be left out.
+// As is_true(), for an argument that may be left out: then `unset`.
 inline bool is_true(const std::optional<Value>& value, bool unset) { return value ? is_true(*value) : unset; }
 // ==, which also compares numbers of different types.
 bool equals(const Value& a, const Value& b);
@@ -211,7 +211,7 @@ struct JsonStyle {
 };
 // json.dumps(). Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
-// A text of a template, fit for a message: cut to a readable length.
+// A text of a template, cut to a readable length for a message.
 std::string brief(std::string_view text);
 
 }  // namespace rondo::text::jinja
