@@ -124,7 +124,7 @@ class ModuleBase {
 
   // ---- Changing the tree after construction; never during a call. Everything that walks the tree sees the change:
   // parameters(), state_dict(), train(), to(), regions. An optimizer or DistributedDataParallel that was made before
-  // has its own list of parameters and does not: make it after, or use Optimizer::add_param_group().
+  // has its own list of parameters and does not: make it after, or use FormulaOptimizer::add_param_group().
 
   // Adds a child, which this module owns from now on. It gets this module's mode (train or eval). If it is a CallHook,
   // it wraps every call of this module. Throws Error if the name is empty, taken or has a dot, or if `module` has a

@@ -33,7 +33,7 @@
 namespace rondo::nn {
 
 // Gives the model one more adapter and makes it the active one. Freezes all other parameters and drops their gradients;
-// an optimizer that was made before keeps its list of parameters (Optimizer::add_param_group). A is drawn from
+// an optimizer that was made before keeps its list of parameters (FormulaOptimizer::add_param_group). A is drawn from
 // default_generator(), in the order of the tree. Throws Error if a name of `targets`, `modules_to_save` or a pattern
 // matches nothing (the message lists what there is), if one module of modules_to_save is a part of another, if a target
 // is neither a Linear nor an Embedding, if an option is out of range, if there is an adapter of this name, if an

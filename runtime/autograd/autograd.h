@@ -39,6 +39,10 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> grads, bool
 // random numbers, from whatever generators fn uses on this thread; the second run leaves each generator as it found it.
 // Collectives (ops::all_reduce_sum) are made once: the checkpoint keeps their sums for the second run. fn must not have
 // other side effects. While a region is recorded, fn is simply part of it.
+//
+// fn may read leaves, such as parameters, by itself: backward() adds to their .grad, and grad() of them is an Error. A
+// tensor with a history from outside has to be one of `inputs`: Error if fn reads another one. create_graph does not
+// reach through a checkpoint.
 std::vector<Tensor> checkpoint(std::function<std::vector<Tensor>(std::span<const Tensor>)> fn,
                                std::span<const Tensor> inputs);
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace rondo {
 
 // The use of a block of memory (memory.h).
@@ -19,3 +20,4 @@ struct AllocatorStats {
 };
 
 }  // namespace rondo
+#pragma GCC visibility pop

@@ -134,5 +134,71 @@ TEST_F(CheckpointUses, GradOfWhatIsInsideIsRefused) {
   EXPECT_EQ(autograd::grad({&loss, 1}, of_x).size(), 1u);
 }
 
+// ... and leaves the .grad of leaves inside alone, and who waits for them.
+TEST_F(CheckpointUses, GradAddsNothingToLeavesInside) {
+  int told = 0;
+  autograd::on_accumulated(w, [&] { ++told; });
+  const auto fn = [&](const Tensor& in) { return ops::tanh(ops::matmul(in, w)); };
+  const auto gradient = [&](const Wrap& wrap) {
+    const Tensor loss = ops::sum(wrap(fn, wrap(fn, x)));
+    return autograd::grad({&loss, 1}, {&x, 1})[0];
+  };
+  EXPECT_TRUE(same_bits(gradient(&checkpointed), gradient(&as_it_is)));
+  EXPECT_FALSE(w.grad().defined());
+  EXPECT_FALSE(x.grad().defined());
+  EXPECT_EQ(told, 0);
+}
+
+// Hooks see the whole gradient of a leaf, once, also where a checkpoint in a checkpoint adds to it.
+TEST_F(CheckpointUses, HooksSeeWholeGradients) {
+  const auto inner = [&](const Tensor& in) { return ops::tanh(ops::matmul(in, w)); };
+  const auto loss = [&](const Wrap& wrap) {
+    const auto outer = [&](const Tensor& in) { return ops::matmul(wrap(inner, in), w); };
+    return ops::sum(ops::matmul(wrap(outer, x), w));
+  };
+  loss(&as_it_is).backward();
+  const Tensor expected = w.grad().clone();
+  w.set_grad(Tensor());
+  std::vector<Tensor> seen;
+  w.register_hook([&](const Tensor& gradient) {
+    seen.push_back(gradient.clone());
+    return gradient * 2;
+  });
+  loss(&checkpointed).backward();
+  ASSERT_EQ(seen.size(), 1u);
+  EXPECT_LT(ops::max(ops::abs(seen[0] - expected)).item(), 1e-5);
+  EXPECT_TRUE(same_bits(w.grad(), seen[0] * 2));
+}
+
+// The backward of a checkpoint would go on through the graph outside of it, at every use again.
+TEST_F(CheckpointUses, WhatIsComputedOutsideIsAnInput) {
+  const Tensor outside = w * 2;
+  const auto captures = [&](const Tensor& in) { return ops::matmul(in, outside); };
+  const std::string error = error_of([&] { checkpointed(captures, x); });
+  EXPECT_NE(error.find("a tensor of shape [3, 3] that was computed outside of it and requires grad (by mul"),
+            std::string::npos)
+      << error;
+  const Tensor inputs[] = {x, outside};
+  const auto takes = [](std::span<const Tensor> in) { return Tensors{ops::matmul(in[0], in[1])}; };
+  const Tensor first = autograd::checkpoint(takes, inputs)[0], second = autograd::checkpoint(takes, inputs)[0];
+  ops::sum(first + second).backward();
+  const Tensor got = w.grad().clone();
+  w.set_grad(Tensor());
+  ops::sum(captures(x) + captures(x)).backward();
+  EXPECT_TRUE(same_bits(got, w.grad()));
+  // What the function itself has computed with gradients on is its own.
+  const auto own = [&](const Tensor& in) {
+    const GradMode on(true);
+    return ops::matmul(in, w * 2);
+  };
+  EXPECT_EQ(error_of([&] { ops::sum(checkpointed(own, x) * 1).backward(); }), "");
+}
+
+TEST_F(CheckpointUses, ALeafInsideThatWasOverwritten) {
+  const Tensor loss = ops::sum(checkpointed([&](const Tensor& in) { return ops::matmul(in, w); }, x));
+  no_grad([&] { w.mul_(3); });
+  EXPECT_NE(error_of<StaleTensorError>([&] { loss.backward(); }).find("was overwritten in place"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace rondo

@@ -1,0 +1,92 @@
+// Nodes of a program's own, and functions that are called when a leaf's gradient is there.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/ops/ops.h"
+#include "rondo/tests/errors.h"
+
+namespace rondo {
+namespace {
+
+using test::error_of;
+
+// Returns the same gradient, whatever arrives.
+class Returns final : public Node {
+ public:
+  Returns(const Tensor& input, Tensor gradient) : gradient_(std::move(gradient)) {
+    edges.push_back(autograd::gradient_edge(input));
+  }
+  const char* name() const override { return "returns"; }
+  void backward(std::span<Tensor>, std::span<Tensor> grads_in) override { grads_in[0] = gradient_; }
+
+ private:
+  Tensor gradient_;
+};
+
+class Leaf : public testing::Test {
+ protected:
+  Tensor leaf = Tensor::ones({2}, {kF64}).requires_grad_();
+};
+
+TEST_F(Leaf, AGradientOfAnotherKindIsRefused) {
+  for (const Tensor& wrong :
+       {Tensor::ones({5}, {kF64}), Tensor::ones({2}, {kF32}), Tensor::ones({}, {kF64}), Tensor::ones({2}, {kI64})}) {
+    Tensor y = Tensor::ones({2}, {kF64});
+    autograd::set_history(y, std::make_shared<Returns>(leaf, wrong), 0);
+    const std::string error = error_of([&] { ops::sum(y).backward(); });
+    EXPECT_NE(error.find("the gradient of a leaf f64[2] on cpu came as"), std::string::npos) << error;
+    EXPECT_FALSE(leaf.grad().defined());
+  }
+  Tensor y = Tensor::ones({2}, {kF64});
+  autograd::set_history(y, std::make_shared<Returns>(leaf, Tensor::full({2}, 3.0, kF64)), 0);
+  ops::sum(y).backward();
+  EXPECT_EQ(leaf.grad().to_vector<double>(), (std::vector<double>{3, 3}));
+}
+
+TEST_F(Leaf, WrongArgumentsOfAHistory) {
+  Tensor nothing, y = Tensor::ones({2}, {kF64}), whole = Tensor::ones({2}, {kI64});
+  const auto node = std::make_shared<Returns>(leaf, y);
+  EXPECT_NE(error_of([&] { autograd::gradient_edge(nothing); }).find("gradient_edge: the tensor is undefined"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { autograd::set_history(nothing, node, 0); }).find("set_history: the tensor is undefined"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] { autograd::set_history(y, nullptr, 0); }).find("set_history: there is no node"),
+            std::string::npos);
+  for (const int output : {-1, 1, 1000000})
+    EXPECT_NE(error_of([&] { autograd::set_history(y, node, output); }).find("the node has 1 outputs"),
+              std::string::npos);
+  EXPECT_NE(error_of([&] { autograd::set_history(whole, node, 0); }).find("a tensor of i64 has no gradient"),
+            std::string::npos);
+  EXPECT_FALSE(y.requires_grad());
+  EXPECT_NE(error_of([&] { autograd::on_accumulated(leaf, nullptr); }).find("on_accumulated: the function is empty"),
+            std::string::npos);
+}
+
+// A function may remove itself, and others, and add some: those run from the next backward on.
+TEST_F(Leaf, FunctionsChangeTheirOwnList) {
+  std::vector<std::string> calls;
+  int64_t once = 0, removed = 0;
+  auto note = std::make_shared<std::string>("once");
+  once = autograd::on_accumulated(leaf, [&, note] {
+    autograd::remove_on_accumulated(leaf, once);
+    autograd::remove_on_accumulated(leaf, removed);
+    for (int i = 0; i < 20; ++i) autograd::on_accumulated(leaf, [&] { calls.push_back("added"); });
+    calls.push_back(*note);  // what the function holds is still there
+  });
+  note.reset();
+  autograd::on_accumulated(leaf, [&] { calls.push_back("always"); });
+  removed = autograd::on_accumulated(leaf, [&] { calls.push_back("removed"); });
+  ops::sum(leaf * 2).backward();
+  EXPECT_EQ(calls, (std::vector<std::string>{"once", "always"}));
+  calls.clear();
+  ops::sum(leaf * 2).backward();
+  EXPECT_EQ(calls.size(), 21u);
+  EXPECT_EQ(calls.front(), "always");
+}
+
+}  // namespace
+}  // namespace rondo
