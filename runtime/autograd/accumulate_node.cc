@@ -161,7 +161,8 @@ void LeafNotes::note(const Tensor& operand) {
   if (!operand.defined() || !operand.requires_grad()) return;
   const auto is_operand = [&](const Tensor& tensor) { return tensor.defined() && tensor.is_same(operand); };
   if (!operand.is_leaf()) {
-    const std::shared_ptr<Node>& made_by = operand.impl()->autograd->grad_fn;
+    const AutogradMeta* const meta = operand.impl()->autograd.get();  // null: what a region is recording
+    const Node* const made_by = meta != nullptr ? meta->grad_fn.get() : nullptr;
     if (made_by != nullptr && made_by->sequence < node_.sequence &&
         std::none_of(inputs_.begin(), inputs_.end(), is_operand))
       throw Error(absl::StrCat("autograd::checkpoint: the function reads a tensor of shape ",
