@@ -39,9 +39,10 @@ SURVIVORS = mutants.ROOT / "tests/mutants/SURVIVORS.md"
 
 class Test:
     """`[NAME=value]... program filter [again]`. {build} in a value is the build folder. With a tier: what is in it alone."""
-    def __init__(self, text, tier=None):
+    def __init__(self, text, tier=None, most=1200):
         self.text = text
         self.tier = tier
+        self.most = most    # seconds that it may take without a mutant
         words = text.split()
         self.settings = {}
         while "=" in words[0]:
@@ -147,8 +148,12 @@ def measure(test):
     left_out = []
     while True:
         begin = time.monotonic()
-        code, output = test.run(None, 1200)
+        code, output = test.run(None, test.most)
         test.seconds = time.monotonic() - begin
+        if code is None:
+            test.wrong = f"without a mutant, `{test.text}` takes more than {test.most:.0f} s"
+            print(f"         {test.wrong}", flush=True)
+            return
         passed = re.search(r"\[  PASSED  \] (\d+) test", output)
         if code == 0 and passed and passed[1] != "0":
             break
@@ -174,15 +179,14 @@ def failing(output):
     return list(dict.fromkeys(names))
 
 
-def fate(m, tests, most=None):
-    """(killed, survived, broken or open; by which test). Runs `most` tests at most; open is what these do not decide."""
-    judged = 0
-    for text in m.tests[:most]:
+def fate(m, tests):
+    """(killed, survived, broken or open; by which test). Open: some tests could not be run, the others do not kill it."""
+    judged = True
+    for text in m.tests:
         test = tests[text]
-        if baseline(test):
-            judged += test.wrong == "none of them is in the tier"
+        if wrong := baseline(test):
+            judged &= wrong == "none of them is in the tier"
             continue
-        judged += 1
         code, output = test.run(m.name, 60 + 10 * test.seconds)
         if "compiler refuses" in output and m.in_text:  # nobody would get so far
             return "broken", "the kernel does not compile: " + output[output.index("compiler refuses"):][:600]
@@ -190,8 +194,7 @@ def fate(m, tests, most=None):
             return "killed", f"{test.program}: takes too long"
         if code != 0:
             return "killed", f"{test.program}: {(failing(output) or [f'exit {code}'])[0]}"
-    all_judged = (judged or not m.tests) and (most is None or most >= len(m.tests))
-    return "survived" if all_judged else "open", ""
+    return "survived" if judged else "open", ""
 
 
 def signature(m):
@@ -217,11 +220,11 @@ def judge(wanted, path, tier, options):
     known = read_results(path)
     todo = [m for m in wanted if options.again or known.get(m.name, [""])[0] != signature(m)
             or (known[m.name][1] != "killed" and options.survivors)]
-    tests = {text: Test(text, tier) for m in todo for text in m.tests}
+    tests = {text: Test(text, tier, options.seconds) for m in todo for text in m.tests}
 
     def run(m):
         begin = time.monotonic()
-        how, by = fate(m, tests, options.tests)
+        how, by = fate(m, tests)
         return m, how, by, time.monotonic() - begin
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         for done in concurrent.futures.as_completed([pool.submit(run, m) for m in todo]):
@@ -275,7 +278,8 @@ def main():
     parser.add_argument("--again", action="store_true", help="also those that have not changed")
     parser.add_argument("--survivors", action="store_true", help="also those that survived the last time")
     parser.add_argument("--no-build", action="store_true", help="the programs are built already")
-    parser.add_argument("--tests", type=int, help="only this many tests of each mutant; others survive for now")
+    parser.add_argument("--seconds", type=float, default=1200,
+                        help="only tests that take no longer without a mutant; what they do not kill is not decided")
     parser.add_argument("--sample", type=int, help="only this many of them: a random choice, which stays nearly the same as lists change")
     parser.add_argument("--tier", choices=["short"], help="only tests of this tier, and compare with what all kill")
     parser.add_argument("--jobs", type=int, default=1, help="mutants at once")
