@@ -255,9 +255,9 @@ const std::vector<OtherRecordings::Follower>& ResultMarks::followers(std::span<c
   for (const MarkedDim& d : dims) key.emplace_back(d.input, d.dim);
   std::lock_guard lock(mutex_);
   if (const auto found = known_.find(key); found != known_.end()) return found->second;
-  std::vector<MarkedDim> anyhow;  // whatever their ranges
-  for (const MarkedDim& d : dims) anyhow.push_back({d.input, d.dim, {}});
-  return known_[key] = OtherRecordings(recorded_, anyhow).followers();
+  std::vector<MarkedDim> of_all_sizes;  // the same dimensions, without their ranges
+  for (const MarkedDim& d : dims) of_all_sizes.push_back({d.input, d.dim, {}});
+  return known_[key] = OtherRecordings(recorded_, of_all_sizes).followers();
 }
 
 void ResultMarks::hand_on(std::span<const Tensor> inputs, std::span<const Tensor> results) const {

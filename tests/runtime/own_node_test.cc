@@ -14,7 +14,7 @@ namespace {
 
 using test::error_of;
 
-// Returns the same gradient, whatever arrives.
+// Its backward returns a fixed gradient and ignores the one that arrives.
 class Returns final : public Node {
  public:
   Returns(const Tensor& input, Tensor gradient) : gradient_(std::move(gradient)) {
