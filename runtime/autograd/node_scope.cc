@@ -5,7 +5,6 @@
 namespace rondo::autograd {
 namespace {
 thread_local const Node* in_rule = nullptr;
-thread_local const Node* in_place_of = nullptr;
 thread_local const Asked* asked = nullptr;
 }  // namespace
 
@@ -19,8 +18,7 @@ Asked::Asked() : previous_(std::exchange(asked, nullptr)) {}
 Asked::~Asked() { asked = previous_; }
 const Asked* Asked::now() { return asked; }
 
-InPlaceOf::InPlaceOf(const Node& node) : previous_(std::exchange(in_place_of, &node)) {}
-InPlaceOf::~InPlaceOf() { in_place_of = previous_; }
-const Node* InPlaceOf::now() { return in_place_of; }
+InPlaceOf::InPlaceOf(const Node& node) : previous_(std::exchange(now_, &node)) {}
+InPlaceOf::~InPlaceOf() { now_ = previous_; }
 
 }  // namespace rondo::autograd
