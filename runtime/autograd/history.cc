@@ -50,6 +50,22 @@ AutogradMeta& meta_of(const Tensor& tensor) {
   return *meta;
 }
 
+// As in PyTorch, retain_grad() keeps the gradient of what the tensor holds now, so it moves on to the new node. A hook
+// stays with the value for which it was registered.
+[[gnu::cold, gnu::noinline]] void move_retained_gradient(const AutogradMeta& meta, Node& node, int output) {
+  std::weak_ptr<GradSlot>& retained = meta.grad_fn->extras_of(meta.output).retained;
+  if (retained.lock() != meta.slot) return;
+  node.extras_of(output).retained = meta.slot;
+  retained.reset();
+}
+
+void change_history(AutogradMeta& meta, std::shared_ptr<Node> node, int output) {
+  if (meta.grad_fn != nullptr && meta.slot != nullptr) [[unlikely]]
+    move_retained_gradient(meta, *node, output);
+  meta.grad_fn = std::move(node);
+  meta.output = output;
+}
+
 // The two nodes below move gradients by hand: a second derivative would miss them.
 void refuse_second_derivative() {
   if (grad_enabled())
@@ -161,8 +177,8 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
     if (overlaps_itself(tensor) || overlaps_itself(meta->base))
       throw Error(
           "autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
-    meta->grad_fn = std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base));
-    meta->output = 0;
+    change_history(*meta,
+                   std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base)), 0);
     meta->view_version = tensor.version();
     impl->requires_grad = true;
   }
@@ -173,9 +189,7 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
 }
 
 void put_history(Tensor& tensor, std::shared_ptr<Node> node, int output) {
-  AutogradMeta& meta = meta_of(tensor);
-  meta.grad_fn = std::move(node);
-  meta.output = output;
+  change_history(meta_of(tensor), std::move(node), output);
   tensor.impl()->requires_grad = true;
 }
 
