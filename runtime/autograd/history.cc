@@ -177,8 +177,8 @@ Edge gradient_edge(const Tensor& tensor, std::source_location where) {
     if (overlaps_itself(tensor) || overlaps_itself(meta->base))
       throw Error(
           "autograd: an expanded view of a tensor that was overwritten in place; take the view after the write");
-    change_history(*meta,
-                   std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base)), 0);
+    auto node = std::make_shared<ViewOfBaseNode>(ViewGeometry::of(tensor, meta->base), gradient_edge(meta->base));
+    change_history(*meta, std::move(node), 0);
     meta->view_version = tensor.version();
     impl->requires_grad = true;
   }

@@ -1,6 +1,7 @@
-// Nodes of a program's own, and functions that are called when a leaf's gradient is there.
+// Nodes of a program's own, functions that are called when a leaf's gradient is there, and gradients that are retained.
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@ namespace rondo {
 namespace {
 
 using test::error_of;
+
+using V = std::vector<double>;
+V values(const Tensor& t) { return t.to_vector<double>(); }
 
 // Its backward returns a fixed gradient and ignores the one that arrives.
 class Returns final : public Node {
@@ -88,6 +92,40 @@ TEST_F(Leaf, FunctionsChangeTheirOwnList) {
   ops::sum(leaf * 2).backward();
   EXPECT_EQ(calls.size(), 21u);
   EXPECT_EQ(calls.front(), "always");
+}
+
+// As in PyTorch: the gradient is of what the tensor holds, and a hook sees that of the value it was registered for.
+TEST(RetainedGradient, FollowsWritesInPlace) {
+  const auto retained = [](bool again, const std::function<void(Tensor&)>& write) {
+    Tensor w = Tensor::from<float>({1, 2}, {2}).requires_grad_(), h = w * 3.0;
+    h.retain_grad();
+    write(h);
+    if (again) h.retain_grad();
+    ops::sum(h * h).backward();
+    EXPECT_EQ(values(h.grad()), values(h.detach() * 2.0));
+    return values(w.grad());
+  };
+  for (const bool again : {false, true}) {
+    std::vector<V> seen;
+    const V direct = retained(again, [&](Tensor& h) {
+      h.register_hook([&](const Tensor& g) {
+        seen.push_back(values(g));
+        return Tensor();
+      });
+      h.mul_(2.0);
+      h.mul_(1.0);
+    });
+    EXPECT_EQ(direct, (V{72, 144}));  // h = 6 w
+    EXPECT_EQ(seen, (std::vector<V>{{24, 48}}));
+    EXPECT_EQ(retained(again, [](Tensor& h) { ops::slice(h, 0, {0, 1}).mul_(2.0); }), (V{72, 36}));
+  }
+  // A view whose base is written.
+  Tensor w = Tensor::from<float>({1, 2}, {2}).requires_grad_(), base = w * 3.0, view = ops::slice(base, 0, {1, 2});
+  view.retain_grad();
+  base.mul_(2.0);
+  ops::sum(view * view).backward();
+  EXPECT_EQ(values(view.grad()), (V{24}));
+  EXPECT_EQ(values(w.grad()), (V{0, 144}));
 }
 
 }  // namespace
