@@ -79,9 +79,11 @@ report "only the tables of devices may name a backend; use the device of an oper
   "$(sources $order examples | grep -vE '^(runtime|compile/jit)/(cpu|cuda)/' | xargs -r grep -nE 'Backend::k(CPU|CUDA|Fake)' | grep -vE '^runtime/(device/(device\.h|host_backend\.cc)|devices\.cc):')"
 report "runtime/ops/ holds definitions: it may not include a backend" \
   "$(sources runtime/ops | xargs -r grep -nE '#include "rondo/runtime/(cpu|cuda)/')"
+report "runtime/ops/ names no device but the CPU: the kernels of another are rows of its own table (runtime/cuda/kernels.cc)" \
+  "$(sources runtime/ops | xargs -r grep -nE '\bcuda::')"
 report "kernels are called by runtime/dispatch/dispatch.cc, compile/exec/ and a target's launch functions (compile/jit/*/launch.cc); elsewhere use run_kernel(), an Executor or a TableLaunch" \
   "$(sources $order examples | grep -vE '^runtime/dispatch/dispatch\.cc$|^compile/exec/|^compile/jit/[a-z]+/launch\.cc$' |
-     xargs -r grep -nE '[>.]on\[|entry_of\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses' | grep -v '\]\.absorbs;')"
+     xargs -r grep -nE '[>.]host\.kernel|(entry_of|own_kernels)\([^;]*\)\.kernel|\bentry(_|\([a-z0-9_]*\))?\((operands|moved|call|args|[a-z_]+\.data\(\))|\brun\(addresses')"
 
 report "an optimizer step is launches: host code on a stream is enqueued by optim/host_code.h only, which refuses it where kernels are generated" \
   "$(sources optim | grep -vE '^optim/host_code\.h$' | xargs -r grep -nE '(^|[^_a-z])enqueue\(|[.>]enqueue\(')"
@@ -102,8 +104,11 @@ for folders in "cpu cuda" "cuda cpu"; do
     compgen -G "runtime/$folder/$name.*" > /dev/null || report "runtime/$folder/README.md lists a file that is not there" "$name"
   done
 done
-report "a kernel is declared in runtime/ops/kernel_list.h only, for all devices at once" \
-  "$(sources runtime | grep '\.h$' | grep -v '^runtime/ops/kernel_list\.h$' | xargs -r grep -nE '[a-z]_kernel\(const KernelContext& [a-z]+\);' | grep -v ' run_kernel(')"
+report "a kernel is declared in the list of its device only: runtime/ops/kernels.h for the CPU, kernels.h of another's folder" \
+  "$(sources runtime | grep '\.h$' | grep -vE '^runtime/(ops|cuda)/kernels\.h$' | xargs -r grep -nE '[a-z]_kernel\(const KernelContext& [a-z]+\);' | grep -v ' run_kernel(')"
+report "runtime/cuda/kernels.cc has no row for a kernel of kernels.h" \
+  "$(comm -23 <(grep -oE '\b[a-z0-9_]+_kernel\(const' runtime/cuda/kernels.h | sed 's/(const//' | sort) \
+       <(grep -oE '&[a-z0-9_]+_kernel\b' runtime/cuda/kernels.cc | tr -d '&' | sort))"
 
 # Two definitions of a type under one name: the linker keeps one destructor for both, and it reads beyond the smaller one.
 report "a type has the name of another type in its namespace" \

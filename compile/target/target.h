@@ -44,7 +44,7 @@ class StandIn {
 };
 
 struct Target {
-  Backend backend;  // whose entries of OpDef::on are its library calls
+  Backend backend;  // whose kernels by hand are its library calls
   // "cpu x86_64": in plans, and in the keys of compiled code.
   std::string (*name)();
   // The whole key: besides the name, all that code depends on and that is no part of a kernel.

@@ -1,9 +1,9 @@
 // The kernels of attention and its gradient: what the tensors of a call are to attention.h.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/attention.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -9,6 +9,7 @@
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/device_state.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/staging.h"
@@ -285,6 +286,7 @@ constinit const BackendTable kBackend = {
     .name = "cuda",
     .host_memory = false,
     .kernels = Backend::kCUDA,
+    .own_kernels = &own_kernels,
     .generates = true,
     .device_count = &count,
     .allocate = [](int device, size_t bytes) { return device_state(device).allocator().allocate(bytes); },

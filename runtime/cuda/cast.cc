@@ -1,7 +1,7 @@
 // Conversions between dtypes, and copies, of any layout.
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/window.h"
 
 namespace rondo::cuda {

@@ -9,12 +9,12 @@
 #include "rondo/runtime/base/recent_cache.h"
 #include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/nvtx.h"
 #include "rondo/runtime/dispatch/run_in_parts.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/channels_last.h"
 #include "rondo/runtime/ops/convolution.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/matmul_precision.h"
 
 namespace rondo::cuda {

@@ -1,8 +1,8 @@
 // Dropout: each element's random word is a function of (seed, offset, index). Note [Random state] in random_state.h.
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/random/random_state.h"
 
 namespace rondo::cuda {

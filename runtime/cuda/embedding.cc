@@ -2,12 +2,12 @@
 // Each row adds up its own gradients in the order of the indices, so there are no atomics, and the bits are the CPU's.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -1,11 +1,11 @@
 // Kernels that make a tensor's first values.
 #include <cstring>
 
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
 #include "rondo/runtime/ops/factory.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

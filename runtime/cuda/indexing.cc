@@ -2,12 +2,12 @@
 // not depend on the order of threads: the last one wins, or they are sorted and added in order.
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/bad_index.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 
 namespace rondo::cuda {

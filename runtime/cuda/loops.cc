@@ -4,12 +4,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/op/recorder.h"
 #include "rondo/runtime/ops/elementwise_body.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

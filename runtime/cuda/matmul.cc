@@ -2,8 +2,8 @@
 #include <memory>
 
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/product.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

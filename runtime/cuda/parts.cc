@@ -2,10 +2,10 @@
 // the slices of a loop over time are a few launches, and not one each.
 #include "rondo/runtime/ops/parts.h"
 
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/device/backend.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

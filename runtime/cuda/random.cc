@@ -1,11 +1,11 @@
 // Tensors of random numbers. Each element has a counter of its own: random.h. All numbers are those of the host, bit
 // for bit.
 #include "absl/strings/str_cat.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/scalar_text.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/ops/elementwise_body.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/random_draw.h"
 
 namespace rondo::cuda {

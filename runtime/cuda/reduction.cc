@@ -1,10 +1,10 @@
 // Reductions of any dtype, in the order of ops/reduction_order.h: the CPU's bits. Where compile/ is linked, reductions
 // of floats run as its generated kernels, in an order of their own that suits a GPU.
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
 #include "rondo/runtime/ops/reduction_order.h"
 

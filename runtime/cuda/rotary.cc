@@ -1,7 +1,7 @@
 // Rotary position embedding.
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

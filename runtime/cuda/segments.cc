@@ -1,10 +1,10 @@
 // Sums by index in parts: ops/segments.h.
 #include "rondo/runtime/autograd/autograd.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/sort.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/op/recorder.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/lookup.h"
 
 namespace rondo::cuda {

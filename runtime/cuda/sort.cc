@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/reduction_def.h"
 
 namespace rondo::cuda {

@@ -1,9 +1,9 @@
 // Triangles of matrices: elements on one side of a diagonal are copied, the others are zero.
 #include "rondo/runtime/ops/triangle.h"
 
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/source.h"
-#include "rondo/runtime/ops/kernels.h"
 
 namespace rondo::cuda {
 namespace {

@@ -21,6 +21,7 @@ thread_local Device default_of_thread = kCPU;
 const char* first_missing(const BackendTable& table) {
   const std::pair<const char*, bool> fields[] = {
       {"name", table.name != nullptr},
+      {"own_kernels", table.own_kernels != nullptr || table.kernels == kCPU.backend},
       {"device_count", table.device_count != nullptr},
       {"allocate", table.allocate != nullptr},
       {"deallocate", table.deallocate != nullptr},

@@ -43,6 +43,9 @@
 #pragma GCC visibility push(default)
 namespace rondo {
 
+struct BackendEntry;  // op/op.h
+struct OpDef;
+
 enum class Stream : uint8_t { kCompute, kCopy, kCommunication };
 
 // Which piece of hardware a device is. `unit`: equal for two processes of a machine if they use the same one. `bus`:
@@ -58,11 +61,13 @@ struct BackendTable {
   const char* name;  // "cuda"
   // Tensors of this backend can be read and written through host pointers at any time.
   bool host_memory;
-  // The backend whose kernels (OpDef::on) and compiled code run here. The CPU's are host code, for enqueue(); others
-  // enqueue launches.
+  // The backend whose kernels and compiled code run here. The CPU's kernels (OpDef::host) are host code, for enqueue();
+  // others enqueue launches.
   Backend kernels;
-  // Ops that have a lowering run as generated kernels (op_compiler.h), before those of OpDef::on are asked. That needs
-  // a program that links compile/.
+  // The kernels of that backend for an op, all null if it has none. Thread safe. Null: they are the CPU's.
+  const BackendEntry& (*own_kernels)(const OpDef& op) = nullptr;
+  // Ops that have a lowering run as generated kernels (op_compiler.h), before kernels by hand are asked. That needs a
+  // program that links compile/.
   bool generates;
   int (*device_count)();
 

@@ -28,7 +28,9 @@ namespace {
 thread_local const std::source_location* call_in_parts = nullptr;
 
 const BackendEntry& entry_of(const OpDef& op, const BackendTable& backend) {
-  return op.on[static_cast<size_t>(backend.kernels)];
+  if (backend.own_kernels == nullptr) [[likely]]
+    return op.host;
+  return backend.own_kernels(op);
 }
 
 // The one place where eager kernels are called. Those of the CPU are host code, which a device with streams runs later.

@@ -2,7 +2,7 @@
 // function in ops/ops.h and samples for the tests (README.md). The sweep test, autograd, recording and fusion read the
 // entry.
 //
-//   constexpr OpDef kCumsum = {.name = "cumsum", .kind = OpKind::kOpaque, .infer = ..., .on = {{&cpu::cumsum_kernel}},
+//   constexpr OpDef kCumsum = {.name = "cumsum", .kind = OpKind::kOpaque, .infer = ..., .host = {&cpu::cumsum_kernel},
 //                              .grad = ...};
 //
 // OpDefs are constants: every thread may use them.
@@ -322,7 +322,8 @@ using ChannelsLastFn = void (*)(const OpDef& op, std::span<const TensorArg> inpu
 using GradFn = void (*)(const GradContext&);
 using LowerFn = void (*)(LoopBuilder&);
 
-// The functions that one backend has for an op.
+// The functions that one backend has for an op: the CPU's are OpDef::host, another device's stand in a table in its
+// folder (cuda/kernels.cc). entry_of() finds them.
 struct BackendEntry {
   KernelFn kernel = nullptr;  // null: the op runs in the parts of `decompose`
   PrepareFn prepare = nullptr;
@@ -407,7 +408,7 @@ struct OpDef {
   SavedSpec saved = {};
   AmpPolicy amp = AmpPolicy::kNone;
   InferFn infer = nullptr;
-  BackendEntry on[kNumBackends] = {};          // in the order of Backend; read with entry_of()
+  BackendEntry host = {};                      // host code: the CPU's, and of devices that run the CPU's kernels
   const ops::ElementwiseBody* body = nullptr;  // elementwise ops: the scalar body, compiled for the host
   DecomposeFn decompose = nullptr;
   GradFn grad = nullptr;    // null: differentiated through `decompose`; if that is null, too, backward throws
@@ -447,8 +448,8 @@ struct OpDef {
   constexpr bool has_effects() const { return checks || is<trait::Exchange>(); }
 };
 
-// The functions that `device` runs an op with: the one place that chooses among the entries of OpDef::on. All zeros if
-// this process has no such backend.
+// The functions that `device` runs an op with: OpDef::host, or what its own kernels have (BackendTable::own_kernels).
+// All null: it has none. Throws Error if this process has no such backend.
 const BackendEntry& entry_of(const OpDef& op, Device device);
 
 // Runs one call on the device of its outputs, whose memory the caller has allocated: no tape, no recording. If the

@@ -162,7 +162,7 @@ constexpr OpDef kAttentionGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = 3,
     .infer = &infer_attention_grad,
-    .on = {{&cpu::attention_grad_kernel}, {&cuda::attention_grad_kernel}},
+    .host = {&cpu::attention_grad_kernel},
     .decompose = &decompose_attention_grad,
     .strided_outputs = true,
     .fuse_parts = false,
@@ -179,7 +179,7 @@ constexpr OpDef kAttentionScoresGrad = {
           const Dims &q = c.sizes(3), &k = c.sizes(4);
           c.output(3, compute_dtype(c.dtype(3)), {q[0], q[1], q[2], k[2]});
         },
-    .on = {{&cpu::attention_grad_kernel}},
+    .host = {&cpu::attention_grad_kernel},
     .decompose = &decompose_attention_grad,
     .strided_outputs = true,
     .fuse_parts = false,
@@ -214,7 +214,7 @@ constexpr OpDef kAttention = {
           c.strided_output(0, c.dtype(0), q, heads_inside(q));
           c.output(1, compute_dtype(c.dtype(0)), {q[0], q[1], q[2]});
         },
-    .on = {{&cpu::attention_kernel}, {&cuda::attention_kernel}},
+    .host = {&cpu::attention_kernel},
     .decompose = &decompose_attention,
     .grad =
         [](const GradContext& g) {

@@ -14,7 +14,7 @@ constexpr OpDef kCast = {
     .name = "cast",
     .kind = OpKind::kElementwise,
     .infer = [](InferContext& c) { c.output(0, static_cast<DType>(c.integer(0)), c.sizes(0)); },
-    .on = {{&cpu::cast_kernel}, {&cuda::cast_kernel}},
+    .host = {&cpu::cast_kernel},
     .grad = [](const GradContext& g) { g.set(0, cast(g.grad_out(), g.input_dtype(0))); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(0)); },
     .trait = trait::Convert{},
@@ -31,7 +31,7 @@ constexpr OpDef kCopy = {
     .name = "copy",
     .kind = OpKind::kOpaque,
     .infer = &copy_infer,
-    .on = {{&cpu::copy_kernel}, {&cuda::copy_kernel}},
+    .host = {&cpu::copy_kernel},
     // Nothing of the target but its sizes, so a recording that overwrites it does not read it.
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
@@ -50,7 +50,7 @@ constexpr OpDef kFill = {
     .name = "fill",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-    .on = {{&cpu::fill_kernel}, {&cuda::fill_kernel}},
+    .host = {&cpu::fill_kernel},
     .grad =
         [](const GradContext& g) {
           g.set(0, Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()}));

@@ -250,7 +250,7 @@ constexpr OpDef kBatchNorm = {
           const int64_t channels = c.sizes(0)[static_cast<int>(dim)];
           channel_norm_infer(c, channels, {channels});
         },
-    .on = {{&cpu::batch_norm_kernel}},
+    .host = {&cpu::batch_norm_kernel},
     .decompose = &decompose_batch_norm,
     .grad =
         [](const GradContext& g) {
@@ -267,7 +267,7 @@ constexpr OpDef kBatchNormGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = 3,
     .infer = [](InferContext& c) { channel_norm_grad_infer(c, channel_dim(c.attrs())); },
-    .on = {{&cpu::batch_norm_grad_kernel}},
+    .host = {&cpu::batch_norm_grad_kernel},
     .decompose = &decompose_batch_norm_grad,
     .channels_last = &normalise_channels_last<2>,
 };
@@ -335,7 +335,7 @@ constexpr OpDef kScaleShift = {
     .kind = OpKind::kElementwise,
     .saved = {.inputs = kFirst | kThird},
     .infer = &ScaleShift::infer,
-    .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
+    .host = {&cpu::elementwise_kernel},
     .body = &ScaleShift::kHostBody,
     .grad =
         [](const GradContext& g) {

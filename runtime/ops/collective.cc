@@ -7,6 +7,7 @@
 #include "rondo/runtime/autograd/collective_log.h"
 #include "rondo/runtime/base/hash_map.h"
 #include "rondo/runtime/device/backend.h"
+#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 
@@ -48,7 +49,6 @@ Communicator& Communicator::of(int64_t id) {
 }
 
 namespace ops {
-namespace {
 
 void all_reduce_kernel(const KernelContext& c) {
   const Tensor dense = c.in(0).contiguous(c.where);
@@ -56,8 +56,6 @@ void all_reduce_kernel(const KernelContext& c) {
   copy_bytes(device, c.out().mutable_address(), device, dense.address(c.where), static_cast<size_t>(dense.nbytes()));
   CollectiveScope::all_reduce_sum(c.attrs.ints[0], c.out());
 }
-
-}  // namespace
 
 // ints: {Communicator::id()}. Every rank's loss depends on the sum, so an element's gradient is the sum over the ranks.
 constexpr OpDef kAllReduceSum = {
@@ -68,7 +66,7 @@ constexpr OpDef kAllReduceSum = {
           c.require_floating(0);
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&all_reduce_kernel}, {&all_reduce_kernel}},
+    .host = {&all_reduce_kernel},
     .grad = [](const GradContext& g) { g.set(0, call(kAllReduceSum, {g.grad_out()}, g.attrs())); },
     .trait = trait::Exchange{},
 };

@@ -123,7 +123,7 @@ constexpr OpDef kWhere = {
             c.fail("shapes do not broadcast");
           c.output(0, c.dtype(1), sizes);
         },
-    .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
+    .host = {&cpu::elementwise_kernel},
     .body = &kWhereBody,
     .grad =
         [](const GradContext& g) {

@@ -194,7 +194,7 @@ constexpr OpDef kConv2d = {
           }
           result(c, {x[0], w[0], conv.output_size(0, x[2], w[2]), conv.output_size(1, x[3], w[3])});
         },
-    .on = {{&cpu::conv2d_kernel}, {&cuda::conv2d_kernel}},
+    .host = {&cpu::conv2d_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Parts p(Convolution::of(attrs), in[0].sizes(), in[1].sizes());
@@ -238,7 +238,7 @@ constexpr OpDef kConv2dGradInput = {
           check_shapes(c, conv, x, c.sizes(1), &c.sizes(0));
           result(c, x);
         },
-    .on = {{&cpu::conv2d_grad_input_kernel}, {&cuda::conv2d_grad_input_kernel}},
+    .host = {&cpu::conv2d_grad_input_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);
@@ -277,7 +277,7 @@ constexpr OpDef kConv2dGradWeight = {
           check_shapes(c, conv, c.sizes(1), w, &c.sizes(0));
           c.output(0, c.dtype(0), w);
         },
-    .on = {{&cpu::conv2d_grad_weight_kernel}, {&cuda::conv2d_grad_weight_kernel}},
+    .host = {&cpu::conv2d_grad_weight_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Convolution conv = Convolution::of(attrs);

@@ -24,7 +24,7 @@ constexpr OpDef kDropout = {
           if (c.attrs().floats.size() != 2) c.fail("needs the attributes of dropout_attrs()");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::dropout_kernel}, {&cuda::dropout_kernel}},
+    .host = {&cpu::dropout_kernel},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kDropout, {g.grad_out(), g.input(1)}, g.attrs()));

@@ -72,7 +72,7 @@ constexpr OpDef elementwise(const char* name, SavedSpec saved, GradFn grad, Deco
                .saved = saved,
                .amp = amp,
                .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
+               .host = {&cpu::elementwise_kernel},
                .body = &Impl::kHostBody,
                .decompose = decompose,
                .grad = grad,
@@ -84,7 +84,7 @@ template <class Impl> constexpr OpDef elementwise_without_gradient(const char* n
   return OpDef{.name = name,
                .kind = OpKind::kElementwise,
                .infer = &Impl::infer,
-               .on = {{&cpu::elementwise_kernel}, {&cuda::elementwise_kernel}},
+               .host = {&cpu::elementwise_kernel},
                .body = &Impl::kHostBody,
                .lower = &Impl::lower};
 }

@@ -18,7 +18,7 @@ constexpr OpDef kEmbeddingGrad = {
           c.require_floating(0);
           c.output(0, c.dtype(0), {c.integer(0), c.sizes(0).back()});
         },
-    .on = {{&cpu::embedding_grad_kernel}, {&cuda::embedding_grad_kernel}},
+    .host = {&cpu::embedding_grad_kernel},
     .grad = [](const GradContext& g) { g.set(0, embedding(g.grad_out(), g.input(1))); },
     .trait = trait::SumByIndex{},
     .checks = true,
@@ -41,7 +41,7 @@ constexpr OpDef kEmbeddingGradOnto = {
             c.fail("needs a total (V, C), and gradients of the indices' shape and (C)");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::embedding_grad_onto_kernel}, {&cuda::embedding_grad_onto_kernel}},
+    .host = {&cpu::embedding_grad_onto_kernel},
     .grad =
         [](const GradContext& g) {
           if (g.needs(0)) g.set(0, g.grad_out());
@@ -93,7 +93,7 @@ constexpr OpDef kEmbedding = {
           c.require_floating(0);
           rows_infer(c);
         },
-    .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
+    .host = {&cpu::embedding_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs&,
                     std::span<Tensor> out) { pick_rows(in, Lookup::kEmbedding, out); },
     .grad = &rows_grad,
@@ -107,7 +107,7 @@ constexpr OpDef kIndexSelect = {
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
     .infer = &rows_infer,
-    .on = {{&cpu::embedding_kernel}, {&cuda::embedding_kernel}},
+    .host = {&cpu::embedding_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs&,
                     std::span<Tensor> out) { pick_rows(in, Lookup::kIndexSelect, out); },
     .grad = &rows_grad,

@@ -26,7 +26,7 @@ constexpr OpDef kArange = {
           if (c.integer(1) < 0) c.fail("a negative number of elements");
           c.output(0, static_cast<DType>(-c.integer(0)), {c.integer(1)});
         },
-    .on = {{&cpu::arange_kernel}, {&cuda::arange_kernel}},
+    .host = {&cpu::arange_kernel},
     .lower =
         [](LoopBuilder& b) {
           const DType compute = b.integer(2) != 0 ? kI64 : kF64;
@@ -78,7 +78,7 @@ constexpr OpDef kFilled = {
     .name = "full",
     .kind = OpKind::kElementwise,
     .infer = &filled_infer<1>,
-    .on = {{&cpu::fill_kernel}, {&cuda::fill_kernel}},
+    .host = {&cpu::fill_kernel},
     .lower = [](LoopBuilder& b) { b.output(0, b.scalar(0)); },
     .trait = trait::Fill{.first_size_int = 1},
 };
@@ -87,7 +87,7 @@ constexpr OpDef kZeros = {
     .name = "zeros",
     .kind = OpKind::kElementwise,
     .infer = &filled_infer<0>,
-    .on = {{&cpu::zeros_kernel}, {&cuda::zeros_kernel}},
+    .host = {&cpu::zeros_kernel},
     .lower = [](LoopBuilder& b) { b.output(0, b.constant(0, kF64)); },
     .trait = trait::Fill{.first_size_int = 1, .zeros = true},
 };

@@ -77,7 +77,7 @@ constexpr OpDef kCheckIndices = {
           lookup_in(c.integer(1));
           c.output(0, kBool, {});
         },
-    .on = {{&cpu::check_indices_kernel}, {&cuda::check_indices_kernel}},
+    .host = {&cpu::check_indices_kernel},
     .lower = [](LoopBuilder& b) { b.check_index(0, b.integer(0)); },
     .checks = true,
 };
@@ -114,7 +114,7 @@ constexpr OpDef kScatterSum = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::scatter_sum_kernel}, {&cuda::scatter_sum_kernel}},
+    .host = {&cpu::scatter_sum_kernel},
     .grad =
         [](const GradContext& g) {
           if (g.needs(0)) g.set(0, gather(g.grad_out(), g.integer(0), g.input(1)));
@@ -143,7 +143,7 @@ constexpr OpDef kPick = {
     .kind = OpKind::kElementwise,
     .saved = {.inputs = kSecond},
     .infer = &gather_infer,
-    .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
+    .host = {&cpu::gather_kernel},
     .grad = &gather_grad,
     .lower = [](LoopBuilder& b) { b.output(0, b.pick(0, 1)); },
     .trait = trait::Pick{},
@@ -155,7 +155,7 @@ constexpr OpDef kGather = {
     .kind = OpKind::kOpaque,
     .saved = {.inputs = kSecond},
     .infer = &gather_infer,
-    .on = {{&cpu::gather_kernel}, {&cuda::gather_kernel}},
+    .host = {&cpu::gather_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Dims& sizes = in[0].sizes();
@@ -179,7 +179,7 @@ constexpr OpDef kScatter = {
             c.fail("source must have index's shape, or be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::scatter_kernel}, {&cuda::scatter_kernel}},
+    .host = {&cpu::scatter_kernel},
     .grad =
         [](const GradContext& g) {
           const int64_t dim = g.integer(0);
@@ -211,7 +211,7 @@ constexpr OpDef kWriteRows = {
           if (c.dtype(2) != kI64 || !(at == Dims{source[0], source[2]})) c.fail("places must be i64 (B, T)");
           c.output(0, c.dtype(0), x);
         },
-    .on = {{&cpu::write_rows_kernel}, {&cuda::write_rows_kernel}},
+    .host = {&cpu::write_rows_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs&, std::span<Tensor> out) {
           const int64_t B = in[0].sizes()[0], S = in[0].sizes()[2], T = in[1].sizes()[2];
@@ -236,7 +236,7 @@ constexpr OpDef kCumsum = {
           dim_in(c, 0, c.sizes(0).rank());
           c.output(0, is_floating(c.dtype(0)) ? c.dtype(0) : kI64, c.sizes(0));
         },
-    .on = {{&cpu::cumsum_kernel}, {&cuda::cumsum_kernel}},
+    .host = {&cpu::cumsum_kernel},
     .grad =
         [](const GradContext& g) {
           g.set(0, call(kCumsum, {g.grad_out()}, {.ints = {g.integer(0), !g.integer(1)}}));
@@ -368,7 +368,7 @@ constexpr OpDef kArgmax = {
           reduction_infer(c);
           c.output(0, kI64, Dims(c.outputs()[0].sizes));
         },
-    .on = {{&cpu::argmax_kernel}, {&cuda::argmax_kernel}},
+    .host = {&cpu::argmax_kernel},
     .lower = &lower_argmax,
 };
 
@@ -382,7 +382,7 @@ constexpr OpDef kArgsort = {
           dim_in(c, 0, c.sizes(0).rank());
           c.output(0, kI64, c.sizes(0));
         },
-    .on = {{&cpu::argsort_kernel}, {&cuda::argsort_kernel}},
+    .host = {&cpu::argsort_kernel},
 };
 
 // The indices of the k largest (smallest), best first. ints: {k, dim, largest}
@@ -400,7 +400,7 @@ constexpr OpDef kTopk = {
           if (!sizes.empty()) sizes[dim] = k;
           c.output(0, kI64, sizes);
         },
-    .on = {{&cpu::topk_kernel}, {&cuda::topk_kernel}},
+    .host = {&cpu::topk_kernel},
 };
 
 namespace {

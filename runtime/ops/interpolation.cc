@@ -180,7 +180,7 @@ constexpr OpDef kInterpolate = {
     .name = "interpolate",
     .kind = OpKind::kOpaque,
     .infer = &infer_resized,
-    .on = {{&cpu::interpolate_kernel}},
+    .host = {&cpu::interpolate_kernel},
     .decompose = &decompose_interpolate,
     .grad =
         [](const GradContext& g) {
@@ -196,7 +196,7 @@ constexpr OpDef kInterpolateGrad = {
     .name = "interpolate_grad",
     .kind = OpKind::kOpaque,
     .infer = &infer_resized,
-    .on = {{&cpu::interpolate_grad_kernel}},
+    .host = {&cpu::interpolate_grad_kernel},
     .decompose = &decompose_interpolate_grad,
     .grad =
         [](const GradContext& g) {

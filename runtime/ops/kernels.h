@@ -1,11 +1,8 @@
-// The kernels that op definitions name, by backend. Each is defined in the backend's folder, in the file of its family.
-// A new kernel is that file and, in the op's entry, its name in `on`; a kernel of a new name is also a line of
-// kernel_list.h.
+// The kernels that op definitions name (OpDef::host): the CPU's. Each is defined in cpu/, in the file of its family. A
+// kernel by hand is that file, a line here, and its name in the op's entry. Those of another device stand in its own
+// folder (cuda/kernels.h).
 //
-// Sums and norms are bit-equal to their decompositions. CUDA's kernels enqueue launches and return; their bits are the
-// CPU's but for products, attention and cross_entropy (sums in another order) and the normal distribution of draw
-// (CUDA's log and cos in f64). There, an index out of range is skipped, and the next call that waits for the device
-// throws.
+// Sums and norms are bit-equal to their decompositions.
 #pragma once
 
 #include <memory>
@@ -14,8 +11,143 @@
 #include "rondo/runtime/op/op.h"
 
 namespace rondo::cpu {
-#include "rondo/runtime/ops/kernel_list.h"
-}
-namespace rondo::cuda {
-#include "rondo/runtime/ops/kernel_list.h"
-}
+
+// loops.cc: every op with a body.
+void elementwise_kernel(const KernelContext& context);
+
+// cast.cc
+// Input 0 -> output 0, of any two dtypes; the input broadcasts. Floats become integers by cutting the fraction. What is
+// out of range then becomes the nearest number of the integer's type, NaN becomes 0; u8 takes the low byte of an i64.
+void cast_kernel(const KernelContext& context);
+// Input 1 -> output 0, likewise.
+void copy_kernel(const KernelContext& context);
+
+// Input 0 -> output 0, which may be its memory, and input 1, or a number, into a window of that (ops/window.h).
+void overwrite_kernel(const KernelContext& context);
+void window_copy_kernel(const KernelContext& context);  // a window of input 0 -> output 0
+
+// factory.cc: a tensor's first values; the attributes are those of ops/factory.h. Inputs are not read.
+void fill_kernel(const KernelContext& context);
+void zeros_kernel(const KernelContext& context);
+void arange_kernel(const KernelContext& context);
+void draw_kernel(const KernelContext& context);
+void draw_integers_kernel(const KernelContext& context);
+
+// reduction.cc, in the order of ops/reduction_order.h
+void sum_kernel(const KernelContext& context);
+void max_kernel(const KernelContext& context);
+void min_kernel(const KernelContext& context);
+// truth.cc, for any layout without a copy of it
+void any_kernel(const KernelContext& context);
+void all_kernel(const KernelContext& context);
+
+// statistics.cc, bit-equal to the decompositions
+void var_mean_kernel(const KernelContext& context);
+void std_kernel(const KernelContext& context);
+
+// norm.cc, one pass over memory each
+void layer_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, rstd
+void layer_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, rstd -> dx, dweight, dbias
+void rms_norm_kernel(const KernelContext& context);         // x, weight -> y, rstd
+void rms_norm_grad_kernel(const KernelContext& context);    // grad, x, weight, rstd -> dx, dweight
+
+// channel_norm.cc
+void batch_norm_kernel(const KernelContext& context);       // x, weight, bias -> y, mean, var
+void batch_norm_grad_kernel(const KernelContext& context);  // grad, x, weight, mean, var -> dx, dweight, dbias
+
+// softmax.cc: ints {dim}; none: the last one
+void softmax_kernel(const KernelContext& context);
+void softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
+void log_softmax_kernel(const KernelContext& context);
+void log_softmax_grad_kernel(const KernelContext& context);  // grad, y -> dx
+
+// matmul.cc
+// C (..., M, N) = A (..., M, K) B (..., K, N), batch dimensions broadcast.
+void matmul_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_matmul(const KernelContext& context, int variant);
+// y (..., out) = x (..., in) w(out, in)^T + bias
+void linear_kernel(const KernelContext& context);
+std::unique_ptr<const PreparedKernel> prepare_linear(const KernelContext& context, int variant);
+// Measured bit for bit: f32 sums are those of the separate op; activations are not, and bf16 rounds once instead of
+// twice, or not at all where the result is widened.
+bool product_absorbs(std::span<const Epilogue> epilogues, DType dtype, bool exact);
+
+// convolution.cc: ints of a Convolution (ops/convolution.h), and the size of a gradient
+void conv2d_kernel(const KernelContext& context);              // x, weight, bias -> y
+void conv2d_grad_input_kernel(const KernelContext& context);   // grad, weight -> dx
+void conv2d_grad_weight_kernel(const KernelContext& context);  // grad, x -> dweight
+
+// pooling.cc: ints of a Convolution, and the kernel's size
+void max_pool2d_kernel(const KernelContext& context);  // x -> maxima, their places
+
+// interpolation.cc: ints of an Interpolation (ops/interpolation.h)
+void interpolate_kernel(const KernelContext& context);       // x -> y
+void interpolate_grad_kernel(const KernelContext& context);  // grad -> dx
+
+// attention_kernel.cc
+void attention_kernel(const KernelContext& context);  // q, k, v, mask -> out, logsumexp
+// grad, out, logsumexp, q, k, v, mask -> dq, dk, dv; and the gradient of the scores, if there is an output for it
+void attention_grad_kernel(const KernelContext& context);
+
+// rotary.cc: x (..., T, D), cos and sin (T, D/2) in x's compute dtype; ints {inverse}
+void rotary_kernel(const KernelContext& context);
+
+// dropout.cc: x, state {seed, offset} -> y
+void dropout_kernel(const KernelContext& context);
+
+// embedding.cc
+void embedding_kernel(const KernelContext& context);       // weight (V, C), indices -> (..., C)
+void embedding_grad_kernel(const KernelContext& context);  // grad (..., C), indices -> (V, C)
+void embedding_grad_onto_kernel(
+    const KernelContext& context);  // total (V, C), grad (..., C), indices -> (V, C), may be total
+
+// parts.cc: any number of parts of one tensor, put together (ops/parts.h)
+void cat_kernel(const KernelContext& context);         // ints {dim}
+void slice_grad_kernel(const KernelContext& context);  // ints {sizes..., {dim, begin, step} of each operand}
+
+// triangle.cc: elements of each matrix on one side of a diagonal, and zeros; ints {diagonal}
+void tril_kernel(const KernelContext& context);
+void triu_kernel(const KernelContext& context);
+
+// indexing.cc: elements picked and placed by an index tensor along ints[0] = dim
+void gather_kernel(const KernelContext& context);  // x, index -> values
+// index, ints {size, Lookup} -> true. Throws what the lookup throws for a bad index (ops/lookup.h).
+void check_indices_kernel(const KernelContext& context);
+void scatter_kernel(const KernelContext& context);      // x, index, values (or a scalar) -> x with them in place
+void scatter_sum_kernel(const KernelContext& context);  // values, index, perhaps x -> sums, or x and the sums
+void write_rows_kernel(const KernelContext& context);   // x, rows, their places (B, T) -> x with them in place
+// segments.cc: index (N), ints {segments, Lookup} -> order (N), starts (segments + 1): ops/segments.h
+void sort_segments_kernel(const KernelContext& context);
+void sum_segments_kernel(const KernelContext& context);  // values (N, ...), starts -> the sum of each segment's rows
+void cumsum_kernel(const KernelContext& context);        // ints {dim, reverse}
+
+// sort.cc: orders along one dimension. NaN is larger than every number; equal elements keep their order.
+void argmax_kernel(const KernelContext& context);   // ints {dim, smallest}
+void argsort_kernel(const KernelContext& context);  // ints {dim, descending}
+void topk_kernel(const KernelContext& context);     // ints {k, dim, largest}
+
+// loss.cc. A target out of range throws, with its position, before anything is computed.
+// logits (N, V), target (N) -> loss (scalar or N), logsumexp (N)
+void cross_entropy_kernel(const KernelContext& context);
+// grad, logits, target, logsumexp -> dlogits (N, V)
+void cross_entropy_grad_kernel(const KernelContext& context);
+// x (N, C), weight (V, C), bias (V) or undefined, target (N) -> loss (scalar or N), dx, dweight, dbias: those that are
+// wanted, of a loss whose gradient is 1
+void linear_cross_entropy_kernel(const KernelContext& context);
+// grad (as the loss), x, weight, bias, target -> dx, dweight, dbias: those that are wanted
+void linear_cross_entropy_grad_kernel(const KernelContext& context);
+// pixel_loss.cc: logits (B, C, h, w), target (B, H, W) -> loss (scalar), logsumexp (B, H, W)
+void pixel_cross_entropy_kernel(const KernelContext& context);
+// grad, logits, target, logsumexp -> dlogits
+void pixel_cross_entropy_grad_kernel(const KernelContext& context);
+// loss.cc: total, factor (a scalar) -> total * factor, in place: nothing is read or written where the factor is 1
+void scale_kernel(const KernelContext& context);
+
+}  // namespace rondo::cpu
+
+namespace rondo::ops {
+
+// collective.cc, on every device: a copy, and what the communicator does there.
+void all_reduce_kernel(const KernelContext& context);
+
+}  // namespace rondo::ops

@@ -39,7 +39,7 @@ constexpr OpDef kCrossEntropyGrad = {
           c.require_floating(1);
           c.output(0, c.dtype(1), c.sizes(1));
         },
-    .on = {{&cpu::cross_entropy_grad_kernel}, {&cuda::cross_entropy_grad_kernel}},
+    .host = {&cpu::cross_entropy_grad_kernel},
     .decompose = &decompose_cross_entropy_grad,
     .reuses = 1,
     .fuse_parts = false,
@@ -67,7 +67,7 @@ constexpr OpDef kCrossEntropy = {
           c.output(0, c.dtype(0), c.integer(1) == static_cast<int>(Reduction::kNone) ? c.sizes(1) : Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
-    .on = {{&cpu::cross_entropy_kernel}, {&cuda::cross_entropy_kernel}},
+    .host = {&cpu::cross_entropy_kernel},
     .grad =
         [](const GradContext& g) {
           Tensor grad;
@@ -209,7 +209,7 @@ constexpr OpDef kScale = {
           if (!c.sizes(1).empty()) c.fail("the factor must be a scalar");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::scale_kernel}, {&cuda::scale_kernel}},
+    .host = {&cpu::scale_kernel},
     .grad =
         [](const GradContext& g) {
           if (g.needs(0)) g.set(0, g.grad_out() * g.input(1));
@@ -236,7 +236,7 @@ constexpr OpDef kLinearCrossEntropyGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = kOperands,
     .infer = [](InferContext& c) { infer_gradients(c, 1, 0); },
-    .on = {{&cpu::linear_cross_entropy_grad_kernel}, {&cuda::linear_cross_entropy_grad_kernel}},
+    .host = {&cpu::linear_cross_entropy_grad_kernel},
     .decompose = &decompose_linear_cross_entropy_grad,
     .fuse_parts = false,
     .checks = true,
@@ -261,7 +261,7 @@ constexpr OpDef kLinearCrossEntropy = {
           c.output(0, c.dtype(0), per_row ? c.sizes(3) : Dims());
           infer_gradients(c, 0, 1);
         },
-    .on = {{&cpu::linear_cross_entropy_kernel}, {&cuda::linear_cross_entropy_kernel}},
+    .host = {&cpu::linear_cross_entropy_kernel},
     .decompose = &decompose_linear_cross_entropy,
     .grad =
         [](const GradContext& g) {

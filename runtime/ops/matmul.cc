@@ -60,8 +60,7 @@ constexpr OpDef kMatmul = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &matmul_infer,
-    .on = {{&cpu::matmul_kernel, &cpu::prepare_matmul, &cpu::product_absorbs},
-           {&cuda::matmul_kernel, &cuda::prepare_matmul, &cuda::product_absorbs}},
+    .host = {&cpu::matmul_kernel, &cpu::prepare_matmul, &cpu::product_absorbs},
     .grad =
         [](const GradContext& g) {
           const Tensor &a = g.input(0), &b = g.input(1), grad = dense_gradient(g);
@@ -80,8 +79,7 @@ constexpr OpDef kLinear = {
     .saved = {.inputs = kFirst | kSecond, .product = true},
     .amp = AmpPolicy::kLower,
     .infer = &linear_infer,
-    .on = {{&cpu::linear_kernel, &cpu::prepare_linear, &cpu::product_absorbs},
-           {&cuda::linear_kernel, &cuda::prepare_linear, &cuda::product_absorbs}},
+    .host = {&cpu::linear_kernel, &cpu::prepare_linear, &cpu::product_absorbs},
     .grad =
         [](const GradContext& g) {
           const Tensor grad = as_rows(dense_gradient(g));

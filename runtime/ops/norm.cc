@@ -104,7 +104,7 @@ constexpr OpDef kLayerNorm = {
           c.output(1, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
           c.output(2, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
         },
-    .on = {{&cpu::layer_norm_kernel}},
+    .host = {&cpu::layer_norm_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -126,7 +126,7 @@ constexpr OpDef kLayerNormGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = 3,
     .infer = &norm_grad_infer<true>,
-    .on = {{&cpu::layer_norm_grad_kernel}},
+    .host = {&cpu::layer_norm_grad_kernel},
     .decompose = &decompose_norm_grad<true>,
 };
 
@@ -145,7 +145,7 @@ constexpr OpDef kRMSNorm = {
           c.output(0, c.dtype(0), c.sizes(0));
           c.output(1, compute_dtype(c.dtype(0)), row_sizes(c.sizes(0)));
         },
-    .on = {{&cpu::rms_norm_kernel}},
+    .host = {&cpu::rms_norm_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -163,7 +163,7 @@ constexpr OpDef kRMSNormGrad = {
     .kind = OpKind::kOpaque,
     .n_outputs = 2,
     .infer = &norm_grad_infer<false>,
-    .on = {{&cpu::rms_norm_grad_kernel}},
+    .host = {&cpu::rms_norm_grad_kernel},
     .decompose = &decompose_norm_grad<false>,
 };
 
@@ -182,7 +182,7 @@ constexpr OpDef kSoftmaxGrad = {
     .name = "softmax_grad",
     .kind = OpKind::kOpaque,
     .infer = &same_as_input,
-    .on = {{&cpu::softmax_grad_kernel}},
+    .host = {&cpu::softmax_grad_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
@@ -195,7 +195,7 @@ constexpr OpDef kSoftmax = {
     .saved = {.outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &same_as_input,
-    .on = {{&cpu::softmax_kernel}},
+    .host = {&cpu::softmax_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);
@@ -213,7 +213,7 @@ constexpr OpDef kLogSoftmaxGrad = {
     .name = "log_softmax_grad",
     .kind = OpKind::kOpaque,
     .infer = &same_as_input,
-    .on = {{&cpu::log_softmax_grad_kernel}},
+    .host = {&cpu::log_softmax_grad_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor g = widened(in[0]), y = widened(in[1]);
@@ -226,7 +226,7 @@ constexpr OpDef kLogSoftmax = {
     .saved = {.outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &same_as_input,
-    .on = {{&cpu::log_softmax_kernel}},
+    .host = {&cpu::log_softmax_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Tensor x = widened(in[0]);

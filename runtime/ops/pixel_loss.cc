@@ -65,7 +65,7 @@ constexpr OpDef kPixelCrossEntropyGrad = {
           require_pixels(c, 1);
           c.output(0, c.dtype(1), c.sizes(1));
         },
-    .on = {{&cpu::pixel_cross_entropy_grad_kernel}},
+    .host = {&cpu::pixel_cross_entropy_grad_kernel},
     .decompose = &decompose_pixel_cross_entropy_grad,
     .fuse_parts = false,
     .checks = true,
@@ -85,7 +85,7 @@ constexpr OpDef kPixelCrossEntropy = {
           c.output(0, c.dtype(0), Dims());
           c.output(1, compute_dtype(c.dtype(0)), c.sizes(1));
         },
-    .on = {{&cpu::pixel_cross_entropy_kernel}},
+    .host = {&cpu::pixel_cross_entropy_kernel},
     .decompose = &decompose_pixel_cross_entropy,
     .grad =
         [](const GradContext& g) {

@@ -134,7 +134,7 @@ constexpr OpDef kMaxPool2d = {
           c.strided_output(0, c.dtype(0), y, strides);
           c.strided_output(1, kI64, y, strides);
         },
-    .on = {{&cpu::max_pool2d_kernel}},
+    .host = {&cpu::max_pool2d_kernel},
     .decompose = &decompose_max_pool2d,
     .grad =
         [](const GradContext& g) {

@@ -32,13 +32,13 @@ void lower_draw(LoopBuilder& b) {
 constexpr OpDef kDraw = {.name = "draw",
                          .kind = OpKind::kElementwise,
                          .infer = [](InferContext& c) { infer_draw(c, 2, 3, true); },
-                         .on = {{&cpu::draw_kernel}, {&cuda::draw_kernel}},
+                         .host = {&cpu::draw_kernel},
                          .lower = &lower_draw,
                          .trait = trait::Draw{.state = 0}};
 constexpr OpDef kDrawIntegers = {.name = "draw_integers",
                                  .kind = OpKind::kOpaque,
                                  .infer = [](InferContext& c) { infer_draw(c, 1, 4, false); },
-                                 .on = {{&cpu::draw_integers_kernel}, {&cuda::draw_integers_kernel}}};
+                                 .host = {&cpu::draw_integers_kernel}};
 
 Tensor bernoulli(TensorArg p, Generator* generator) {
   require_defined("bernoulli", p);

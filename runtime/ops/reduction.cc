@@ -134,7 +134,7 @@ constexpr OpDef kSum = {
           reduction_infer(c);
           c.output(0, sum_dtype(c.dtype(0), c.attrs()), Dims(c.outputs()[0].sizes));
         },
-    .on = {{&cpu::sum_kernel}, {&cuda::sum_kernel}},
+    .host = {&cpu::sum_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const DType dtype = in[0].dtype();
@@ -173,7 +173,7 @@ constexpr OpDef kMax = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .on = {{&cpu::max_kernel}, {&cuda::max_kernel}},
+    .host = {&cpu::max_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMax, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,
@@ -186,7 +186,7 @@ constexpr OpDef kMin = {
     .kind = OpKind::kReduction,
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .infer = &reduction_infer,
-    .on = {{&cpu::min_kernel}, {&cuda::min_kernel}},
+    .host = {&cpu::min_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = reduce_by_runs(kMin, in[0], attrs, std::nullopt); },
     .grad = &extremum_grad,

@@ -40,7 +40,7 @@ constexpr OpDef kRotary = {
               c.fail("cos and sin must have shape (T, D/2) and the compute dtype of x");
           c.output(0, c.dtype(0), x);
         },
-    .on = {{&cpu::rotary_kernel}, {&cuda::rotary_kernel}},
+    .host = {&cpu::rotary_kernel},
     .decompose = [](std::span<const Tensor> in, const Attrs& attrs,
                     std::span<Tensor> out) { out[0] = turn(in[0], in[1], in[2], attrs.ints[0] != 0); },
     .grad =

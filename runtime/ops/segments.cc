@@ -21,7 +21,7 @@ constexpr OpDef kSortSegments = {
           c.output(0, kI64, c.sizes(0));
           c.output(1, kI64, {c.integer(0) + 1});
         },
-    .on = {{&cpu::sort_segments_kernel}, {&cuda::sort_segments_kernel}},
+    .host = {&cpu::sort_segments_kernel},
     .checks = true,
 };
 
@@ -43,7 +43,7 @@ constexpr OpDef kSumSegments = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::sum_segments_kernel}, {&cuda::sum_segments_kernel}},
+    .host = {&cpu::sum_segments_kernel},
     .lower = [](LoopBuilder& b) { b.output(0, b.reduce(LoopOp::kReduceSum, b.input(0))); },
     .trait = trait::SumSegments{},
 };

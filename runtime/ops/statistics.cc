@@ -104,7 +104,7 @@ constexpr OpDef kVarMean = {
           const Dims sizes = c.outputs()[0].sizes;
           for (int i : {0, 1}) c.output(i, statistics_dtype(c.dtype(0), c.attrs()), sizes);
         },
-    .on = {{&cpu::var_mean_kernel}},
+    .host = {&cpu::var_mean_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           const Moments m = moments(in[0], attrs);
@@ -134,7 +134,7 @@ constexpr OpDef kStd = {
     .saved = {.inputs = kFirst, .outputs = kFirst},
     .amp = AmpPolicy::kFloat32,
     .infer = &infer_floating,
-    .on = {{&cpu::std_kernel}},
+    .host = {&cpu::std_kernel},
     .decompose =
         [](std::span<const Tensor> in, const Attrs& attrs, std::span<Tensor> out) {
           out[0] = sqrt(moments(in[0], attrs).squares * share(in[0].sizes(), attrs)).to(in[0].dtype());

@@ -174,7 +174,7 @@ constexpr OpDef kSliceGrad = {
     .name = "slice_grad",
     .kind = OpKind::kOpaque,
     .infer = &slice_grad_infer,
-    .on = {{&cpu::slice_grad_kernel}, {&cuda::slice_grad_kernel}},
+    .host = {&cpu::slice_grad_kernel},
     .grad =
         [](const GradContext& g) {
           const Dims& sizes = g.grad_out().sizes();
@@ -315,7 +315,7 @@ constexpr OpDef kCat = {
           }
           c.output(0, c.dtype(0), sizes);
         },
-    .on = {{&cpu::cat_kernel}, {&cuda::cat_kernel}},
+    .host = {&cpu::cat_kernel},
     .grad =
         [](const GradContext& g) {
           const int dim = static_cast<int>(g.integer(0));

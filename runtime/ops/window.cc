@@ -118,7 +118,7 @@ constexpr OpDef kWindowCopy = {
           if (!is_contiguous(c.sizes(0), c.strides(0))) c.fail("the tensor is not dense");
           c.output(0, c.dtype(0), checked_window(c, 1));
         },
-    .on = {{&cpu::window_copy_kernel}, {&cuda::window_copy_kernel}},
+    .host = {&cpu::window_copy_kernel},
     .grad =
         [](const GradContext& g) {
           const Tensor zeros = Tensor::zeros(g.input_sizes(0), {g.input_dtype(0), g.grad_out().device()});
@@ -141,7 +141,7 @@ constexpr OpDef kOverwrite = {
           if (!c.has(1) && c.attrs().floats.size() != 2) c.fail("needs a source or a number");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::overwrite_kernel}, {&cuda::overwrite_kernel}},
+    .host = {&cpu::overwrite_kernel},
     .grad =
         [](const GradContext& g) {
           const Tensor grad = g.grad_out().contiguous();
@@ -165,7 +165,7 @@ constexpr OpDef kRevalue = {
           if (!(c.sizes(0) == c.sizes(1))) c.fail("the values have another shape");
           c.output(0, c.dtype(0), c.sizes(0));
         },
-    .on = {{&cpu::copy_kernel}, {&cuda::copy_kernel}},
+    .host = {&cpu::copy_kernel},
     .grad = [](const GradContext& g) { g.set(0, g.grad_out()); },
     .lower = [](LoopBuilder& b) { b.output(0, b.input(1)); },
 };

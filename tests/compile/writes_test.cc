@@ -429,12 +429,11 @@ constexpr OpDef kFailing = {
     .name = "failing",
     .kind = OpKind::kOpaque,
     .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-    .on = {{.kernel =
-                [](const KernelContext& context) {
-                  if (kernel_fails) throw std::runtime_error("thrown by a kernel");
-                  const RecorderScope eager(nullptr);
-                  Tensor(context.out()).copy_(context.in(0));
-                }}},
+    .host = {[](const KernelContext& context) {
+      if (kernel_fails) throw std::runtime_error("thrown by a kernel");
+      const RecorderScope eager(nullptr);
+      Tensor(context.out()).copy_(context.in(0));
+    }},
 };
 TEST_F(Writes, AKernelFailsBehindAWrite) {
   const auto body = [](Block& b, const Tensor& x) {

@@ -10,6 +10,7 @@
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/backend.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/device/backend.h"
@@ -102,7 +103,7 @@ std::vector<const OpDef*> ops_by_hand() {
       &ops::kConv2d,    &ops::kConv2dGradInput, &ops::kConv2dGradWeight};
   std::vector<const OpDef*> ops;
   for (const OpDef* op : all_ops())
-    if (test::cuda_entry(*op).kernel != nullptr && op->kind != OpKind::kContraction &&
+    if (cuda::own_kernels(*op).kernel != nullptr && op->kind != OpKind::kContraction &&
         std::ranges::find(of_calls, op) == std::end(of_calls))
       ops.push_back(op);
   return ops;
@@ -263,7 +264,7 @@ TEST(CudaKernels, ManyGradientsAddUpInOrder) {
     const Tensor g = grad.to(cuda.device()), index = Tensor::from(rows, {kN}).to(cuda.device());
     const std::string message = error_of([&] {
       const Tensor* inputs[] = {&g, &index};
-      test::cuda_entry(ops::kEmbeddingGrad)
+      cuda::own_kernels(ops::kEmbeddingGrad)
           .kernel({ops::kEmbeddingGrad, inputs, {&out, 1}, {.ints = {kRows}}, std::source_location::current()});
       synchronize(cuda.device());
     });

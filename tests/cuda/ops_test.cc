@@ -6,6 +6,7 @@
 #include <string>
 
 #include "rondo/compile/exec/eager_ops.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/device/allocator.h"
 #include "rondo/runtime/device/storage.h"
 #include "rondo/runtime/op/op.h"
@@ -44,8 +45,7 @@ std::string way_of(const OpDef& op, const Work& work) {
   const auto add = [&](bool here, const char* word) {
     if (here) way += (way.empty() ? "" : " and ") + std::string(word);
   };
-  const bool of_ops = op.on[static_cast<size_t>(Backend::kCUDA)].kernel ==
-                      op.on[static_cast<size_t>(Backend::kCPU)].kernel;
+  const bool of_ops = cuda::own_kernels(op).kernel == op.host.kernel;
   add(work.generated > 0, "generated");
   add(work.products + work.plans > 0, "by library");
   add(work.launches > 0 && work.generated + work.plans == 0 && !of_ops, "by hand");
@@ -85,6 +85,16 @@ TEST(CudaOps, FloatsOfOpsThatRunAsParts) {
     const auto want = ops::layer_norm(x, w, w, eps).to_vector<float>();
     for (size_t i = 0; i < got.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-5) << eps;
   }
+}
+
+// A row of the table that names no op, or one that has a row already, is an internal error of the first look-up.
+TEST(CudaOps, KernelsByHandBelongToOps) {
+  EXPECT_EQ(cuda::own_kernels(ops::kSum).kernel, &cuda::sum_kernel);
+  EXPECT_EQ(cuda::own_kernels(ops::kMatmul).absorbs, &cuda::product_absorbs);
+  EXPECT_EQ(cuda::own_kernels(ops::kAdd).kernel, &cuda::elementwise_kernel) << "it has a body";
+  EXPECT_EQ(cuda::own_kernels(ops::kVarMean).kernel, nullptr) << "it runs in its parts";
+  static constexpr OpDef kOfAProgram = {.name = "sum", .kind = OpKind::kOpaque};
+  EXPECT_EQ(cuda::own_kernels(kOfAProgram).kernel, nullptr) << "another op of the same name";
 }
 
 // A new op has to have a way for floats, and for integers and bools if it takes them.

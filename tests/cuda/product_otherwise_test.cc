@@ -12,7 +12,6 @@
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/product.h"
 #include "rondo/runtime/cuda/product_kernel.h"
-#include "rondo/runtime/ops/kernels.h"
 #include "rondo/runtime/ops/ops.h"
 #include "rondo/runtime/ops/table.h"
 #include "rondo/runtime/random/random.h"

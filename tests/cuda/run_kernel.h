@@ -16,8 +16,6 @@ namespace rondo::test {
 
 inline constexpr uint64_t kOrders[] = {0, 1, 3};  // of threads and blocks: forward, reverse, warps that drift apart
 
-inline const BackendEntry& cuda_entry(const OpDef& op) { return op.on[static_cast<size_t>(Backend::kCUDA)]; }
-
 // A copy on a device with the same strides, its memory `shift` elements further on.
 inline Tensor moved(const Tensor& t, Device device, int64_t shift) {
   if (!t.defined()) return {};
@@ -65,8 +63,7 @@ inline std::vector<Tensor> run(const OpDef& op, const Attrs& attrs, int n_output
     guards.emplace_back(static_cast<size_t>(meta.sizes.numel() + shift) * size_of(meta.dtype), device);
     outputs[i] = Tensor::from_storage(guards.back().storage(), shift, meta.sizes, meta.strides, meta.dtype);
   }
-  const Backend backend = device == kCPU ? Backend::kCPU : Backend::kCUDA;
-  op.on[static_cast<size_t>(backend)].kernel({op, pointers, outputs, attrs, std::source_location::current()});
+  entry_of(op, device).kernel({op, pointers, outputs, attrs, std::source_location::current()});
   std::vector<Tensor> results;
   for (const Tensor& output : outputs) results.push_back(moved(output, kCPU, 0));
   for (const Guarded& guard : guards) EXPECT_TRUE(guard.is_intact()) << op.name << " writes behind its result";

@@ -11,6 +11,7 @@
 #include "rondo/compile/jit/targets.h"
 #include "rondo/runtime/base/error.h"
 #include "rondo/runtime/cuda/absent.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/tests/cuda/run_kernel.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/op_samples.h"
@@ -104,7 +105,7 @@ std::vector<GatedKernel> kernels_by_hand(int architecture) {
   Launches launches;
   const cuda::AbsentDevice gpu(architecture, [&](const cuda::AbsentLaunch& launch) { launches.add(launch); });
   for (const OpDef* op : all_ops()) {
-    if (cuda_entry(*op).kernel == nullptr || op->kind == OpKind::kContraction) continue;
+    if (cuda::own_kernels(*op).kernel == nullptr || op->kind == OpKind::kContraction) continue;
     const OpSpec& spec = *find_spec(op->name);
     const std::vector<OpSample> samples = samples_of(spec);
     std::vector<DType> dtypes = {kF32};

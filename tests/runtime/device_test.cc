@@ -288,6 +288,8 @@ TEST_F(DeviceTest, ATableWithoutAFunctionIsNotInstalled) {
   table.name = "slate";
   table.fill = nullptr;
   EXPECT_ERROR(install_backend(Backend::kFake, &table), "the table of slate has no fill");
+  table.kernels = Backend::kCUDA;
+  EXPECT_ERROR(install_backend(Backend::kFake, &table), "the table of slate has no own_kernels");
   EXPECT_EQ(to_string(fake.device()), "fake:0");
 }
 

@@ -1,4 +1,4 @@
-// The ways that an op runs on a device: OpDef::on, the fallback without a kernel, and errors that kernels find.
+// The ways that an op runs on a device: its kernel, the fallback without a kernel, and errors that kernels find.
 #include <gtest/gtest.h>
 
 #include "rondo/runtime/autograd/autograd.h"

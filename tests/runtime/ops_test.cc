@@ -261,11 +261,11 @@ TEST(Errors, AnOpWithoutAGradientSaysSoInBackward) {
       .name = "twice",
       .kind = OpKind::kOpaque,
       .infer = [](InferContext& c) { c.output(0, c.dtype(0), c.sizes(0)); },
-      .on = {{[](const KernelContext& context) {
+      .host = {[](const KernelContext& context) {
         const auto* x = reinterpret_cast<const double*>(context.in(0).address());
         auto* y = reinterpret_cast<double*>(context.out().mutable_address());
         for (int64_t i = 0; i < context.out().numel(); ++i) y[i] = 2 * x[i];
-      }}},
+      }},
   };
   Tensor x = Tensor::ones({3}, {kF64});
   EXPECT_FALSE(call(kTwice, {x}).requires_grad());

@@ -16,7 +16,7 @@ absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& obje
   return code;
 }
 
-AbsorbsFn absorbs(const OpDef& op) { return entry_of(op, kCPU).absorbs; }
+AbsorbsFn absorbs(const OpDef& op) { return op.host.absorbs; }
 
 absl::Status check(const std::string& object) { return check_object(object); }
 

@@ -16,6 +16,7 @@
 #include "rondo/runtime/cuda/absent.h"
 #include "rondo/runtime/cuda/device_state.h"
 #include "rondo/runtime/cuda/dnn_store.h"
+#include "rondo/runtime/cuda/kernels.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/source.h"
 #include "rondo/runtime/io/host_key.h"
@@ -25,7 +26,7 @@ namespace {
 
 bool can_compile() { return rondo::cuda::find_nvrtc(nullptr) != nullptr; }
 
-AbsorbsFn absorbs(const OpDef& op) { return op.on[static_cast<size_t>(Backend::kCUDA)].absorbs; }
+AbsorbsFn absorbs(const OpDef& op) { return rondo::cuda::own_kernels(op).absorbs; }
 
 absl::Status check(const std::string& object) { return unpack_object(object).status(); }
 
