@@ -52,10 +52,10 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
                    describe_location(call.where)));
 }
 
-// What a backward reads and others hold, too: who gets gradients at a seam (plan/seams.h) may write to it.
-class Watched {
+// The inputs of a backward that others hold, too: who gets gradients at a seam (plan/seams.h) may write to them.
+class SharedInputs {
  public:
-  Watched(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
+  SharedInputs(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
     for (size_t k = 0; k < inputs.size(); ++k)
       if (backward.inputs[k].kind == BackwardInput::kSaved && inputs[k].defined() &&
           !autograd::is_only_holder(inputs[k]))
@@ -225,10 +225,10 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
     };
     TakeResults take;
     if (arriving.at_seams)
-      take = [&, later = Watched(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
+      take = [&, shared = SharedInputs(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
         for (size_t r = 0; r < results.size(); ++r)
           take_gradient(static_cast<size_t>(seam.outputs[r]), std::move(results[r]));
-        later.check(seam, name());
+        shared.check(seam, name());
       };
     std::vector<Tensor> results = pass.released
                                       ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
