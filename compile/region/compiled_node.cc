@@ -82,9 +82,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
   }
   bool adds_to_totals() const override { return true; }
-  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const override {
+  std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>& outputs) const override {
     if (!kept_.has_ports() && outputs.empty()) return {};
-    return outputs_leading_to(entry_.recording(), edges_asked, outputs);
+    return outputs_leading_to(entry_.recording(), requested_edges, outputs);
   }
   // The node, by the output's port.
   std::shared_ptr<Node> history(int output) override {
@@ -165,7 +165,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // The program of a backward computes the gradients of all inputs. A collective that is only for some of them must not
   // run if grad() asks for the others: in eager execution it does not.
   bool leaves_out_collectives(const Arriving& arriving, const KeptValues::Pass& pass) const {
-    if (!entry_.communicates() || autograd::Asked::now() == nullptr) return false;
+    if (!entry_.communicates() || autograd::RequestedGradients::now() == nullptr) return false;
     const OpSet all = ops_passed(entry_.recording(), arriving.gradients);
     for (size_t n = 0; n < all.size(); ++n)
       if (all[n] && !(*pass.ops)[n] && entry_.recording().nodes[n].op->is<trait::Exchange>()) return true;
@@ -221,7 +221,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       pass_on(i, std::move(grad));
       if (comes_in_parts(at, arriving)) autograd::give_part(leaf_grads[at], grads_in[at]);
-      else if (arriving.at_seams) autograd::hand_over(leaf_grads[at], grads_in[at]);
+      else if (arriving.at_seams) autograd::complete_leaf(leaf_grads[at], grads_in[at]);
     };
     TakeResults take;
     if (arriving.at_seams)
@@ -275,7 +275,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       }
       const bool is_last = std::none_of(backward.rows.begin() + static_cast<std::ptrdiff_t>(r) + 1, backward.rows.end(),
                                         [&](const auto& other) { return other.input == input; });
-      if (is_last) autograd::hand_over(to, total);
+      if (is_last) autograd::complete_leaf(to, total);
       else if (total.defined()) autograd::give_part(to, total);
     }
   }

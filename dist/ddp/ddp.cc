@@ -110,7 +110,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
   step_ = std::make_shared<StepState>(model, *group_, options);
   check_places(model, *step_);
   for (const StepGradient& gradient : step_->gradients)
-    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kUsesUp); other != nullptr)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kOptimizer); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": ", other,
                                " would use the gradients before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
@@ -132,7 +132,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
                              "parameters that parameter() or child() has registered"));
   broadcast_state(model, *step_);
   for (const StepGradient& gradient : step_->gradients)
-    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kChanges); other != nullptr)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kAverager); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": the gradients of this model are already averaged by ", other));
   sender_ = std::make_unique<BucketSender>(*step_, *takers_, std::move(plan));
   delivery_ = std::make_unique<AverageDelivery>(*step_, *takers_, *sender_);
@@ -174,8 +174,8 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
 // no rank has used is not claimed until it gets a gradient again.
 void DistributedDataParallel::set_claim(StepGradient& gradient, bool claims) {
   if (gradient.claimed == claims) return;
-  if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kChanges, kDdp, this);
-  else autograd::unclaim_gradient(gradient.parameter, GradientClaim::kChanges);
+  if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kAverager, kDdp, this);
+  else autograd::unclaim_gradient(gradient.parameter, GradientClaim::kAverager);
   gradient.claimed = claims;
 }
 

@@ -178,11 +178,11 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
 
 void ShardedOptimizer::State::claim() {
   absl::Cleanup undo = [this] {
-    for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+    for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   };
   for (const Tensor& p : parameters_)
     if (takes(p)) {
-      autograd::claim_gradient(p, GradientClaim::kUsesUp, kSharded);
+      autograd::claim_gradient(p, GradientClaim::kOptimizer, kSharded);
       claimed_.push_back(p);
     }
   std::move(undo).Cancel();
@@ -191,7 +191,7 @@ void ShardedOptimizer::State::claim() {
 ShardedOptimizer::State::~State() {
   static Gone gone;
   kept_.shards = pieces_.empty() ? nullptr : &gone;
-  for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+  for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   ddp_.remove_shards(*this);
 }
 
