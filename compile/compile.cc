@@ -13,9 +13,9 @@
 #include "rondo/compile/jit/cpu/toolchain.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/marks.h"
 #include "rondo/compile/region/region_trace.h"
+#include "rondo/compile/region/stashed_hooks.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
@@ -59,7 +59,7 @@ class RegionHook final : public nn::CallHook {
   // Notes which part of the module was used.
   void note_use(const std::string& what) {
     // Generation calls the parts of a model on purpose: blocks run compiled in its steps, the whole does not.
-    if (HooksAside::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
+    if (StashedHooks::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
     if (active_recorder() != nullptr) called_ = true;  // it is part of another recording
     if (!called_) region_->note_use_without_call(what);
   }

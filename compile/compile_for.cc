@@ -6,8 +6,8 @@
 #include "rondo/compile/jit/artifacts.h"
 #include "rondo/compile/jit/kernel_table.h"
 #include "rondo/compile/jit/targets.h"
-#include "rondo/compile/region/gradients_aside.h"
-#include "rondo/compile/region/hooks_aside.h"
+#include "rondo/compile/region/stashed_gradients.h"
+#include "rondo/compile/region/stashed_hooks.h"
 #include "rondo/runtime/device/backend.h"
 #include "rondo/runtime/io/atomic_file.h"
 #include "rondo/runtime/random/random.h"
@@ -35,8 +35,8 @@ class Unchanged {
     return model;
   }
   nn::ModuleBase& model_;
-  const HooksAside hooks_;
-  const GradientsAside gradients_;  // put back when the model is on the CPU again
+  const StashedHooks hooks_;
+  const StashedGradients gradients_;  // put back when the model is on the CPU again
 };
 
 // A target whose code is made without its device.

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/region/hooks_aside.h"
 #include "rondo/compile/region/region.h"
+#include "rondo/compile/region/stashed_hooks.h"
 #include "rondo/runtime/base/format.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/cuda/dnn_plan.h"
@@ -66,7 +66,7 @@ Explanation explain(const Regions& regions) try {
 }
 
 TemporaryRegions::TemporaryRegions(nn::ModuleBase& model, CompileOptions options) try
-    : hooks_(std::make_unique<HooksAside>(model)),
+    : hooks_(std::make_unique<StashedHooks>(model)),
       regions_(model.repeated_blocks().empty() ? compile_module(model, options) : compile_regions(model, options)) {
 } catch (const std::bad_alloc&) {
   throw_out_of_memory("explain");

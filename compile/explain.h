@@ -41,7 +41,7 @@ std::string to_text(const Explanation& explanation);
 // A whole HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.
 std::string to_html(const Explanation& explanation);
 
-class HooksAside;
+class StashedHooks;
 
 // Compiles the repeated blocks of a model, or the whole model if it has none. The destructor restores the model's
 // hooks.
@@ -52,7 +52,7 @@ class TemporaryRegions {
   const Regions& regions() const { return regions_; }
 
  private:
-  const std::unique_ptr<HooksAside> hooks_;
+  const std::unique_ptr<StashedHooks> hooks_;
   Regions regions_;
 };
 

@@ -7,8 +7,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/cache.h"
-#include "rondo/compile/region/gradients_aside.h"
 #include "rondo/compile/region/marks.h"
+#include "rondo/compile/region/stashed_gradients.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/device/backend.h"
@@ -137,7 +137,7 @@ WarmUp warm_up(nn::ModuleBase& model, const std::vector<Tensor>& inputs,
   const int64_t misses = cache_report().misses;
   std::vector<GeneratorState> none;
   const GeneratorScope same_numbers(GeneratorScope::kReplay, none);
-  const GradientsAside gradients(model);
+  const StashedGradients gradients(model);
   const StateKept state(model);
   for (size_t number = 0; number < steps; ++number) {
     std::vector<Tensor> batch = inputs;

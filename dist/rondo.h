@@ -62,7 +62,7 @@
 #include "rondo/modules/pretrained/end_tokens.h"
 #include "rondo/modules/pretrained/image_processor.h"
 #include "rondo/modules/pretrained/pretrained_options.h"
-#include "rondo/modules/pretrained/text_facts.h"
+#include "rondo/modules/pretrained/text_classifier_facts.h"
 #include "rondo/modules/seam_plan.h"
 #include "rondo/modules/state_dict.h"
 #include "rondo/modules/transformers/bert.h"

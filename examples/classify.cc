@@ -330,7 +330,7 @@ class Classifier : optim::Callback {
     if (!encoder && !config_has_token(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
       options.pad_token_id = tokenizer_.pad_token_id();
     model_.emplace(nn::AutoModelForSequenceClassification::from_pretrained(o_.model_name_or_path, options));
-    const nn::TextFacts facts = model_->facts();
+    const nn::TextClassifierFacts facts = model_->facts();
     problem_ = nn::problem_of(facts.problem_type, facts.num_classes, kI64);
     if (tokenizer_.vocab_size() > facts.vocab_size)
       throw Error(absl::StrCat("the tokenizer in ", o_.model_name_or_path, " is not this model's: it has ",

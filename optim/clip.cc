@@ -60,7 +60,7 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   std::vector<NormOperand> operands;
   HashSet<const void*> seen;
   for (Tensor param : params) {
-    if (const char* who = autograd::gradient_claim(param, GradientClaim::kUsesUp); who != nullptr)
+    if (const char* who = autograd::gradient_claim(param, GradientClaim::kOptimizer); who != nullptr)
       throw Error(absl::StrCat("clip_grad_norm_: ", who,
                                " uses these gradients up while backward runs, before their norm is "
                                "known; clip with Optimizer::step() after backward instead"));

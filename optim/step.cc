@@ -201,7 +201,7 @@ void Step::check_any_gradient() const {
   for (size_t i = 0; i < state_.slots.size(); ++i) {
     const Tensor& param = state_.slots[i].param;
     if (param.grad().defined()) continue;
-    if (const char* holder = autograd::gradient_claim(param, GradientClaim::kChanges); holder != nullptr)
+    if (const char* holder = autograd::gradient_claim(param, GradientClaim::kAverager); holder != nullptr)
       throw Error(absl::StrCat(optimizer_.name(), ": ", slot_name(i), " has no gradient, because ", holder,
                                " averages it: call its finish() after backward() and before step()"));
   }

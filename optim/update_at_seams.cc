@@ -97,7 +97,7 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
     throw Error(
         absl::StrCat(kWho, ": this ", optimizer.name(), " has no parameter of the model that requires a gradient"));
   for (const Tensor& p : parameters)
-    if (const char* other = autograd::gradient_claim(p, GradientClaim::kChanges); other != nullptr)
+    if (const char* other = autograd::gradient_claim(p, GradientClaim::kAverager); other != nullptr)
       throw Error(absl::StrCat(
           kWho, ": ", other,
           " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
@@ -140,13 +140,13 @@ UpdateAtSeams::State::~State() {
   seams.reset();
   if (source != nullptr) source->remove_on_final(listener);
   for (const auto& [parameter, id] : hooks) autograd::remove_on_accumulated(parameter, id);
-  for (const Tensor& p : claimed) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+  for (const Tensor& p : claimed) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   kept.at_seams = kept.mid_step = false;
 }
 
 void UpdateAtSeams::State::claim(std::span<const Tensor> parameters) {
   for (const Tensor& p : parameters) {
-    autograd::claim_gradient(p, GradientClaim::kUsesUp, kWho);
+    autograd::claim_gradient(p, GradientClaim::kOptimizer, kWho);
     claimed.push_back(p);
   }
   kept.at_seams = true;

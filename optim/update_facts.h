@@ -24,7 +24,7 @@ struct UpdateFacts {
   std::string text() const;
 };
 
-// Whoever claims gradients with GradientClaim::kChanges may have one: the optimizer that uses them tells it.
+// An averager (GradientClaim::kAverager) may have one: the optimizer that uses its gradients tells it.
 class UpdateListener {
  public:
   virtual ~UpdateListener() = default;

@@ -51,7 +51,7 @@ void WritingTrace::abandon() {
   writing_recordings -= std::exchange(counts_as_writing_, false);
   memories_.clear();
   memory_at_.clear();
-  waiting_.clear();
+  stale_views_.clear();
   Trace::abandon();
 }
 
@@ -125,7 +125,7 @@ bool WritingTrace::can_read_all(std::span<const Tensor* const> inputs) const {
                      [&](const Tensor* input) { return !input->defined() || can_read(*input); });
 }
 
-const char* WritingTrace::why_not_begin(const Tensor& base, bool differentiable) const {
+const char* WritingTrace::first_write_break_reason(const Tensor& base, bool differentiable) const {
   const TensorImpl& impl = *base.impl();
   // Two tensors share memory, neither is known to lie in the other, and both are read.
   const auto shares = [&](const Tensor& other) {
@@ -137,7 +137,7 @@ const char* WritingTrace::why_not_begin(const Tensor& base, bool differentiable)
   return std::any_of(external_.begin(), external_.end(), shares) ? kUnknownPlace : nullptr;
 }
 
-const char* WritingTrace::why_not_go_on(const Memory& memory, bool differentiable) const {
+const char* WritingTrace::later_write_break_reason(const Memory& memory, bool differentiable) const {
   if (!memory.tensor.defined() || memory.recorded) return nullptr;
   if (memory.tensor.requires_grad() && grad_enabled()) return kHasHistory;
   return differentiable && !memory.tensor.impl()->storage.is_unique() ? kHeld : nullptr;
@@ -149,7 +149,7 @@ WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool d
   Memory made;
   if (impl.recorder == this) {
     const ValueId root = graph.value(impl.recorded_value).root;
-    if (Memory* known = memory_of(root)) return unless(why_not_go_on(*known, differentiable), known);
+    if (Memory* known = memory_of(root)) return unless(later_write_break_reason(*known, differentiable), known);
     if (graph.value(root).producer < 0) {
       made.tensor = handle(root);
     } else {
@@ -159,11 +159,11 @@ WritingTrace::Memory* WritingTrace::memory_to_write(const Tensor& target, bool d
     }
   } else {
     if (const Memory* known = memory_of(impl.storage))
-      return unless(why_not_go_on(*known, differentiable), const_cast<Memory*>(known));
+      return unless(later_write_break_reason(*known, differentiable), const_cast<Memory*>(known));
     made.tensor = base_of(target);
   }
   if (made.tensor.defined()) {
-    if (const char* reason = why_not_begin(made.tensor, differentiable)) return unless(reason, nullptr);
+    if (const char* reason = first_write_break_reason(made.tensor, differentiable)) return unless(reason, nullptr);
     made.first = value_of(made.tensor);
     made.input = static_cast<int32_t>(std::find(graph.inputs.begin(), graph.inputs.end(), made.first) -
                                       graph.inputs.begin());
@@ -179,10 +179,10 @@ bool WritingTrace::follows_history(ValueId id) const {
   return true;
 }
 
-// Returns why a write cannot be recorded: eager execution refuses it, or no value describes it. The caller's write then
-// runs by itself.
-const char* WritingTrace::why_not_write(const Tensor& target, bool differentiable, std::source_location where,
-                                        std::span<const Tensor* const> inputs, const OpDef& op) const {
+// A write cannot be recorded if eager execution refuses it, or if no value describes it. The caller's write then runs
+// by itself.
+const char* WritingTrace::write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
+                                             std::span<const Tensor* const> inputs, const OpDef& op) const {
   const TensorImpl& impl = *target.impl();
   const bool recorded = impl.recorder == this;
   if ((impl.recorder != nullptr && !recorded) || (!recorded && !impl.storage)) return kOtherRegion;
@@ -199,7 +199,7 @@ const char* WritingTrace::record_write(const OpDef& op, std::span<const Tensor* 
                                        Tensor& next, std::source_location where) {
   const Tensor& target = *inputs[0];
   const bool differentiable = next.impl()->requires_grad;
-  const char* why = dense(*next.impl()) ? why_not_write(target, differentiable, where, inputs, op) : kNotDense;
+  const char* why = dense(*next.impl()) ? write_break_reason(target, differentiable, where, inputs, op) : kNotDense;
   if (why != nullptr) return why;
   Memory* const found = memory_to_write(target, differentiable, why);
   if (found == nullptr) return why;
@@ -289,9 +289,9 @@ std::vector<Tensor> WritingTrace::operands_apart(const OpDef& op, std::span<cons
     const ValueId id = value_of(*inputs[i], where);
     if (graph.value(id).root != written) continue;
     if (!op.saved.input(i)) {
-      const bool looks_again = i > 0 && id != written && is_target(graph.value(id)) && follows_history(id) &&
-                               graph.value(written).requires_grad;
-      if (looks_again) apart[i] = own_handle(show_with_history(id, written));
+      const bool needs_new_view = i > 0 && id != written && is_target(graph.value(id)) && follows_history(id) &&
+                                  graph.value(written).requires_grad;
+      if (needs_new_view) apart[i] = own_handle(rebuild_view_with_history(id, written));
       continue;
     }
     const Tensor read = own_handle(id);
@@ -370,15 +370,15 @@ ValueId WritingTrace::renewed(ValueId id) {
   const ValueId root = graph.value(id).root;
   const Memory* memory = memory_of(root);
   if (memory == nullptr || memory->current == root) return id;
-  return id == root ? memory->current : show_again(id, memory->current);
+  return id == root ? memory->current : rebuild_view(id, memory->current);
 }
 
 // The views between the root and `view`, on another root.
-ValueId WritingTrace::show_again(ValueId view, ValueId root) {
+ValueId WritingTrace::rebuild_view(ValueId view, ValueId root) {
   if (graph.value(view).root == view) return root;
-  if (graph.value(root).requires_grad && follows_history(view)) return show_with_history(view, root);
+  if (graph.value(root).requires_grad && follows_history(view)) return rebuild_view_with_history(view, root);
   const auto maker = static_cast<size_t>(graph.value(view).producer);
-  const ValueId source = show_again(graph.nodes[maker].inputs[0], root);
+  const ValueId source = rebuild_view(graph.nodes[maker].inputs[0], root);
   GraphNode node = graph.nodes[maker];
   node.in_place = false;
   node.inputs[0] = source;
@@ -401,9 +401,11 @@ ValueId WritingTrace::show_again(ValueId view, ValueId root) {
 }
 
 // One view straight of the root, whose gradient joins the root's as on the eager tape.
-ValueId WritingTrace::show_with_history(ValueId view, ValueId root) { return show_at_place(view, root, true); }
+ValueId WritingTrace::rebuild_view_with_history(ValueId view, ValueId root) {
+  return rebuild_as_view_of_root(view, root, true);
+}
 
-ValueId WritingTrace::show_at_place(ValueId view, ValueId root, bool with_history) {
+ValueId WritingTrace::rebuild_as_view_of_root(ValueId view, ValueId root, bool with_history) {
   const Value before = graph.value(view);
   const Origin made = graph.node(before.producer).origin;
   const Tensor whole = own_handle(root);
@@ -456,11 +458,11 @@ ValueId WritingTrace::read_of_written(const Tensor& outside) {
   return external_ids_[outside.impl()] = shown;
 }
 
-// Note [Views that wait]. On the eager tape, a view gets the new history of its base only when something asks for it:
+// Note [Stale views]. On the eager tape, a view gets the new history of its base only when something asks for it:
 // an op that reads the view, or a backward from it. Until then it has no place in the order in which gradients meet at
 // the base. So a view that leaves the recording with its base, and that nothing has read since the last write, leaves
 // it as such a view, without a history from here.
-bool WritingTrace::may_wait(ValueId id) const {
+bool WritingTrace::may_stay_stale(ValueId id) const {
   const ValueId root = graph.value(id).root;
   const Memory* const memory = memory_of(root);
   return memory != nullptr && id != root && memory->current != root && graph.value(memory->current).requires_grad &&
@@ -473,12 +475,13 @@ void WritingTrace::refresh() {
     if (!is_alive(static_cast<ValueId>(id))) continue;
     TensorImpl& impl = *handles_[id].impl();
     if (impl.recorder != this) continue;
-    if (static_cast<size_t>(impl.recorded_value) != id || !may_wait(impl.recorded_value)) {
+    if (static_cast<size_t>(impl.recorded_value) != id || !may_stay_stale(impl.recorded_value)) {
       renew(impl);
       continue;
     }
     const ValueId root = graph.value(impl.recorded_value).root;
-    waiting_.push_back(move_to(impl, show_at_place(impl.recorded_value, memory_of(root)->current, false)));
+    stale_views_.push_back(
+        move_to(impl, rebuild_as_view_of_root(impl.recorded_value, memory_of(root)->current, false)));
   }
   for (Memory& memory : memories_) {
     if (!memory.tensor.defined() || memory.current == memory.first) continue;
@@ -535,7 +538,7 @@ void WritingTrace::drop_unread_views() {
   std::for_each(graph.inputs.begin(), graph.inputs.end(), rename);
   for (Version& version : graph.versions) rename(version.value);
   for (Memory& memory : memories_) rename(memory.first), rename(memory.current);
-  std::for_each(waiting_.begin(), waiting_.end(), rename);
+  std::for_each(stale_views_.begin(), stale_views_.end(), rename);
 }
 
 }  // namespace rondo::compile

@@ -27,8 +27,10 @@ class WritingTrace : public Trace {
   const Tensor* outside_view(ValueId id) const;
   // True if `id` is a version of a tensor from outside whose history the recorded writes do not change.
   bool keeps_history(ValueId id) const;
-  // True for a view that nothing has read since its base got a new history: Note [Views that wait].
-  bool waits(ValueId id) const { return std::find(waiting_.begin(), waiting_.end(), id) != waiting_.end(); }
+  // True for a view that nothing has read since its base got a new history: Note [Stale views].
+  bool is_left_stale(ValueId id) const {
+    return std::find(stale_views_.begin(), stale_views_.end(), id) != stale_views_.end();
+  }
 
  protected:
   // Records a call that overwrites *inputs[0] as a call that makes a new version of its memory. `next`: a new handle
@@ -61,11 +63,12 @@ class WritingTrace : public Trace {
   // The Memory that holds a call's target; added if it is new. Null if that is not known for certain: `why`
   // is the reason.
   Memory* memory_to_write(const Tensor& target, bool differentiable, const char*& why);
-  // These return null if the write can be recorded, otherwise the reason why not.
-  const char* why_not_go_on(const Memory& memory, bool differentiable) const;
-  const char* why_not_begin(const Tensor& base, bool differentiable) const;
-  const char* why_not_write(const Tensor& target, bool differentiable, std::source_location where,
-                            std::span<const Tensor* const> inputs, const OpDef& op) const;
+  // These return null if the write can be recorded, otherwise the reason why it is a graph break.
+  const char* write_break_reason(const Tensor& target, bool differentiable, std::source_location where,
+                                 std::span<const Tensor* const> inputs, const OpDef& op) const;
+  // `base`: no recorded call has written its memory.
+  const char* first_write_break_reason(const Tensor& base, bool differentiable) const;
+  const char* later_write_break_reason(const Memory& memory, bool differentiable) const;
   bool can_read_all(std::span<const Tensor* const> inputs) const;
   bool has_unreadable_view(const Memory& memory) const;
   bool follows_history(ValueId id) const;
@@ -85,13 +88,13 @@ class WritingTrace : public Trace {
   void advance(Memory& memory, ValueId next);
   // The value in the current version that corresponds to `id`, a value of an earlier version.
   ValueId renewed(ValueId id);
-  ValueId show_again(ValueId view, ValueId root);
-  ValueId show_with_history(ValueId view, ValueId root);
-  ValueId show_at_place(ValueId view, ValueId root, bool with_history);
+  ValueId rebuild_view(ValueId view, ValueId root);
+  ValueId rebuild_view_with_history(ValueId view, ValueId root);
+  ValueId rebuild_as_view_of_root(ValueId view, ValueId root, bool with_history);
   // As renewed(), for a user's handle, which stands for the result from here on.
   ValueId renew(TensorImpl& handle);
   ValueId move_to(TensorImpl& handle, ValueId now);
-  bool may_wait(ValueId id) const;
+  bool may_stay_stale(ValueId id) const;
   ValueId read_of_written(const Tensor& outside);
   // A new handle for the value that only the recording holds.
   Tensor own_handle(ValueId id) const;
@@ -99,7 +102,7 @@ class WritingTrace : public Trace {
 
   std::vector<Memory> memories_;
   std::vector<int32_t> memory_at_;  // index into memories_, by root value; -1, or beyond the end: not written
-  std::vector<ValueId> waiting_;
+  std::vector<ValueId> stale_views_;
   bool counts_as_writing_ = false;  // this is counted in writing_recordings
 };
 

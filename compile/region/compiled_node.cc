@@ -52,10 +52,10 @@ int64_t overlaps(const Tensor& tensor, std::span<const Tensor> others) {
                    describe_location(call.where)));
 }
 
-// What a backward reads and others hold, too: who gets gradients at a seam (plan/seams.h) may write to it.
-class Watched {
+// The inputs of a backward that others hold, too: who gets gradients at a seam (plan/seams.h) may write to them.
+class SharedInputs {
  public:
-  Watched(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
+  SharedInputs(const CompiledBackward& backward, std::span<const Tensor> inputs) : plan_(backward.program->plan()) {
     for (size_t k = 0; k < inputs.size(); ++k)
       if (backward.inputs[k].kind == BackwardInput::kSaved && inputs[k].defined() &&
           !autograd::is_only_holder(inputs[k]))
@@ -82,9 +82,9 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       edges[static_cast<size_t>(i)] = autograd::gradient_edge(inputs[static_cast<size_t>(i)]);
   }
   bool adds_to_totals() const override { return true; }
-  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const override {
+  std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>& outputs) const override {
     if (!kept_.has_ports() && outputs.empty()) return {};
-    return outputs_leading_to(entry_.recording(), edges_asked, outputs);
+    return outputs_leading_to(entry_.recording(), requested_edges, outputs);
   }
   // The node, by the output's port.
   std::shared_ptr<Node> history(int output) override {
@@ -165,7 +165,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
   // The program of a backward computes the gradients of all inputs. A collective that is only for some of them must not
   // run if grad() asks for the others: in eager execution it does not.
   bool leaves_out_collectives(const Arriving& arriving, const KeptValues::Pass& pass) const {
-    if (!entry_.communicates() || autograd::Asked::now() == nullptr) return false;
+    if (!entry_.communicates() || autograd::RequestedGradients::now() == nullptr) return false;
     const OpSet all = ops_passed(entry_.recording(), arriving.gradients);
     for (size_t n = 0; n < all.size(); ++n)
       if (all[n] && !(*pass.ops)[n] && entry_.recording().nodes[n].op->is<trait::Exchange>()) return true;
@@ -221,14 +221,14 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       const auto at = static_cast<size_t>(backward.grad_inputs[i]);
       pass_on(i, std::move(grad));
       if (comes_in_parts(at, arriving)) autograd::give_part(leaf_grads[at], grads_in[at]);
-      else if (arriving.at_seams) autograd::hand_over(leaf_grads[at], grads_in[at]);
+      else if (arriving.at_seams) autograd::complete_leaf(leaf_grads[at], grads_in[at]);
     };
     TakeResults take;
     if (arriving.at_seams)
-      take = [&, later = Watched(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
+      take = [&, shared = SharedInputs(backward, inputs)](const Plan::Seam& seam, std::vector<Tensor> results) {
         for (size_t r = 0; r < results.size(); ++r)
           take_gradient(static_cast<size_t>(seam.outputs[r]), std::move(results[r]));
-        later.check(seam, name());
+        shared.check(seam, name());
       };
     std::vector<Tensor> results = pass.released
                                       ? run_and_release_checked(*backward.program, std::move(inputs), bound.floats,
@@ -275,7 +275,7 @@ class CompiledNode final : public RegionNode, public std::enable_shared_from_thi
       }
       const bool is_last = std::none_of(backward.rows.begin() + static_cast<std::ptrdiff_t>(r) + 1, backward.rows.end(),
                                         [&](const auto& other) { return other.input == input; });
-      if (is_last) autograd::hand_over(to, total);
+      if (is_last) autograd::complete_leaf(to, total);
       else if (total.defined()) autograd::give_part(to, total);
     }
   }

@@ -230,31 +230,31 @@ void EagerTape::backward(std::span<const Tensor> grads_out, std::span<Tensor> gr
   }
   // These gradients are asked for: those of inputs, then those of outputs, for the hooks there. Nothing else runs, nor
   // do its hooks.
-  const autograd::Asked* asked = autograd::Asked::now();
-  std::vector<size_t> asked_inputs;
+  const autograd::RequestedGradients* requested = autograd::RequestedGradients::now();
+  std::vector<size_t> requested_inputs;
   for (size_t i = 0; i < inputs_.size(); ++i) {
-    if (inputs_[i].node == nullptr || (asked != nullptr && !asked->edges[i])) continue;
+    if (inputs_[i].node == nullptr || (requested != nullptr && !requested->edges[i])) continue;
     const Tensor input = with_history(graph.value(graph.inputs[i]), entry.device(), inputs_[i]);
     if (!grads_in.empty() && grads_in[i].defined()) {
       // The gradient from later consumers comes first in the sum.
       roots.push_back(input);
       seeds.push_back(grads_in[i]);
     }
-    asked_inputs.push_back(i);
+    requested_inputs.push_back(i);
     targets.push_back(input);
   }
   const auto ask_for_output = [&](int i) {
     targets.push_back(with_history(graph.value(graph.outputs[static_cast<size_t>(i)]), entry.device(), output(i)));
   };
-  if (asked != nullptr) {
-    for (int i : asked->outputs) ask_for_output(i);
+  if (requested != nullptr) {
+    for (int i : requested->outputs) ask_for_output(i);
   } else {  // whoever watches a result is told of its gradient, also where that leads to no input
     for (int i = 0; i < static_cast<int>(outputs_.size()); ++i)
       if (!output(i).node->extras.empty()) ask_for_output(i);
   }
   const std::vector<Tensor> grads = autograd::grad(roots, targets, seeds, retain_graph, grad_enabled(), true);
-  for (size_t i = 0; i < asked_inputs.size() && !grads_in.empty(); ++i)
-    if (grads[i].defined()) grads_in[asked_inputs[i]] = grads[i];
+  for (size_t i = 0; i < requested_inputs.size() && !grads_in.empty(); ++i)
+    if (grads[i].defined()) grads_in[requested_inputs[i]] = grads[i];
 }
 
 std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_ptr<const Binding> binding,
@@ -263,7 +263,7 @@ std::shared_ptr<const EagerTape> replay(const RegionNode& region, std::shared_pt
   const Graph& graph = entry.recording();
   const RecorderScope eager(nullptr);
   const GradMode on(true);
-  std::optional<autograd::InPlaceOf> place(region);
+  std::optional<autograd::ReplacementScope> place(region);
   Replayed replayed(region, *binding, pass);
   place.reset();
   const auto end_of = [&](ValueId id) {

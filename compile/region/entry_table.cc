@@ -24,8 +24,8 @@ std::shared_ptr<const Binding> EntryTable::find(const RecordingKey& key, std::sp
   return nullptr;
 }
 
-std::shared_ptr<const Binding> EntryTable::find_again(const std::shared_ptr<const Binding>& latest,
-                                                      std::span<const double> floats) {
+std::shared_ptr<const Binding> EntryTable::rebind(const std::shared_ptr<const Binding>& latest,
+                                                  std::span<const double> floats) {
   const std::shared_ptr<const Entry>& entry = latest->entry();
   std::shared_ptr<const Binding> binding = latest;
   if (!same_bits(latest->floats(), floats)) {

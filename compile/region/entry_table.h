@@ -21,10 +21,9 @@ class EntryTable {
 
   // Finds what was compiled for a recording with this key (which holds no floats) and these floats. Null: nothing was.
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
-  // As find(), for a recording that is known to have the key of `latest`. Null: the guards of that entry
-  // reject the floats.
-  std::shared_ptr<const Binding> find_again(const std::shared_ptr<const Binding>& latest,
-                                            std::span<const double> floats);
+  // Binds the entry of `latest` to these floats: as find(), for a recording that is known to have its key. Null: the
+  // guards of the entry reject the floats.
+  std::shared_ptr<const Binding> rebind(const std::shared_ptr<const Binding>& latest, std::span<const double> floats);
   // `piece`: the number of the recorded piece in its call. If the table is full, drops an entry and returns how many
   // were dropped so far; otherwise returns 0.
   int64_t add(const RecordingKey& key, std::shared_ptr<const Binding> binding, int piece);

@@ -111,13 +111,13 @@ Recorder* recorder_of_missing(const std::string& reason) {
   return missing.get();
 }
 
-SumsOfRun::SumsOfRun(const Entry& entry, std::span<const Tensor> inputs) {
+CollectivesOfRun::CollectivesOfRun(const Entry& entry, std::span<const Tensor> inputs) {
   if (entry.communicates() && (!entry.recording().versions.empty() || has_waiting_checks(entry.forward().plan()) ||
                                std::any_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)))
     note_.emplace(CollectiveScope::kNote, log_);
 }
 
-void SumsOfRun::with_sums(CollectiveScope::Mode mode, absl::FunctionRef<void()> fn) {
+void CollectivesOfRun::with_sums(CollectiveScope::Mode mode, absl::FunctionRef<void()> fn) {
   note_.reset();
   const CollectiveScope known(mode, log_);
   fn();
@@ -135,13 +135,14 @@ void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size
   }
 }
 
-void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, SumsOfRun& sums) {
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, CollectivesOfRun& collectives) {
   if (std::none_of(inputs.begin(), inputs.end(), &SharedRandomState::is_state)) return;
   ValueMap<Tensor> values(recorded);
   for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
   size_t made = 0;
   try {
-    sums.again_silently([&] { compile::run_eagerly(recorded, values, nullptr, [&](const GraphNode&) { ++made; }); });
+    collectives.rerun_without_sending(
+        [&] { compile::run_eagerly(recorded, values, nullptr, [&](const GraphNode&) { ++made; }); });
   } catch (const std::exception&) {
     take_back_draws(recorded, inputs, made);
   }

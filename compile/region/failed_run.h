@@ -25,14 +25,14 @@ Recorder* recorder_of_missing(const std::string& reason);
 
 // The collectives of a run, while in scope. A run that throws may have to run again, op by op: for its draws, its
 // writes, or its first error. It then gets the sums that it had (Note [Collectives are effects] in runtime/op/op.h).
-class SumsOfRun {
+class CollectivesOfRun {
  public:
   // Nothing is noted if nothing needs it.
-  SumsOfRun(const Entry& entry, std::span<const Tensor> inputs);
-  // Calls fn, in which collectives send only what the run has not sent. `fn` must be the recording, op by op.
-  void again(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplay, fn); }
+  CollectivesOfRun(const Entry& entry, std::span<const Tensor> inputs);
+  // Calls `fn`, in which collectives send only what the run has not sent. `fn` must be the recording, op by op.
+  void rerun(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplay, fn); }
   // Sends nothing: an error takes the place of a collective that the run did not come to.
-  void again_silently(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplayOnly, fn); }
+  void rerun_without_sending(absl::FunctionRef<void()> fn) { with_sums(CollectiveScope::kReplayOnly, fn); }
 
  private:
   void with_sums(CollectiveScope::Mode mode, absl::FunctionRef<void()> fn);
@@ -46,6 +46,6 @@ class SumsOfRun {
 // `failed`: the call of the recording that threw.
 void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, size_t failed);
 // The same after a run that has written nothing. Runs op by op to find that call, if anything was drawn at all.
-void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, SumsOfRun& sums);
+void take_back_draws(const Graph& recorded, std::span<const Tensor> inputs, CollectivesOfRun& collectives);
 
 }  // namespace rondo::compile

@@ -53,16 +53,16 @@ std::shared_ptr<void> KeptValues::port(int output, std::shared_ptr<Node> node) {
 
 KeptValues::Pass KeptValues::begin(const std::vector<bool>& outputs) {
   std::lock_guard lock(mutex_);
-  const autograd::Asked* asked = autograd::Asked::now();
+  const autograd::RequestedGradients* requested = autograd::RequestedGradients::now();
   Pass pass;
   pass.saved = saved_;
   const bool any_freed = all_freed_ || !freed_.empty();
   pass.freed = all_freed_ ? OpSet(entry_.recording().nodes.size(), true) : freed_;
-  bool all = asked == nullptr;
+  bool all = requested == nullptr;
   for (size_t i = 0; i < outputs.size(); ++i) all = all && (outputs[i] || !is_in_use(i));
   if (!all || any_freed)
-    pass.ops = asked == nullptr ? ops_passed(entry_.recording(), outputs)
-                                : ops_passed(entry_.recording(), outputs, &asked->edges, asked->outputs);
+    pass.ops = requested == nullptr ? ops_passed(entry_.recording(), outputs)
+                                    : ops_passed(entry_.recording(), outputs, &requested->edges, requested->outputs);
   if (any_freed) {
     const OpSet saving = ops_that_save(entry_.recording());
     for (size_t n = pass.ops->size(); n-- > 0;) {

@@ -260,7 +260,7 @@ const std::vector<OtherRecordings::Follower>& ResultMarks::followers(std::span<c
   return known_[key] = OtherRecordings(recorded_, of_all_sizes).followers();
 }
 
-void ResultMarks::hand_on(std::span<const Tensor> inputs, std::span<const Tensor> results) const {
+void ResultMarks::propagate(std::span<const Tensor> inputs, std::span<const Tensor> results) const {
   const std::vector<MarkedDim> dims = marked_dims(inputs);
   for (const OtherRecordings::Follower& f : followers(dims)) {
     TensorImpl& impl = *results[static_cast<size_t>(f.output)].impl();

@@ -85,7 +85,7 @@ class ResultMarks {
  public:
   explicit ResultMarks(const Graph& recorded) : recorded_(recorded) {}  // which outlives this
   // Marks those dimensions of `results` (the recording's outputs come first) that are marked dimensions of `inputs`.
-  void hand_on(std::span<const Tensor> inputs, std::span<const Tensor> results) const;
+  void propagate(std::span<const Tensor> inputs, std::span<const Tensor> results) const;
 
  private:
   const std::vector<OtherRecordings::Follower>& followers(std::span<const MarkedDim> dims) const;

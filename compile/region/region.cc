@@ -8,7 +8,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/check_floats.h"
 #include "rondo/compile/region/explain_entry.h"
-#include "rondo/compile/region/hand_over.h"
+#include "rondo/compile/region/live_outputs.h"
 #include "rondo/compile/region/run.h"
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/planted.h"
@@ -113,11 +113,11 @@ std::shared_ptr<const Binding> Region::binding_for(const FollowingTrace& trace, 
   key.push_back(device_word(device_of(trace)));
   const RecordedFloats floats = floats_of(trace.graph);
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;
-  News news;
-  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, floats, news);
+  CompileLog to_log;
+  const std::shared_ptr<const Binding> binding = make_binding(trace, call, piece, key, floats, to_log);
   // A user's sink may ask for reports: no lock is held.
-  if (!news.warning.empty()) log::warn_once(news.warning);
-  if (news.compiled) log_entry(ledger_->name(), *binding->entry(), news.why);
+  if (!to_log.warning.empty()) log::warn_once(to_log.warning);
+  if (to_log.compiled) log_entry(ledger_->name(), *binding->entry(), to_log.why);
   return binding;
 }
 
@@ -129,7 +129,7 @@ std::shared_ptr<const Binding> Region::find(const RecordingKey& key, std::span<c
 
 std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
                                                     const RecordingKey& key, std::span<const double> floats,
-                                                    News& news) {
+                                                    CompileLog& to_log) {
   const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
   std::lock_guard one_at_a_time(compile_mutex_);
   if (std::shared_ptr<const Binding> binding = find(key, floats)) return binding;  // another thread's, meanwhile
@@ -142,28 +142,28 @@ std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace,
   if (verdict.eagerly && verdict.explained) return nullptr;  // to explain it again takes time
   std::vector<const Graph*> recordings;
   for (const std::shared_ptr<const Entry>& entry : earlier) recordings.push_back(&entry->recording());
-  news.why = nearest_difference(recordings, trace.graph, name_inputs(call.module, trace.external()));
-  if (!verdict.warning.empty()) news.warning = verdict.warning + news.why;
-  if (!news.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = news.why; });
+  to_log.why = nearest_difference(recordings, trace.graph, name_inputs(call.module, trace.external()));
+  if (!verdict.warning.empty()) to_log.warning = verdict.warning + to_log.why;
+  if (!to_log.why.empty()) ledger_->update([&](RegionReport& report) { report.last_recompile = to_log.why; });
   if (verdict.eagerly) return nullptr;
   std::vector<int64_t> ranges{piece};
   std::shared_ptr<const Entry> entry;
   try {
-    entry = policy_.guarded(news.why, !earlier.empty(), [&] { return compile_recording(trace, call, ranges); });
+    entry = policy_.guarded(to_log.why, !earlier.empty(), [&] { return compile_recording(trace, call, ranges); });
   } catch (const std::exception& e) {
     if (!ledger_->add_failed_compilation(e)) throw;
     if (failed_.size() >= static_cast<size_t>(std::max(options_.max_entries, 1))) failed_.clear();
     failed_.insert(key);
     return nullptr;
   }
-  news.compiled = true;
+  to_log.compiled = true;
   count_entry(*entry);
   if (entry->has_marked_sizes()) ranges_met_.insert(std::move(ranges));
   auto binding = std::make_shared<const Binding>(entry);
   const int64_t dropped = table_.add(key, binding, piece);
   if (dropped > 0) ledger_->update([](RegionReport& report) { ++report.forgotten; });
   if (dropped == 1)
-    news.warning = formatted(
+    to_log.warning = formatted(
         "region %s: more than %d different recordings (CompileOptions::max_entries): each new one takes the place "
         "of one of the least used, which is recorded and planned anew if it comes again",
         ledger_->name(), options_.max_entries);
@@ -221,30 +221,29 @@ void Region::count_entry(const Entry& entry) {
 std::shared_ptr<const Binding> Region::run(FollowingTrace& trace, const nn::ModuleCall& call, int piece) {
   choose_outputs(trace);
   if (!has_effects(trace.graph)) return nullptr;
-  return run_and_hand_over(trace, binding_for(trace, call, piece));
+  return run_and_attach(trace, binding_for(trace, call, piece));
 }
 
 std::shared_ptr<const Binding> Region::run_known(FollowingTrace& trace, const std::shared_ptr<const Binding>& latest) {
-  std::shared_ptr<const Binding> binding = table_.find_again(latest, trace.known_floats());
+  std::shared_ptr<const Binding> binding = table_.rebind(latest, trace.known_floats());
   if (binding == nullptr) return nullptr;
   if (checks_floats()) check_forward_floats(*binding);
   if (!has_effects(binding->entry()->recording())) return binding;
   trace.show_known_versions();
-  return run_and_hand_over(trace, std::move(binding));
+  return run_and_attach(trace, std::move(binding));
 }
 
-std::shared_ptr<const Binding> Region::run_and_hand_over(FollowingTrace& trace,
-                                                         std::shared_ptr<const Binding> binding) {
-  Ran ran;
+std::shared_ptr<const Binding> Region::run_and_attach(FollowingTrace& trace, std::shared_ptr<const Binding> binding) {
+  RunResult result;
   if (binding != nullptr) {
-    ran = compile::run(std::move(binding), trace.external());
+    result = compile::run(std::move(binding), trace.external());
   } else {
     const memory::Cause cause("region ", ledger_->name(), std::source_location::current());
     count(Outcome::kEager, "a recording");
-    ran = run_op_by_op(trace.graph, trace.external());
+    result = run_op_by_op(trace.graph, trace.external());
   }
-  hand_over(trace, ran, ledger_->name());
-  return ran.binding;
+  attach_outputs(trace, result, ledger_->name());
+  return result.binding;
 }
 
 void Region::begin_call(const nn::ModuleCall& call, bool is_replayed) {

@@ -1,7 +1,7 @@
 // A region: the executables of one repeated block, keyed by what the block records. See compile.h.
 //
 // Each recording of a call comes to run(): the table has a program for it (entry_table.h), or one is compiled for it
-// (entry.h). It runs (run.h), and the values that somebody holds get memory and history (hand_over.h).
+// (entry.h). It runs (run.h), and the values that somebody holds get memory and history (live_outputs.h).
 #pragma once
 
 #include <memory>
@@ -70,19 +70,20 @@ class [[gnu::visibility("hidden")]] Region {
   // What runs a recording: found, or compiled now. Null: it runs op by op.
   std::shared_ptr<const Binding> binding_for(const FollowingTrace& trace, const nn::ModuleCall& call, int piece);
   std::shared_ptr<const Binding> find(const RecordingKey& key, std::span<const double> floats);
-  struct News {  // for the log
+  struct CompileLog {  // what is to be logged
     std::string why, warning;
     bool compiled = false;
   };
   // As binding_for, for a recording that nothing was found for.
   std::shared_ptr<const Binding> make_binding(const FollowingTrace& trace, const nn::ModuleCall& call, int piece,
-                                              const RecordingKey& key, std::span<const double> floats, News& news);
+                                              const RecordingKey& key, std::span<const double> floats,
+                                              CompileLog& to_log);
   // `ranges` gets those of its marked dimensions.
   std::shared_ptr<const Entry> compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                  std::vector<int64_t>& ranges);
   void count_entry(const Entry& entry);
   // Null: op by op. Returns what ran compiled.
-  std::shared_ptr<const Binding> run_and_hand_over(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
+  std::shared_ptr<const Binding> run_and_attach(FollowingTrace & trace, std::shared_ptr<const Binding> binding);
 
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;

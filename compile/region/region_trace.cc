@@ -49,7 +49,7 @@ void RegionTrace::record(const OpDef& op, std::span<const Tensor* const> inputs,
           // of their own, so that exact mode sums in eager's order.
           if (overwrote_ && region_.options().exact && reads(input->storage()))
             graph_break("a view is read again whose base was written to", where);
-          look_again(*input);
+          renew_history(*input);
         }
     const bool may_loop = finds_loops_ && !has_writes();
     if (may_loop && (loops_ != nullptr || loop_.is_running()) &&
@@ -162,7 +162,7 @@ bool RegionTrace::is_stale_view(const Tensor& tensor) const {
          meta->base.requires_grad();
 }
 
-void RegionTrace::look_again(const Tensor& view) {
+void RegionTrace::renew_history(const Tensor& view) {
   autograd::gradient_edge(view);
   history_changed(view);  // it may have been read under no_grad()
 }

@@ -52,7 +52,7 @@ class RegionTrace final : public FollowingTrace {
  private:
   bool has_read(const Tensor& tensor) const;
   bool is_stale_view(const Tensor& tensor) const;
-  void look_again(const Tensor& view);
+  void renew_history(const Tensor& view);
   void graph_break(const std::string& reason, std::source_location where);
   std::shared_ptr<const Binding> run_piece(int number);
   bool run_known();  // false: nothing ran; the calls must be recorded after all

@@ -140,13 +140,13 @@ void Replay::run(const nn::ModuleCall& call) const {
     inputs.push_back(source.kind == Source::kRandomState ? random_state : tensor_of(source, call));
   if (autograd::LeafNotes* const notes = autograd::LeafNotes::now(); notes != nullptr && !grad_enabled())
     for (const Tensor& input : inputs) notes->note(input);
-  const Ran ran = compile::run(binding_, inputs);
-  if (ran.error != nullptr) std::rethrow_exception(ran.error);
-  Tensor result = ran.results[result_];
+  const RunResult run = compile::run(binding_, inputs);
+  if (run.error != nullptr) std::rethrow_exception(run.error);
+  Tensor result = run.values[result_];
   const Graph& recorded = binding_->entry()->recording();
-  if (ran.node != nullptr && recorded.value(recorded.outputs[result_]).requires_grad)
-    autograd::set_history(result, ran.node->history(static_cast<int>(result_)), static_cast<int>(result_));
-  if (is_marked(inputs)) binding_->entry()->result_marks().hand_on(inputs, ran.results);
+  if (run.node != nullptr && recorded.value(recorded.outputs[result_]).requires_grad)
+    autograd::set_history(result, run.node->history(static_cast<int>(result_)), static_cast<int>(result_));
+  if (is_marked(inputs)) binding_->entry()->result_marks().propagate(inputs, run.values);
   *call.result = std::move(result);
 }
 

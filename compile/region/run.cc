@@ -15,54 +15,54 @@ namespace {
 
 // What remains of a run that threw `e`. `finished`: the results that were complete, or none. REQUIRES: `e`
 // is being handled.
-Ran after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs, std::vector<Tensor> finished,
-                SumsOfRun& sums, const std::exception& e) {
+RunResult after_error(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs,
+                      std::vector<Tensor> finished, CollectivesOfRun& collectives, const std::exception& e) {
   const Entry& entry = *binding->entry();
-  Ran ran;
+  RunResult result;
   // An InternalError is a bug of this library, not an error of the program: running again would not find one.
   const bool waits = has_waiting_checks(entry.forward().plan()) && dynamic_cast<const InternalError*>(&e) == nullptr;
   if (entry.recording().versions.empty() && !waits) {
-    take_back_draws(binding->graph(), inputs, sums);
+    take_back_draws(binding->graph(), inputs, collectives);
     // The caller may catch the error and go on with what was complete.
-    if (!finished.empty()) ran.node = make_node_of_failed_run(binding, inputs);
-    ran.results = std::move(finished);
+    if (!finished.empty()) result.node = make_node_of_failed_run(binding, inputs);
+    result.values = std::move(finished);
   } else if (!must_not_repeat(entry.recording(), inputs, finished)) {
     // Nothing is written yet. Op by op, the program has the effects that come before its first error, then
     // throws that error.
-    sums.again([&] { ran = run_op_by_op(binding->graph(), inputs); });
-    return ran;
+    collectives.rerun([&] { result = run_op_by_op(binding->graph(), inputs); });
+    return result;
   }
-  ran.binding = std::move(binding);
-  ran.error = std::current_exception();
-  return ran;
+  result.binding = std::move(binding);
+  result.error = std::current_exception();
+  return result;
 }
 
 }  // namespace
 
-Ran run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs) {
+RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs) {
   const Entry& entry = *binding->entry();
   const memory::Cause cause("region ", entry.ledger().name(), std::source_location::current());
   std::vector<Tensor> results, finished;
   {
-    SumsOfRun sums(entry, inputs);
+    CollectivesOfRun collectives(entry, inputs);
     try {
       count(Outcome::kCompiled);
       results = run_checked(entry.forward(), inputs, binding->forward(), &finished);
       write_back(entry.recording(), inputs, results);
     } catch (const std::exception& e) {
       entry.ledger().add_failed_run(e);
-      return after_error(std::move(binding), inputs, std::move(finished), sums, e);
+      return after_error(std::move(binding), inputs, std::move(finished), collectives, e);
     }
   }
-  Ran ran;
-  if (entry.backward().program != nullptr) ran.node = make_compiled_node(binding, inputs, results);
-  ran.binding = std::move(binding);
-  ran.results = std::move(results);
-  return ran;
+  RunResult result;
+  if (entry.backward().program != nullptr) result.node = make_compiled_node(binding, inputs, results);
+  result.binding = std::move(binding);
+  result.values = std::move(results);
+  return result;
 }
 
-Ran run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
-  Ran ran;
+RunResult run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
+  RunResult result;
   ValueMap<Tensor> values(recorded);
   for (size_t i = 0; i < inputs.size(); ++i) values[recorded.inputs[i]] = inputs[i];
   size_t made = 0;
@@ -72,11 +72,11 @@ Ran run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs) {
       write_versions(recorded, node, inputs, values);
     });
   } catch (...) {
-    ran.error = std::current_exception();
+    result.error = std::current_exception();
     take_back_draws(recorded, inputs, made);
   }
-  for (ValueId id : recorded.outputs) ran.results.push_back(values[id]);
-  return ran;
+  for (ValueId id : recorded.outputs) result.values.push_back(values[id]);
+  return result;
 }
 
 }  // namespace rondo::compile

@@ -11,22 +11,22 @@
 
 namespace rondo::compile {
 
-// The result of a run. The caller takes the results, then throws the error.
-struct Ran {
+// The caller takes the values, then throws the error.
+struct RunResult {
   std::shared_ptr<const Binding> binding;  // what ran; null: the recording ran op by op
-  // The outputs of the recording, then what the backward needs. An output is undefined, or `results` is empty, if an op
+  // The outputs of the recording, then what the backward needs. An output is undefined, or `values` is empty, if an op
   // threw before the output was made.
-  std::vector<Tensor> results;
-  std::shared_ptr<RegionNode> node;  // the history of all results; null: each has its own
+  std::vector<Tensor> values;
+  std::shared_ptr<RegionNode> node;  // the history of all values; null: each has its own
   std::exception_ptr error;          // null: none
 };
 
 // Runs the forward of `binding`, and makes the recording's writes in place. If a launch throws, the ledger counts that,
 // and the results that were complete by then remain. But a recording that writes in place, or has checks that wait,
 // runs again, op by op, up to the first error of the program. Nothing that has an effect happens twice.
-Ran run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
+RunResult run(std::shared_ptr<const Binding> binding, std::span<const Tensor> inputs);
 
 // As run(), for a recording that nothing was compiled for.
-Ran run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
+RunResult run_op_by_op(const Graph& recorded, std::span<const Tensor> inputs);
 
 }  // namespace rondo::compile

@@ -20,55 +20,55 @@ void AverageDelivery::tell(std::span<const Tensor> final_ones) const {
 }
 
 void AverageDelivery::deliver_ready() {
-  while (!step_.late && next_ < sender_.sent() && sender_.parcels()[next_].work.is_done() &&
+  while (!step_.async_device && next_ < sender_.sent() && sender_.reducers()[next_].work.is_done() &&
          (!listeners_.empty() || takers_.take_early()))
     deliver(next_++);
 }
 
 void AverageDelivery::deliver_all() {
-  while (next_ < sender_.parcels().size()) deliver(next_++);
+  while (next_ < sender_.reducers().size()) deliver(next_++);
 }
 
 void AverageDelivery::deliver(size_t b) {
   const NoGrad off;
-  Parcel& parcel = sender_.parcels()[b];
-  std::exchange(parcel.work, Work()).wait();
-  if (!step_.late && !is_usable(b, parcel)) spoilt_ = true;
-  if (spoilt_) return;
+  BucketReducer& reducer = sender_.reducers()[b];
+  std::exchange(reducer.work, Work()).wait();
+  if (!step_.async_device && !is_usable(b, reducer)) step_failed_ = true;
+  if (step_failed_) return;
   const std::vector<bool> flags = !step_.options.allow_unused ? std::vector<bool>()
-                                  : step_.late                ? parcel.somewhere
-                                                              : parcel.read_flags();
-  if (!parcel.layout()) return deliver_to_grads(parcel, flags);
-  parcel.there = flags;
-  for (size_t k = 0; flags.empty() && k < parcel.parameters().size(); ++k)
-    parcel.there.push_back(parcel.has_gradient(k));
-  for (size_t k = 0; k < parcel.there.size(); ++k)
-    if (parcel.there[k]) step_.gradients[parcel.parameters()[k]].delivered = true;
-  takers_.hand_over(b, parcel, /*early=*/true);
+                                  : step_.async_device        ? reducer.any_rank_has_gradient
+                                                              : reducer.read_flags();
+  if (!reducer.layout()) return deliver_to_grads(reducer, flags);
+  reducer.has_average = flags;
+  for (size_t k = 0; flags.empty() && k < reducer.parameters().size(); ++k)
+    reducer.has_average.push_back(reducer.has_gradient(k));
+  for (size_t k = 0; k < reducer.has_average.size(); ++k)
+    if (reducer.has_average[k]) step_.gradients[reducer.parameters()[k]].delivered = true;
+  takers_.deliver(b, reducer, /*early=*/true);
 }
 
-// Host memory: reads the tag (Note [Tags] in parcel.h). Returns false if the average must not be used.
-bool AverageDelivery::is_usable(size_t b, const Parcel& parcel) {
-  const Parcel::Arrived arrived = parcel.read_tag(step_.number, b, step_.group.world_size());
-  if (arrived == Parcel::Arrived::kNotReduced)
-    step_.note(absl::StrCat("the ", parcel.layout() ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
-                            parcel.bucket().slots[0].name, " and what follows) did not happen in this step"));
-  return arrived == Parcel::Arrived::kWell;
+// Host memory: reads the tag (Note [Tags] in bucket_reducer.h). Returns false if the average must not be used.
+bool AverageDelivery::is_usable(size_t b, const BucketReducer& reducer) {
+  const BucketReducer::TagStatus status = reducer.read_tag(step_.number, b, step_.group.world_size());
+  if (status == BucketReducer::TagStatus::kNotReduced)
+    step_.note(absl::StrCat("the ", reducer.layout() ? "reduce-scatter" : "all-reduce", " of bucket ", b, " (",
+                            reducer.bucket().slots[0].name, " and what follows) did not happen in this step"));
+  return status == BucketReducer::TagStatus::kValid;
 }
 
 // `flags`: by slot, whether some rank has a gradient. Empty: asks this rank's gradients instead.
-void AverageDelivery::deliver_to_grads(Parcel& parcel, const std::vector<bool>& flags) {
+void AverageDelivery::deliver_to_grads(BucketReducer& reducer, const std::vector<bool>& flags) {
   std::vector<Tensor> final_ones;
-  for (size_t k = 0; k < parcel.parameters().size(); ++k) {
-    const BucketSlot& slot = parcel.bucket().slots[k];
-    if (!(flags.empty() ? parcel.has_gradient(k) : flags[k])) continue;
-    StepGradient& gradient = step_.gradients[parcel.parameters()[k]];
-    Tensor parameter = slot.parameter, average = parcel.take_average(k);
+  for (size_t k = 0; k < reducer.parameters().size(); ++k) {
+    const BucketSlot& slot = reducer.bucket().slots[k];
+    if (!(flags.empty() ? reducer.has_gradient(k) : flags[k])) continue;
+    StepGradient& gradient = step_.gradients[reducer.parameters()[k]];
+    Tensor parameter = slot.parameter, average = reducer.take_average(k);
     if (!slot.whole()) {
       Tensor& all = gradient.assembled;
-      const DType dtype = gradient.rows == nullptr ? parameter.dtype() : parcel.bucket().dtype;
+      const DType dtype = gradient.rows == nullptr ? parameter.dtype() : reducer.bucket().dtype;
       if (!all.defined()) all = Tensor::empty(parameter.sizes(), {dtype, step_.device});
-      if (!parcel.is_adopted()) all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
+      if (!reducer.is_adopted()) all.view({all.numel()}).slice(0, {slot.begin, slot.begin + slot.numel}).copy_(average);
       if (!slot.last_piece()) continue;
       average = std::exchange(all, Tensor());
     }
@@ -93,7 +93,7 @@ void AverageDelivery::check_rows() {
 }
 
 void AverageDelivery::abandon() {
-  for (; next_ < sender_.parcels().size(); ++next_) sender_.parcels()[next_].work.wait();
+  for (; next_ < sender_.reducers().size(); ++next_) sender_.reducers()[next_].work.wait();
   for (const size_t i : step_.in_two_parts) step_.gradients[i].rows->wait();
 }
 
@@ -112,15 +112,15 @@ void AverageDelivery::deliver_second_parts() {
   if (!final_ones.empty()) tell(final_ones);
 }
 
-void AverageDelivery::hand_to_shards() {
-  std::vector<Parcel>& parcels = sender_.parcels();
-  takers_.begin(parcels);
-  for (size_t b = 0; b < parcels.size(); ++b) takers_.hand_over(b, parcels[b], /*early=*/false);
+void AverageDelivery::deliver_to_shards() {
+  std::vector<BucketReducer>& reducers = sender_.reducers();
+  takers_.begin(reducers);
+  for (size_t b = 0; b < reducers.size(); ++b) takers_.deliver(b, reducers[b], /*early=*/false);
 }
 
 void AverageDelivery::start_over() {
   next_ = 0;
-  spoilt_ = false;
+  step_failed_ = false;
 }
 
 }  // namespace rondo::dist

@@ -31,29 +31,29 @@ class AverageDelivery {
   // The time of delivery differs from run to run; the result does not.
   void deliver_ready();
   void deliver_all();
-  // Host memory: waits for the second parts (Note [Two parts] in row_parcel.h), and notes each one that has not come as
+  // Host memory: waits for the second parts (Note [Two parts] in row_gather.h), and notes each one that has not come as
   // trouble of the step.
   void check_rows();
 
   // Call these two when the step has ended well on every rank. deliver_second_parts() is a collective.
   void deliver_second_parts();
-  void hand_to_shards();
+  void deliver_to_shards();
   // Call when the step has failed: waits for the collectives under way, because the next step writes into the buckets.
   void abandon();
   void start_over();
 
  private:
   void deliver(size_t bucket);
-  bool is_usable(size_t bucket, const Parcel& parcel);
-  void deliver_to_grads(Parcel& parcel, const std::vector<bool>& flags);
+  bool is_usable(size_t bucket, const BucketReducer& reducer);
+  void deliver_to_grads(BucketReducer& reducer, const std::vector<bool>& flags);
   void tell(std::span<const Tensor> final_ones) const;
 
   StepState& step_;
   ShardTakers& takers_;
   BucketSender& sender_;
   std::vector<std::pair<int64_t, Listener>> listeners_;
-  size_t next_ = 0;      // buckets before it are delivered
-  bool spoilt_ = false;  // no further average of this step may be used
+  size_t next_ = 0;           // buckets before it are delivered
+  bool step_failed_ = false;  // no further average of this step may be used
 };
 
 }  // namespace rondo::dist

@@ -10,7 +10,7 @@
 namespace rondo::dist {
 
 void BucketSender::set_plan(BucketPlan plan) {
-  parcels_.clear();
+  reducers_.clear();
   plan_ = std::move(plan);
   buckets_of_.assign(step_.gradients.size(), {});
   const int world_size = step_.group.world_size();
@@ -25,41 +25,41 @@ void BucketSender::set_plan(BucketPlan plan) {
     std::optional<ShardLayout> layout;
     if (const size_t taker = plan_.buckets[b].taker; taker != 0)
       layout = lay_out_shards(plan_.buckets[b], loads[taker - 1]);
-    parcels_.emplace_back(plan_.buckets[b], std::move(parameters), step_.device, step_.options.allow_unused,
-                          std::move(layout), world_size);
+    reducers_.emplace_back(plan_.buckets[b], std::move(parameters), step_.device, step_.options.allow_unused,
+                           std::move(layout), world_size);
   }
 }
 
 void BucketSender::take(size_t i) {
-  for (const size_t b : buckets_of_[i]) --parcels_[b].waiting;
+  for (const size_t b : buckets_of_[i]) --reducers_[b].pending;
 }
 
 void BucketSender::send_ready() {
-  while (next_bucket_ < parcels_.size() && parcels_[next_bucket_].waiting == 0) send(next_bucket_++);
-  while (next_bucket_ == parcels_.size() && next_rows_ < step_.in_two_parts.size() &&
+  while (next_bucket_ < reducers_.size() && reducers_[next_bucket_].pending == 0) send(next_bucket_++);
+  while (next_bucket_ == reducers_.size() && next_rows_ < step_.in_two_parts.size() &&
          step_.gradients[step_.in_two_parts[next_rows_]].complete)
     send_rows(step_.in_two_parts[next_rows_++]);
 }
 
 void BucketSender::send_all() {
-  while (next_bucket_ < parcels_.size()) send(next_bucket_++);
+  while (next_bucket_ < reducers_.size()) send(next_bucket_++);
   while (next_rows_ < step_.in_two_parts.size()) send_rows(step_.in_two_parts[next_rows_++]);
 }
 
 void BucketSender::send(size_t b) {
   const NoGrad off;
-  Parcel& parcel = parcels_[b];
-  takers_.before_send(b, parcel);
-  for (size_t k = 0; k < parcel.parameters().size(); ++k) put(parcel, k);
-  if (!step_.late)
-    parcel.write_tag(
+  BucketReducer& reducer = reducers_[b];
+  takers_.before_send(b, reducer);
+  for (size_t k = 0; k < reducer.parameters().size(); ++k) put(reducer, k);
+  if (!step_.async_device)
+    reducer.write_tag(
         {.step = step_.number, .bucket = b, .rank = step_.group.rank(), .troubled = !step_.trouble.empty()});
-  parcel.reduce(step_.group, absl::StrCat("bucket ", b, " of step ", step_.number));
+  reducer.reduce(step_.group, absl::StrCat("bucket ", b, " of step ", step_.number));
 }
 
-void BucketSender::put(Parcel& parcel, size_t k) {
-  const BucketSlot& slot = parcel.bucket().slots[k];
-  StepGradient& gradient = step_.gradients[parcel.parameters()[k]];
+void BucketSender::put(BucketReducer& reducer, size_t k) {
+  const BucketSlot& slot = reducer.bucket().slots[k];
+  StepGradient& gradient = step_.gradients[reducer.parameters()[k]];
   Tensor parameter = slot.parameter;
   Tensor& grad = gradient.held;
   if (!gradient.arrived && !gradient.sent) {
@@ -75,11 +75,11 @@ void BucketSender::put(Parcel& parcel, size_t k) {
     parameter.set_grad(Tensor());
     gradient.home->set(Tensor());
     if (!slot.whole() && grad.defined() && !grad.is_contiguous()) grad = grad.contiguous();
-    gradient.alone = grad.defined() && autograd::is_only_holder(grad);
+    gradient.only_holder = grad.defined() && autograd::is_only_holder(grad);
   }
   gradient.sent = true;
-  parcel.put(k, grad, gradient.alone);
-  if (parcel.is_adopted() && !slot.whole()) gradient.assembled = grad;
+  reducer.put(k, grad, gradient.only_holder);
+  if (reducer.is_adopted() && !slot.whole()) gradient.assembled = grad;
   if (slot.last_piece()) grad = Tensor();  // frees what backward made
 }
 
@@ -91,11 +91,11 @@ void BucketSender::send_rows(size_t i) {
 
 void BucketSender::start_over() {
   next_bucket_ = next_rows_ = 0;
-  for (Parcel& parcel : parcels_) {
-    parcel.waiting = parcel.parameters().size();
-    parcel.is_taken = false;
-    for (size_t k = 0; k < parcel.parameters().size(); ++k)
-      step_.gradients[parcel.parameters()[k]].home->set(parcel.home(k));
+  for (BucketReducer& reducer : reducers_) {
+    reducer.pending = reducer.parameters().size();
+    reducer.is_taken = false;
+    for (size_t k = 0; k < reducer.parameters().size(); ++k)
+      step_.gradients[reducer.parameters()[k]].home->set(reducer.home(k));
   }
 }
 

@@ -1,7 +1,7 @@
 // BucketSender: sends the gradients of DistributedDataParallel in buckets.
 //
 // Buckets leave in the order of the plan, even if a later one is full first. After the last bucket the second parts of
-// gradients leave (Note [Two parts] in row_parcel.h). So every rank issues the same collectives in the same order.
+// gradients leave (Note [Two parts] in row_gather.h). So every rank issues the same collectives in the same order.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "rondo/dist/ddp/bucket.h"
-#include "rondo/dist/ddp/parcel.h"
+#include "rondo/dist/ddp/bucket_reducer.h"
 #include "rondo/dist/ddp/shard_takers.h"
 #include "rondo/dist/ddp/step_state.h"
 
@@ -21,10 +21,10 @@ class BucketSender {
   BucketSender(StepState& step, ShardTakers& takers, BucketPlan plan)
       : step_(step), takers_(takers), plan_(std::move(plan)) {}
 
-  // Replaces the plan, and makes a parcel for each bucket.
+  // Replaces the plan, and makes a reducer for each bucket.
   void set_plan(BucketPlan plan);
   const BucketPlan& plan() const { return plan_; }
-  std::vector<Parcel>& parcels() { return parcels_; }  // by bucket; empty until set_plan()
+  std::vector<BucketReducer>& reducers() { return reducers_; }  // by bucket; empty until set_plan()
 
   // Call when the gradient of parameter `i` is ready to be sent.
   void take(size_t i);
@@ -38,13 +38,13 @@ class BucketSender {
 
  private:
   void send(size_t bucket);
-  void put(Parcel& parcel, size_t slot);
+  void put(BucketReducer& reducer, size_t slot);
   void send_rows(size_t i);
 
   StepState& step_;
   ShardTakers& takers_;
   BucketPlan plan_;
-  std::vector<Parcel> parcels_;
+  std::vector<BucketReducer> reducers_;
   std::vector<std::vector<size_t>> buckets_of_;  // by parameter: one for each piece
   size_t next_bucket_ = 0;
   size_t next_rows_ = 0;  // index into StepState::in_two_parts: rows before it are sent

@@ -32,21 +32,22 @@ std::vector<nn::NamedTensor> state_of(const nn::ModuleBase& model) {
 
 // What is wrong with the place of a parameter or buffer; empty: nothing.
 std::string misplaced(const StepState& step, Device device, std::string_view what) {
-  if (step.late ? device == step.device : has_host_memory(device)) return "";
+  if (step.async_device ? device == step.device : has_host_memory(device)) return "";
   return absl::StrCat(std::string(what), " is on ", to_string(device), ", and ",
-                      step.late ? absl::StrCat("the process group serves ", to_string(step.device),
-                                               "; call model.to(device) before wrapping the model")
-                                : "the process group exchanges host memory only; connect it with GroupOptions::device, "
-                                  "or train on the CPU");
+                      step.async_device
+                          ? absl::StrCat("the process group serves ", to_string(step.device),
+                                         "; call model.to(device) before wrapping the model")
+                          : "the process group exchanges host memory only; connect it with GroupOptions::device, "
+                            "or train on the CPU");
 }
 
 // A collective: a rank that is alone with its mistake must not leave the others waiting.
 void check_places(const nn::ModuleBase& model, const StepState& step) {
   std::string mine;
-  if (!step.late || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
+  if (!step.async_device || !step.gradients.empty())  // otherwise there is nothing to average, and that is the error
     for (const nn::NamedTensor& t : state_of(model))
       if (mine.empty()) mine = misplaced(step, t.tensor.device(), t.name);
-  const std::vector<std::string> all = gather_texts(step.group, mine, kMaxSentence, "places of the parameters");
+  const std::vector<std::string> all = gather_texts(step.group, mine, kMaxErrorBytes, "places of the parameters");
   for (size_t r = 0; r < all.size(); ++r)
     if (!all[r].empty())
       throw Error(all.size() == 1 ? absl::StrCat(kDdp, ": ", all[r]) : absl::StrCat(kDdp, ", rank ", r, ": ", all[r]));
@@ -63,7 +64,7 @@ void broadcast_state(const nn::ModuleBase& model, const StepState& step) {
     const Tensor dense = t.tensor.is_contiguous() ? t.tensor : t.tensor.contiguous();
     sent.push_back({t.tensor, dense, step.group.broadcast(dense, 0, t.name)});
   }
-  if (step.late) step.group.check_sequence("", "parameters of rank 0");
+  if (step.async_device) step.group.check_sequence("", "parameters of rank 0");
   for (Sent& s : sent) {
     s.work.wait();
     if (!s.dense.is_same(s.target)) s.target.copy_(s.dense);
@@ -73,15 +74,15 @@ void broadcast_state(const nn::ModuleBase& model, const StepState& step) {
 void check_arrival(const StepState& step, const StepGradient& gradient) {
   if (const std::string wrong = misplaced(step, gradient.parameter.device(), gradient.name); !wrong.empty())
     throw Error(absl::StrCat(kDdp, ": ", wrong));  // the model was moved
-  if (step.late) step.group.check_usable(kDdp);
+  if (step.async_device) step.group.check_usable(kDdp);
 }
 
-void note_strangers(const nn::ModuleBase& model, StepState& step) {
-  bool strange = false;
+void note_unknown_parameters(const nn::ModuleBase& model, StepState& step) {
+  bool has_unknown = false;
   const auto is_known = [&](const Tensor& parameter) { return step.positions.contains(parameter.impl()); };
   for (const Tensor* slot : model.tensor_slots())
-    strange = strange || (slot->defined() && slot->requires_grad() && !is_known(*slot));
-  if (!strange) return;
+    has_unknown = has_unknown || (slot->defined() && slot->requires_grad() && !is_known(*slot));
+  if (!has_unknown) return;
   for (const nn::NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad() && !is_known(p.tensor))
       return step.note(absl::StrCat("the parameter ", p.name,
@@ -110,7 +111,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
   step_ = std::make_shared<StepState>(model, *group_, options);
   check_places(model, *step_);
   for (const StepGradient& gradient : step_->gradients)
-    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kUsesUp); other != nullptr)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kOptimizer); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": ", other,
                                " would use the gradients before they are averaged; make it from this, after "
                                "wrapping the model: UpdateAtSeams(ddp, optimizer)"));
@@ -132,7 +133,7 @@ DistributedDataParallel::DistributedDataParallel(nn::ModuleBase& model, std::sha
                              "parameters that parameter() or child() has registered"));
   broadcast_state(model, *step_);
   for (const StepGradient& gradient : step_->gradients)
-    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kChanges); other != nullptr)
+    if (const char* other = autograd::gradient_claim(gradient.parameter, GradientClaim::kAverager); other != nullptr)
       throw Error(absl::StrCat(kDdp, ": the gradients of this model are already averaged by ", other));
   sender_ = std::make_unique<BucketSender>(*step_, *takers_, std::move(plan));
   delivery_ = std::make_unique<AverageDelivery>(*step_, *takers_, *sender_);
@@ -158,7 +159,7 @@ void DistributedDataParallel::watch_uses() {
   step_->in_two_parts.clear();
   for (size_t i = 0; i < step_->gradients.size(); ++i) {
     StepGradient& gradient = step_->gradients[i];
-    gradient.rows = std::make_unique<RowParcel>(gradient.parameter, *step_, [this, i] { take(i); });
+    gradient.rows = std::make_unique<RowGather>(gradient.parameter, *step_, [this, i] { take(i); });
     gradient.home->set_parts(gradient.rows.get());
   }
 }
@@ -174,8 +175,8 @@ void DistributedDataParallel::check_device(Device device, std::string_view what)
 // no rank has used is not claimed until it gets a gradient again.
 void DistributedDataParallel::set_claim(StepGradient& gradient, bool claims) {
   if (gradient.claimed == claims) return;
-  if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kChanges, kDdp, this);
-  else autograd::unclaim_gradient(gradient.parameter, GradientClaim::kChanges);
+  if (claims) autograd::claim_gradient(gradient.parameter, GradientClaim::kAverager, kDdp, this);
+  else autograd::unclaim_gradient(gradient.parameter, GradientClaim::kAverager);
   gradient.claimed = claims;
 }
 
@@ -196,7 +197,7 @@ void DistributedDataParallel::add_shards(GradientShards& shards) {
   takers_->add(shards);
 }
 void DistributedDataParallel::remove_shards(GradientShards& shards) {
-  takers_->remove(shards, /*planned=*/step_->number > 1 || !sender_->parcels().empty());
+  takers_->remove(shards, /*planned=*/step_->number > 1 || !sender_->reducers().empty());
 }
 
 DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp) : ddp_(ddp) {
@@ -237,7 +238,7 @@ void DistributedDataParallel::arrive(size_t i) {
   if (step_->local) return;
   StepGradient& now = step_->gradients[i];
   check_arrival(*step_, now);
-  const bool in_parts = now.rows != nullptr && now.rows->has_left();
+  const bool in_parts = now.rows != nullptr && now.rows->first_part_taken();
   if (in_parts ? now.sent && now.complete : now.sent || now.held.defined())
     throw Error(absl::StrCat(kDdp, ": the gradient of ", now.name,
                              " changed after it was sent; call finish() once per step, and put all but the last "
@@ -279,15 +280,15 @@ void DistributedDataParallel::send_ready() {
 void DistributedDataParallel::finish() {
   if (step_->local)
     throw Error("DistributedDataParallel::finish: under no_sync(); end its scope before the last backward");
-  if (takers_->lack_one())
+  if (takers_->any_removed())
     throw Error("DistributedDataParallel::finish: the ShardedOptimizer that gets these gradients is gone");
   const NoGrad off;
-  if (step_->late) group_->check_usable("DistributedDataParallel::finish");
+  if (step_->async_device) group_->check_usable("DistributedDataParallel::finish");
   if (!learned_) sender_->set_plan(agree_on_plan(model_, *step_, *takers_));
   sender_->send_all();
   // What listens fails: the others must not wait for the exchange. Memory may be there the next time.
   std::exception_ptr failed;
-  if (!step_->late) {
+  if (!step_->async_device) {
     try {
       delivery_->deliver_all();
     } catch (const OutOfMemoryError&) {
@@ -298,9 +299,9 @@ void DistributedDataParallel::finish() {
     }
     delivery_->check_rows();
   }
-  note_strangers(model_, *step_);
+  note_unknown_parameters(model_, *step_);
   const absl::Cleanup over = [this] { start_over(); };
-  const std::vector<std::string> troubles = exchange_end_of_step(*step_, sender_->parcels(),
+  const std::vector<std::string> troubles = exchange_end_of_step(*step_, sender_->reducers(),
                                                                  std::exchange(updates_, {}));
   for (size_t r = 0; r < troubles.size(); ++r) {
     if (troubles[r].empty()) continue;
@@ -312,7 +313,7 @@ void DistributedDataParallel::finish() {
   delivery_->deliver_all();
   delivery_->deliver_second_parts();
   buffers_->share(*group_, step_->number);
-  delivery_->hand_to_shards();
+  delivery_->deliver_to_shards();
   if (step_->options.allow_unused)
     for (StepGradient& gradient : step_->gradients) set_claim(gradient, gradient.delivered);
 }

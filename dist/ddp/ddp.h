@@ -143,13 +143,13 @@ class DistributedDataParallel final : public optim::GradientSource, public Updat
 //
 // Note [When a gradient leaves]. A gradient leaves when all uses of its parameter have contributed, also those that
 // autograd::checkpoint() runs again. It is sent once per step. A tied embedding's gradient leaves in two parts, so that
-// backward hides its all-reduce, too: Note [Two parts] in row_parcel.h. The first step learns the order in which
+// backward hides its all-reduce, too: Note [Two parts] in row_gather.h. The first step learns the order in which
 // gradients become final (Note [Bucket order] in bucket.h): its buckets leave in finish(), those of later steps during
 // backward. The average differs from that of one process by the rounding of sums in another order.
 // From the moment its gradient is taken for sending, a parameter has no grad() until finish(), and Optimizer::step()
 // throws. After finish(), grad() is the average. It is a view of the bucket if the dtypes agree and the bucket holds
 // the whole parameter. It holds until the next backward, which makes its gradients there (Note [Born in the bucket] in
-// parcel.h).
+// bucket_reducer.h).
 //
 // Note [What is an error]. The plan is equal on every rank. These are errors on every rank, which name the rank and the
 // parameter: a gradient that changes after it was sent, a gradient that does not come (unless

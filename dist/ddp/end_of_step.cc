@@ -42,39 +42,41 @@ void note_other_updates(ProcessGroup& group, const std::vector<UpdateFacts>& upd
 
 }  // namespace
 
-// Each rank sends one text. Its parts, in order: a hash of the updates; RowParcel::news() of each second part; on a
+// Each rank sends one text. Its parts, in order: a hash of the updates; RowGather::report() of each second part; on a
 // device with allow_unused, for each slot whether the rank has a gradient (four slots in a character); what is wrong.
-std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
+std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,
                                               const std::vector<UpdateFacts>& updates) {
   std::vector<int> flags;  // 0 to 15
   size_t slots = 0;
   const auto for_each_slot = [&](const auto& visit) {
     slots = 0;
-    for (size_t b = 0; step.late && step.options.allow_unused && b < parcels.size(); ++b)
-      for (size_t k = 0; k < parcels[b].parameters().size(); ++k, ++slots) visit(parcels[b], k);
+    for (size_t b = 0; step.async_device && step.options.allow_unused && b < reducers.size(); ++b)
+      for (size_t k = 0; k < reducers[b].parameters().size(); ++k, ++slots) visit(reducers[b], k);
   };
-  for_each_slot([&](const Parcel& parcel, size_t k) {
+  for_each_slot([&](const BucketReducer& reducer, size_t k) {
     if (slots % 4 == 0) flags.push_back(0);
-    if (parcel.has_gradient(k)) flags.back() |= 1 << slots % 4;
+    if (reducer.has_gradient(k)) flags.back() |= 1 << slots % 4;
   });
   const uint64_t hash = hash_of(updates);
   std::string text(reinterpret_cast<const char*>(&hash), sizeof hash);
-  for (const size_t i : step.in_two_parts) text += step.gradients[i].rows->news();
+  for (const size_t i : step.in_two_parts) text += step.gradients[i].rows->report();
   const size_t flags_at = text.size();
   for (const int f : flags) text += static_cast<char>('A' + f);
   const size_t head = text.size();
-  text += step.trouble.substr(0, kMaxSentence);
+  text += step.trouble.substr(0, kMaxErrorBytes);
   std::vector<std::string> texts = step.group.check_sequence(text, absl::StrCat("end of step ", step.number),
                                                              static_cast<int64_t>(head));
   for (size_t p = 0; p < step.in_two_parts.size(); ++p) {
-    std::vector<std::string> heard;
+    std::vector<std::string> reports;
     for (const std::string& other : texts)
-      heard.push_back(other.substr(sizeof hash + p * RowParcel::kNewsBytes, RowParcel::kNewsBytes));
-    step.gradients[step.in_two_parts[p]].rows->hear(heard);
+      reports.push_back(other.substr(sizeof hash + p * RowGather::kReportBytes, RowGather::kReportBytes));
+    step.gradients[step.in_two_parts[p]].rows->read_reports(reports);
   }
   for (const std::string& other : texts)
     for (size_t i = 0; i < flags.size(); ++i) flags[i] |= other.at(flags_at + i) - 'A';
-  for_each_slot([&](Parcel& parcel, size_t k) { parcel.somewhere[k] = (flags[slots / 4] >> slots % 4 & 1) != 0; });
+  for_each_slot([&](BucketReducer& reducer, size_t k) {
+    reducer.any_rank_has_gradient[k] = (flags[slots / 4] >> slots % 4 & 1) != 0;
+  });
   const bool updates_differ = std::any_of(texts.begin(), texts.end(), [&](const std::string& other) {
     return other.compare(0, sizeof hash, texts[0], 0, sizeof hash) != 0;
   });

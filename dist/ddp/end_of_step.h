@@ -4,17 +4,17 @@
 #include <string>
 #include <vector>
 
-#include "rondo/dist/ddp/parcel.h"
+#include "rondo/dist/ddp/bucket_reducer.h"
 #include "rondo/dist/ddp/step_state.h"
 #include "rondo/optim/update_facts.h"
 
 namespace rondo::dist {
 
 // A collective. Returns a text for each rank that says what is wrong there. If all texts are empty, the step has
-// ended well. `updates`: those that the optimizers made since the last exchange. Sets Parcel::somewhere, and gives
-// each RowParcel the news of all ranks. On a device it also compares which collectives the ranks have issued, and
-// throws as ProcessGroup::check_sequence().
-std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<Parcel>& parcels,
+// ended well. `updates`: those that the optimizers made since the last exchange. Sets
+// BucketReducer::any_rank_has_gradient, and gives each RowGather the reports of all ranks. On a device it also compares
+// which collectives the ranks have issued, and throws as ProcessGroup::check_sequence().
+std::vector<std::string> exchange_end_of_step(const StepState& step, std::vector<BucketReducer>& reducers,
                                               const std::vector<UpdateFacts>& updates);
 
 }  // namespace rondo::dist

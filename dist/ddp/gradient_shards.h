@@ -59,9 +59,9 @@ class GradientShards {
   // True: take() is called as soon as a bucket's averages are there, from the step after begin() on. On the CPU that is
   // before the end of the step, so the step may fail on every rank after some buckets were taken: the same on each.
   virtual bool takes_early() const = 0;
-  // The step has ended well on every rank. The averages stay as they are until before_send(). `there`, by slot: some
-  // rank had a gradient. It is the same on every rank.
-  virtual void take(size_t bucket, const std::vector<bool>& there) = 0;
+  // The step has ended well on every rank. The averages stay as they are until before_send(). `has_average`, by
+  // slot: some rank had a gradient. It is the same on every rank.
+  virtual void take(size_t bucket, const std::vector<bool>& has_average) = 0;
 };
 
 }  // namespace rondo::dist

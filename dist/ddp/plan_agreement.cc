@@ -18,14 +18,14 @@ struct TwoParts {
   std::string text;                   // what must be equal on every rank
 };
 
-// Chooses the gradients that travel in two parts: Note [Two parts] in row_parcel.h.
+// Chooses the gradients that travel in two parts: Note [Two parts] in row_gather.h.
 TwoParts agree_on_parts(StepState& step, const ShardTakers& takers) {
-  std::vector<RowParcel::Uses> uses;
+  std::vector<RowGather::Uses> uses;
   std::vector<Tensor> tensors;
   for (const StepGradient& gradient : step.gradients) {
     tensors.push_back(gradient.parameter);
     const bool may = gradient.rows != nullptr && takers.taker_of(gradient.parameter).index == 0;
-    uses.push_back(may ? gradient.rows->uses() : RowParcel::Uses());
+    uses.push_back(may ? gradient.rows->uses() : RowGather::Uses());
   }
   const std::vector<int64_t> capacity = agree_on_rows(step.group, uses, tensors);
   TwoParts found;

@@ -12,7 +12,7 @@ void ShardTakers::remove(GradientShards& shards, bool planned) {
   else std::erase(shards_, &shards);
 }
 
-bool ShardTakers::lack_one() const { return std::find(shards_.begin(), shards_.end(), nullptr) != shards_.end(); }
+bool ShardTakers::any_removed() const { return std::find(shards_.begin(), shards_.end(), nullptr) != shards_.end(); }
 
 GradientTaker ShardTakers::taker_of(const Tensor& parameter) const {
   for (size_t i = 0; i < shards_.size(); ++i)
@@ -20,8 +20,8 @@ GradientTaker ShardTakers::taker_of(const Tensor& parameter) const {
   return {};
 }
 
-GradientShards* ShardTakers::shards_of(const Parcel& parcel) const {
-  const size_t taker = parcel.bucket().taker;
+GradientShards* ShardTakers::shards_of(const BucketReducer& reducer) const {
+  const size_t taker = reducer.bucket().taker;
   return taker == 0 ? nullptr : shards_[taker - 1];
 }
 
@@ -37,26 +37,26 @@ bool ShardTakers::take_early() const {
                      [](const GradientShards* shards) { return shards != nullptr && shards->takes_early(); });
 }
 
-void ShardTakers::begin(const std::vector<Parcel>& parcels) {
+void ShardTakers::begin(const std::vector<BucketReducer>& reducers) {
   if (std::exchange(begun_, true)) return;
   for (size_t i = 0; i < shards_.size(); ++i) {
     std::vector<ShardedBucket> buckets;
-    for (size_t b = 0; b < parcels.size(); ++b)
-      if (const Parcel& parcel = parcels[b]; parcel.bucket().taker == i + 1)
-        buckets.push_back({b, parcel.bucket(), *parcel.layout(), parcel.sent(), parcel.averages()});
+    for (size_t b = 0; b < reducers.size(); ++b)
+      if (const BucketReducer& reducer = reducers[b]; reducer.bucket().taker == i + 1)
+        buckets.push_back({b, reducer.bucket(), *reducer.layout(), reducer.sent(), reducer.averages()});
     shards_[i]->begin(std::move(buckets));
   }
 }
 
-void ShardTakers::before_send(size_t bucket, const Parcel& parcel) {
-  if (GradientShards* const shards = shards_of(parcel); begun_ && shards != nullptr) shards->before_send(bucket);
+void ShardTakers::before_send(size_t bucket, const BucketReducer& reducer) {
+  if (GradientShards* const shards = shards_of(reducer); begun_ && shards != nullptr) shards->before_send(bucket);
 }
 
-void ShardTakers::hand_over(size_t bucket, Parcel& parcel, bool early) {
-  GradientShards* const shards = shards_of(parcel);
-  if (shards == nullptr || parcel.is_taken || (early && !(begun_ && shards->takes_early()))) return;
-  parcel.is_taken = true;
-  shards->take(bucket, parcel.there);
+void ShardTakers::deliver(size_t bucket, BucketReducer& reducer, bool early) {
+  GradientShards* const shards = shards_of(reducer);
+  if (shards == nullptr || reducer.is_taken || (early && !(begun_ && shards->takes_early()))) return;
+  reducer.is_taken = true;
+  shards->take(bucket, reducer.has_average);
 }
 
 }  // namespace rondo::dist

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "rondo/dist/ddp/bucket.h"
+#include "rondo/dist/ddp/bucket_reducer.h"
 #include "rondo/dist/ddp/gradient_shards.h"
-#include "rondo/dist/ddp/parcel.h"
 
 namespace rondo::dist {
 
@@ -17,7 +17,7 @@ class ShardTakers {
   // `planned`: there is a plan, which may have buckets for `shards`: its place stays, and is empty.
   void remove(GradientShards& shards, bool planned);
   // True if a place is empty: nobody takes the averages of its buckets.
-  bool lack_one() const;
+  bool any_removed() const;
 
   GradientTaker taker_of(const Tensor& parameter) const;
   // A text that must be equal on every rank.
@@ -27,17 +27,17 @@ class ShardTakers {
   bool take_early() const;
 
   // Tells each GradientShards its buckets. Call when the order of the gradients is known on every rank; only the first
-  // call counts. `parcels`: one for each bucket.
-  void begin(const std::vector<Parcel>& parcels);
+  // call counts. `reducers`: one for each bucket.
+  void begin(const std::vector<BucketReducer>& reducers);
   // The next two do nothing for a bucket that goes to .grad.
-  void before_send(size_t bucket, const Parcel& parcel);
-  // Hands over the averages of a bucket, once in each step. `early`: the step has not ended; does nothing if the
-  // GradientShards wants averages at the end only.
-  void hand_over(size_t bucket, Parcel& parcel, bool early);
+  void before_send(size_t bucket, const BucketReducer& reducer);
+  // Gives the averages of a bucket to its GradientShards, once in each step. `early`: the step has not ended; does
+  // nothing if the GradientShards wants averages at the end only.
+  void deliver(size_t bucket, BucketReducer& reducer, bool early);
 
  private:
-  // The GradientShards that takes the parcel's averages. Null: none does.
-  GradientShards* shards_of(const Parcel& parcel) const;
+  // The GradientShards that takes the reducer's averages. Null: none does.
+  GradientShards* shards_of(const BucketReducer& reducer) const;
 
   std::vector<GradientShards*> shards_;  // by GradientTaker::index - 1; null: removed
   bool begun_ = false;                   // the GradientShards know their buckets

@@ -73,7 +73,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   void begin(std::vector<ShardedBucket> buckets) override;
   void before_send(size_t bucket) override;
   bool takes_early() const override { return !listeners_.empty(); }
-  void take(size_t bucket, const std::vector<bool>& there) override;
+  void take(size_t bucket, const std::vector<bool>& has_average) override;
 
   // ---- For the optimizer's steps
   void before_step(bool allow_no_gradients) override;
@@ -117,7 +117,7 @@ class ShardedOptimizer::State final : public GradientShards, public optim::Shard
   size_t add_slot(size_t parameter, const Taken* taken, size_t k);
   void add_to_gather(Taken& taken, DType dtype);
   Tensor source_of(size_t slot) const;
-  void set_gradient(const Taken& taken, size_t slot, bool there);
+  void set_gradient(const Taken& taken, size_t slot, bool has_average);
   void follow(size_t slot);
   void load_masters(const nn::StateDict& cut);
   Taken& taken_at(size_t bucket);
@@ -178,11 +178,11 @@ ShardedOptimizer::State::State(DistributedDataParallel& ddp, optim::Optimizer& o
 
 void ShardedOptimizer::State::claim() {
   absl::Cleanup undo = [this] {
-    for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+    for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   };
   for (const Tensor& p : parameters_)
     if (takes(p)) {
-      autograd::claim_gradient(p, GradientClaim::kUsesUp, kSharded);
+      autograd::claim_gradient(p, GradientClaim::kOptimizer, kSharded);
       claimed_.push_back(p);
     }
   std::move(undo).Cancel();
@@ -191,7 +191,7 @@ void ShardedOptimizer::State::claim() {
 ShardedOptimizer::State::~State() {
   static Gone gone;
   kept_.shards = pieces_.empty() ? nullptr : &gone;
-  for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kUsesUp);
+  for (const Tensor& p : claimed_) autograd::unclaim_gradient(p, GradientClaim::kOptimizer);
   ddp_.remove_shards(*this);
 }
 
@@ -327,12 +327,12 @@ void ShardedOptimizer::State::before_send(size_t bucket) {
     }
 }
 
-void ShardedOptimizer::State::take(size_t bucket, const std::vector<bool>& there) {
+void ShardedOptimizer::State::take(size_t bucket, const std::vector<bool>& has_average) {
   Taken& taken = taken_at(bucket);
   for (size_t k = 0; k < taken.slots.size(); ++k)
-    for (const size_t slot : taken.slots[k]) set_gradient(taken, slot, there[k]);
+    for (const size_t slot : taken.slots[k]) set_gradient(taken, slot, has_average[k]);
   const auto has_gradient = [this](size_t slot) { return kept_.slots[slot].param.grad().defined(); };
-  taken.has_gradients = std::find(there.begin(), there.end(), true) != there.end();
+  taken.has_gradients = std::find(has_average.begin(), has_average.end(), true) != has_average.end();
   for (const std::vector<size_t>& slots : taken.slots)
     taken.has_gradients = taken.has_gradients || std::any_of(slots.begin(), slots.end(), has_gradient);
   if (listeners_.empty()) return;
@@ -367,12 +367,12 @@ std::vector<size_t> ShardedOptimizer::State::slots_of(const Tensor& parameter) c
 }
 
 // As the tape does it: what comes is added to a gradient that is there.
-void ShardedOptimizer::State::set_gradient(const Taken& taken, size_t slot, bool there) {
+void ShardedOptimizer::State::set_gradient(const Taken& taken, size_t slot, bool has_average) {
   const NoGrad off;
   const ShardPiece& piece = pieces_[slot];
   Tensor& param = kept_.slots[slot].param;
   const Tensor earlier = std::exchange(earlier_[slot], Tensor());
-  if (!there || (!piece.is_cut && !piece.is_mine)) return param.set_grad(earlier);
+  if (!has_average || (!piece.is_cut && !piece.is_mine)) return param.set_grad(earlier);
   Tensor average = taken.bucket.averages.slice(0, {piece.offset, piece.offset + piece.numel}).view(param.sizes());
   if (average.dtype() != param.dtype()) average = average.to(param.dtype());
   if (earlier.defined()) average.add_(earlier);

@@ -7,7 +7,7 @@
 namespace rondo::dist {
 
 void StepGradient::start_over() {
-  arrived = complete = sent = delivered = alone = false;
+  arrived = complete = sent = delivered = only_holder = false;
   held = assembled = Tensor();
 }
 
@@ -15,7 +15,7 @@ StepState::StepState(const nn::ModuleBase& model, ProcessGroup& group, const Buc
     : group(group),
       options(options),
       device(group.device() && !has_host_memory(*group.device()) ? *group.device() : kCPU),
-      late(!has_host_memory(device)) {
+      async_device(!has_host_memory(device)) {
   for (nn::NamedTensor& p : model.named_parameters()) {
     if (!p.tensor.requires_grad()) continue;
     positions[p.tensor.impl()] = gradients.size();

@@ -2,7 +2,7 @@
 // what is wrong with the step.
 //
 // A gradient has arrived when backward has made it final. It is sent when its first piece leaves, and delivered when
-// its parameter has the average. A gradient that travels in two parts (Note [Two parts] in row_parcel.h) arrives with
+// its parameter has the average. A gradient that travels in two parts (Note [Two parts] in row_gather.h) arrives with
 // the first part and is complete with the second.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "rondo/dist/ddp/bucket.h"
-#include "rondo/dist/ddp/row_parcel.h"
+#include "rondo/dist/ddp/row_gather.h"
 #include "rondo/dist/groups/process_group.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd/accumulate_node.h"
@@ -21,7 +21,7 @@
 namespace rondo::dist {
 
 inline constexpr const char* kDdp = "DistributedDataParallel";  // in messages
-inline constexpr int64_t kMaxSentence = 512;                    // bytes of what a rank tells the others
+inline constexpr int64_t kMaxErrorBytes = 512;                  // of the text in which a rank says what is wrong
 
 struct StepGradient {
   void start_over();
@@ -30,15 +30,15 @@ struct StepGradient {
   std::string name;  // of the parameter
   Tensor parameter;
   std::string block;                // the path of the parameter's block, "" outside the blocks
-  std::unique_ptr<RowParcel> rows;  // null for a gradient in one part, once the order is learned
+  std::unique_ptr<RowGather> rows;  // null for a gradient in one part, once the order is learned
   std::unique_ptr<autograd::GradientHome> home;
   int64_t hook = 0;
   bool claimed = false;
   // In this step
   bool arrived = false, complete = false, sent = false, delivered = false;
-  bool alone = false;  // no other handle shares the memory of the gradient that is sent
-  Tensor held;         // the gradient, taken out of .grad, until its last piece is in a bucket
-  Tensor assembled;    // averages of pieces, or of the first part
+  bool only_holder = false;  // no other handle shares the memory of the gradient that is sent
+  Tensor held;               // the gradient, taken out of .grad, until its last piece is in a bucket
+  Tensor assembled;          // averages of pieces, or of the first part
 };
 
 struct StepState final : BackwardProgress {
@@ -57,8 +57,8 @@ struct StepState final : BackwardProgress {
   // In every step
   ProcessGroup& group;
   const BucketOptions options;
-  const Device device;  // of the parameters
-  const bool late;      // the device runs asynchronously: the host reads none of its memory, and finish() delivers
+  const Device device;      // of the parameters
+  const bool async_device;  // the device runs asynchronously: the host reads none of its memory, and finish() delivers
   std::vector<StepGradient> gradients;
   std::unordered_map<const TensorImpl*, size_t> positions;  // in `gradients`
   std::vector<size_t> in_two_parts;                         // once the order is learned

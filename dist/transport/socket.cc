@@ -23,7 +23,7 @@ namespace rondo::dist {
 namespace {
 
 // How long this machine's own name may take, and how often a peer's name is looked up again.
-constexpr Milliseconds kLookup{30'000}, kLookAgain{1'000};
+constexpr Milliseconds kLookup{30'000}, kLookupInterval{1'000};
 
 using Addresses = std::shared_ptr<addrinfo>;
 
@@ -173,13 +173,13 @@ std::string local_address(const Fd& socket) {
 
 Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup) {
   std::vector<std::string> names;
-  Deadline look_again{};
+  Deadline next_lookup{};
   for (auto pause = Milliseconds(5);; pause = std::min(2 * pause, Milliseconds(200))) {
     std::string error;
     // Again from time to time: a machine that comes back may have another address, and a name may come late.
-    if (std::chrono::steady_clock::now() >= look_again) {
+    if (std::chrono::steady_clock::now() >= next_lookup) {
       names = addresses_of(host, deadline, lookup, error);
-      look_again = after(kLookAgain);
+      next_lookup = after(kLookupInterval);
     }
     const bool found = !names.empty();
     for (const std::string& name : names) {
@@ -197,7 +197,7 @@ Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLo
       if (!found) throw ConnectionError(absl::StrCat("cannot find the host \"", host, "\": ", error));
       throw TimeoutError(absl::StrCat("cannot connect to ", host, ":", port, ": ", error));
     }
-    if (!found) look_again = {};
+    if (!found) next_lookup = {};
     std::this_thread::sleep_for(pause);
   }
 }

@@ -3,9 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/modules/lora/lora_install.h"
 #include "rondo/modules/lora/lora_layer.h"
 #include "rondo/modules/lora/lora_targets.h"
-#include "rondo/modules/lora/new_adapter.h"
 #include "rondo/runtime/base/within_memory.h"
 
 namespace rondo::nn {

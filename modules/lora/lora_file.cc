@@ -10,9 +10,9 @@
 #include "absl/strings/str_cat.h"
 #include "rondo/modules/lora/lora.h"
 #include "rondo/modules/lora/lora_config.h"
+#include "rondo/modules/lora/lora_install.h"
 #include "rondo/modules/lora/lora_layer.h"
 #include "rondo/modules/lora/lora_targets.h"
-#include "rondo/modules/lora/new_adapter.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/base/within_memory.h"
 #include "rondo/runtime/checkpoint/safetensors.h"
@@ -41,11 +41,12 @@ AdapterTensors tensors_of(ModuleBase& model, const std::string& adapter) {
   return tensors;
 }
 
-AdapterTensors tensors_of(const NewAdapter& adapter) {
+AdapterTensors tensors_of(const UninstalledAdapter& adapter) {
   AdapterTensors tensors;
-  for (const NewAdapter::Target& target : adapter.targets)
+  for (const UninstalledAdapter::Target& target : adapter.targets)
     tensors.targets.emplace_back(target.module, dynamic_cast<LoraDelta*>(target.adapter.get()));
-  for (const NewAdapter::Saved& saved : adapter.saved) tensors.saved.emplace_back(saved.module, saved.copies.get());
+  for (const UninstalledAdapter::Saved& saved : adapter.saved)
+    tensors.saved.emplace_back(saved.module, saved.copies.get());
   return tensors;
 }
 
@@ -251,7 +252,7 @@ LoraReport load_adapter(ModuleBase& model, const std::string& folder, const Load
   StateDictReport report;
   take_out_base_layers(model, names, file, report);
   if (!report.empty()) throw StateDictError(what, report);
-  NewAdapter made;
+  UninstalledAdapter made;
   std::vector<NamedTensor> targets;
   if (exists) {
     const AdapterInfoPtr info = require_adapter("load_adapter", model, options.adapter);

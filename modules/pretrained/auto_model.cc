@@ -225,7 +225,7 @@ AutoModelForSequenceClassification AutoModelForSequenceClassification::from_pret
     const std::string& folder, const PretrainedOptions& options) {
   return AutoModelForSequenceClassification(Kind::kSequenceClassification, folder, options);
 }
-TextFacts AutoModelForSequenceClassification::facts() const { return family_->facts(**this); }
+TextClassifierFacts AutoModelForSequenceClassification::facts() const { return family_->facts(**this); }
 Tensor AutoModelForSequenceClassification::operator()(TensorArg idx, const Tensor& mask, const Tensor& segments) {
   return family_->sequence.logits(**this, idx, mask, segments);
 }

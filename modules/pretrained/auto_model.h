@@ -39,7 +39,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_error.h"
 #include "rondo/modules/pretrained/pretrained_options.h"
-#include "rondo/modules/pretrained/text_facts.h"
+#include "rondo/modules/pretrained/text_classifier_facts.h"
 #include "rondo/runtime/base/dtype.h"
 
 #pragma GCC visibility push(default)
@@ -155,7 +155,7 @@ class AutoModelForSequenceClassification : public PretrainedModel {
  public:
   static AutoModelForSequenceClassification from_pretrained(const std::string& folder,
                                                             const PretrainedOptions& options = {});
-  TextFacts facts() const;
+  TextClassifierFacts facts() const;
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, num_classes)
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());

@@ -189,7 +189,8 @@ extern constexpr Family kBertFamily = {
     .facts =
         [](const ModuleBase& model) {
           const BertConfig& c = *bert_config(model);
-          return TextFacts{c.vocab_size, c.max_length(), c.padding_idx, !c.distilbert, c.num_classes, c.problem_type};
+          return TextClassifierFacts{c.vocab_size,  c.max_length(), c.padding_idx,
+                                     !c.distilbert, c.num_classes,  c.problem_type};
         },
 };
 

@@ -294,8 +294,8 @@ extern constexpr Family kLlamaFamily = {
     .facts =
         [](const ModuleBase& model) {
           const auto& m = dynamic_cast<const LlamaForSequenceClassification&>(model);
-          return TextFacts{m.config.vocab_size,      m.config.max_length(), m.config.padding_idx,
-                           /*takes_segments=*/false, m.options.num_classes, m.options.problem_type};
+          return TextClassifierFacts{m.config.vocab_size,      m.config.max_length(), m.config.padding_idx,
+                                     /*takes_segments=*/false, m.options.num_classes, m.options.problem_type};
         },
 };
 

@@ -15,7 +15,7 @@
 #include "rondo/modules/module.h"
 #include "rondo/modules/pretrained/config_fields.h"
 #include "rondo/modules/pretrained/pretrained_options.h"
-#include "rondo/modules/pretrained/text_facts.h"
+#include "rondo/modules/pretrained/text_classifier_facts.h"
 #include "rondo/runtime/ops/ops.h"
 
 namespace rondo::nn {
@@ -98,7 +98,7 @@ struct Family {
   bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
   LanguageCalls language = {};
   TextCalls sequence = {}, token = {}, masked = {};
-  TextFacts (*facts)(const ModuleBase& model) = nullptr;  // of a classifier of sequences
+  TextClassifierFacts (*facts)(const ModuleBase& model) = nullptr;  // of a classifier of sequences
   ImageCalls image = {}, segmentation = {};
   CaptionCalls caption = {};
 };

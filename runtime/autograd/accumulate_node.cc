@@ -131,10 +131,10 @@ void GradientHome::set(Tensor home) {
 void GradientHome::set_parts(GradientParts* parts) { static_cast<AccumulateNode&>(*accumulator_).parts = parts; }
 
 bool offer_part(Node& leaf, Tensor& total) { return static_cast<AccumulateNode&>(leaf).offer_part(total); }
-void say_part_is_added(Node& leaf) {
+void notify_part_added(Node& leaf) {
   if (GradientParts* const taker = parts_of(leaf); taker != nullptr && taker->wants_part()) taker->part_added();
 }
-void say_gradient_is_whole(Node& leaf) { static_cast<AccumulateNode&>(leaf).call_back(); }
+void run_accumulated_callbacks(Node& leaf) { static_cast<AccumulateNode&>(leaf).call_back(); }
 GradientParts* parts_of(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).parts_now(); }
 bool has_hooks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_hooks(); }
 bool has_callbacks(const Node& leaf) { return static_cast<const AccumulateNode&>(leaf).has_callbacks(); }

@@ -89,8 +89,8 @@ bool has_callbacks(const Node& leaf);
 // GradientParts wants it; the result says so.
 bool offer_part(Node& leaf, Tensor& total);
 // As offer_part(), for a contribution that has been added to .grad already.
-void say_part_is_added(Node& leaf);
+void notify_part_added(Node& leaf);
 // The leaf's whole gradient is in .grad: calls what waits for it (on_accumulated).
-void say_gradient_is_whole(Node& leaf);
+void run_accumulated_callbacks(Node& leaf);
 
 }  // namespace rondo::autograd

@@ -45,9 +45,9 @@ class CheckpointNode final : public Node {
     return outputs;
   }
   // A leaf that fn reads by itself gets its gradient in .grad, from where grad() does not return it.
-  std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>&) const override {
-    for (size_t i = n_inputs_; i < edges_asked.size(); ++i)
-      if (edges_asked[i])
+  std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>&) const override {
+    for (size_t i = n_inputs_; i < requested_edges.size(); ++i)
+      if (requested_edges[i])
         throw Error(
             "autograd::grad: a gradient is asked for that flows to a leaf inside of a checkpoint; pass the leaf to "
             "checkpoint() among its inputs, and let the function read it from there");
@@ -105,10 +105,10 @@ class CheckpointNode final : public Node {
   // In a grad(): leaves that fn reads by itself get nothing.
   static void differentiate(std::span<const Tensor> roots, std::span<const Tensor> seeds,
                             std::span<const Tensor> inputs, std::span<Tensor> grads_in) {
-    std::vector<Tensor> asked;
+    std::vector<Tensor> requested;
     for (const Tensor& input : inputs)
-      if (input.defined() && input.requires_grad()) asked.push_back(input);
-    std::vector<Tensor> grads = autograd::grad(roots, asked, seeds, false, false, /*allow_unused=*/true);
+      if (input.defined() && input.requires_grad()) requested.push_back(input);
+    std::vector<Tensor> grads = autograd::grad(roots, requested, seeds, false, false, /*allow_unused=*/true);
     for (size_t i = 0, next = 0; i < inputs.size(); ++i)
       if (inputs[i].defined() && inputs[i].requires_grad()) grads_in[i] = std::move(grads[next++]);
   }

@@ -43,25 +43,26 @@ class Backward {
   const Node* running() const { return running_; }
   bool returns_gradients() const { return captured_; }
   // A contribution to the leaf's gradient is not part of this backward's sum.
-  void note_apart(const Node& leaf) {
-    if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end()) task->second.came_apart = true;
+  void note_partial_delivery(const Node& leaf) {
+    if (const auto task = tasks_.find(const_cast<Node*>(&leaf)); task != tasks_.end())
+      task->second.partly_delivered = true;
   }
 
-  // Note [Gradients handed over]
-  void end_leaf(const Node& node, Tensor grad) {
+  // Note [Early leaf gradients]
+  void complete_leaf(const Node& node, Tensor grad) {
     Node* const leaf = const_cast<Node*>(&node);
     Task& task = tasks_[leaf];
     task.waiting = 0;
-    task.ended = true;
-    const bool arrives = grad.defined(), came_apart = task.came_apart;
+    task.completed = true;
+    const bool arrives = grad.defined(), partly_delivered = task.partly_delivered;
     if (arrives && give_to_outer(*leaf, grad)) return;
     if (arrives) leaf->backward({&grad, 1}, {});
-    else if (!came_apart) leaf->leaf_grad_added();
-    leaf_ended(*leaf, arrives || !came_apart);
+    else if (!partly_delivered) leaf->leaf_grad_added();
+    leaf_completed(*leaf, arrives || !partly_delivered);
   }
   void give_part(const Node& node, Tensor& total) {
     Node* const leaf = const_cast<Node*>(&node);
-    tasks_[leaf].came_apart |= offer_part(*leaf, total);
+    tasks_[leaf].partly_delivered |= offer_part(*leaf, total);
   }
 
   void seed(const Edge& edge, Tensor grad) {
@@ -88,7 +89,7 @@ class Backward {
       running_ = node;
       std::vector<Tensor> grads = std::move(tasks_[node].grads);
       grads.resize(static_cast<size_t>(node->n_outputs));
-      drop_unasked(node, grads);
+      drop_unrequested(node, grads);
       bool any = false;
       for (Tensor& grad : grads) any = any || grad.defined();
       const bool needed = captured == nullptr || needed_.contains(node);
@@ -98,9 +99,9 @@ class Backward {
       const LastRead last(!retain_graph_);
       if (tasks_[node].added_in_place) {
         node->leaf_grad_added();
-        leaf_ended(*node, true);
-      } else if (tasks_[node].came_apart && !(any && needed)) {
-        leaf_ended(*node, false);
+        leaf_completed(*node, true);
+      } else if (tasks_[node].partly_delivered && !(any && needed)) {
+        leaf_completed(*node, false);
       } else if (node->adds_to_totals()) {
         leaf_grads.assign(grads_in.size(), LeafGrad());
         for (size_t i = 0; i < grads_in.size(); ++i) {
@@ -115,10 +116,10 @@ class Backward {
           if (captures) unwatch(*node, capture->second);
         };
         if (any && captured == nullptr) {
-          const Asked everything;
+          const RequestedGradients everything;
           node->backward_onto(grads, grads_in, leaf_grads);
         } else if (any && (needed || captures)) {
-          const Asked some(asked_edges(*node), captured_outputs(node));
+          const RequestedGradients some(requested_edges(*node), captured_outputs(node));
           node->backward_onto(grads, grads_in, leaf_grads);
         }
         for (size_t i = 0; i < leaf_grads.size(); ++i)
@@ -130,7 +131,7 @@ class Backward {
           for (auto [output, index] : capture->second) (*captured)[index] = grads[static_cast<size_t>(output)];
         const bool runs = any && needed && !(is_leaf_node(*node) && give_to_outer(*node, grads[0]));
         if (runs) node->backward(grads, grads_in);
-        if (runs && is_leaf_node(*node)) leaf_ended(*node, true);
+        if (runs && is_leaf_node(*node)) leaf_completed(*node, true);
       }
       grads.clear();
       // Before gradients are passed on: what the node has saved may be one of them, and may then be written over.
@@ -141,10 +142,10 @@ class Backward {
         const bool arrives = needed && grads_in[i].defined();
         if (arrives) add(*edge.node, edge.output, std::move(grads_in[i]));
         Task& task = tasks_[edge.node.get()];
-        if (task.ended) continue;
+        if (task.completed) continue;
         if (--task.waiting == 0) ready.push(edge.node.get());
         else if (arrives && captured == nullptr && is_leaf_node(*edge.node))
-          task.came_apart |= offer_part(*edge.node, task.grads[0]);
+          task.partly_delivered |= offer_part(*edge.node, task.grads[0]);
       }
     }
   }
@@ -154,9 +155,10 @@ class Backward {
     std::vector<Tensor> grads;
     int waiting = 0;
     bool added_in_place = false;  // a leaf's: LeafGrad::added
-    bool came_apart = false;      // a leaf's: complete_leaf()
-    bool ended = false;           // a leaf's: Note [Gradients handed over]
-    bool counted = false;         // its edges are in `waiting` of what they lead to
+    // A leaf's: a contribution went to .grad or to its GradientParts, and is not in `grads`.
+    bool partly_delivered = false;
+    bool completed = false;  // a leaf's: Note [Early leaf gradients]
+    bool counted = false;    // its edges are in `waiting` of what they lead to
   };
   struct LaterFirst {
     bool operator()(const Node* a, const Node* b) const {
@@ -167,10 +169,10 @@ class Backward {
   // The leaf's gradient of this backward is in .grad; `added`: a contribution was added just now. Whoever waits for the
   // leaf hears of it now, or when an outer backward, in which this one runs (activation_checkpoint.cc), has added its
   // own.
-  void leaf_ended(Node& leaf, bool added) {
-    if (Backward* const outer = outer_that_waits_for(leaf); outer == nullptr) return say_gradient_is_whole(leaf);
-    else outer->tasks_.find(&leaf)->second.came_apart = true;
-    if (added) say_part_is_added(leaf);
+  void leaf_completed(Node& leaf, bool added) {
+    if (Backward* const outer = outer_that_waits_for(leaf); outer == nullptr) return run_accumulated_callbacks(leaf);
+    else outer->tasks_.find(&leaf)->second.partly_delivered = true;
+    if (added) notify_part_added(leaf);
   }
   // Hooks see whole gradients: what this backward brings for a leaf with hooks joins the sum of an outer one that has
   // more for it.
@@ -238,14 +240,14 @@ class Backward {
   }
 
   // A root may be a gradient of which nothing that is captured depends.
-  void drop_unasked(const Node* node, std::span<Tensor> grads) const {
+  void drop_unrequested(const Node* node, std::span<Tensor> grads) const {
     if (!leads_.contains(node)) return;
     for (size_t i = 0; i < grads.size(); ++i)
-      if (!is_asked(node, static_cast<int>(i))) grads[i] = Tensor();
+      if (!is_requested(node, static_cast<int>(i))) grads[i] = Tensor();
   }
-  std::vector<bool> asked_edges(const Node& node) const {
+  std::vector<bool> requested_edges(const Node& node) const {
     std::vector<bool> edges;
-    for (const Edge& edge : node.edges) edges.push_back(is_asked(edge));
+    for (const Edge& edge : node.edges) edges.push_back(is_requested(edge));
     return edges;
   }
   std::vector<int> captured_outputs(const Node* node) const {
@@ -255,10 +257,10 @@ class Backward {
     return outputs;
   }
   // A captured gradient is the one of this edge, or is computed from it.
-  bool is_asked(const Edge& edge) const {
-    return edge.node != nullptr && is_asked(target(edge).node.get(), target(edge).output);
+  bool is_requested(const Edge& edge) const {
+    return edge.node != nullptr && is_requested(target(edge).node.get(), target(edge).output);
   }
-  bool is_asked(const Node* node, int output) const {
+  bool is_requested(const Node* node, int output) const {
     if (const auto at = captures_.find(node); at != captures_.end())
       for (auto [captured, index] : at->second)
         if (captured == output) return true;
@@ -291,7 +293,7 @@ class Backward {
       while (!path.empty()) {
         auto& [node, next] = path.back();
         if (next == node->edges.size()) {
-          const std::vector<bool> edges = asked_edges(*node);
+          const std::vector<bool> edges = requested_edges(*node);
           if (std::find(edges.begin(), edges.end(), true) != edges.end()) needed_.insert(node);
           if (std::vector<bool> leads = node->leads_to(edges, captured_outputs(node)); !leads.empty())
             leads_.try_emplace(node, std::move(leads));
@@ -371,9 +373,9 @@ bool backward_returns_gradients() { return innermost != nullptr && innermost->re
 
 bool is_awaited(const LeafGrad& to) { return to.leaf != nullptr && is_leaf_node(*to.leaf) && has_callbacks(*to.leaf); }
 
-bool hand_over(const LeafGrad& to, Tensor& grad) {
+bool complete_leaf(const LeafGrad& to, Tensor& grad) {
   if (to.leaf == nullptr || !is_leaf_node(*to.leaf)) return false;
-  innermost->end_leaf(*to.leaf, std::move(grad));
+  innermost->complete_leaf(*to.leaf, std::move(grad));
   return true;
 }
 
@@ -409,7 +411,7 @@ RowsOfLeaf::~RowsOfLeaf() {
 bool offer_rows(const Tensor& rows, const Tensor& indices) {
   GradientParts* const parts = rows_of != nullptr ? parts_of(*rows_of) : rows_to;
   if (parts == nullptr || !parts->take_rows(rows, indices)) return false;
-  if (rows_of != nullptr) innermost->note_apart(*rows_of);
+  if (rows_of != nullptr) innermost->note_partial_delivery(*rows_of);
   return true;
 }
 

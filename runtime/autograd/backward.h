@@ -1,4 +1,4 @@
-// What a running node may ask of the backward that runs it, and which gradients it may hand over before it returns.
+// What a running node may ask of the backward that runs it, and how it completes the gradient of a leaf early.
 #pragma once
 
 #include "rondo/runtime/autograd/accumulate_node.h"
@@ -13,7 +13,7 @@ bool backward_returns_gradients();
 // whole gradient; otherwise undefined.
 Tensor home_of_operand(int i);
 
-// Note [Gradients handed over]. A node that stands for several ops (Node::adds_to_totals) may complete the gradient of
+// Note [Early leaf gradients]. A node that stands for several ops (Node::adds_to_totals) may complete the gradient of
 // a leaf while it still computes the gradients of other leaves. A compiled region does so at its seams
 // (compile/plan/seams.h). The leaf's node then runs at once, not after this node: hooks, .grad, callbacks. Callbacks
 // may update the leaf, so this node must not read the leaf any more. An exception from them ends the backward.
@@ -23,7 +23,7 @@ bool is_awaited(const LeafGrad& to);
 // Completes the leaf's gradient. `grad`: the running node's contribution; undefined if it was added in place
 // (`to.added`) or taken in parts. Returns false if `to` is no leaf that waits for this contribution alone; the node
 // then returns the gradient as usual.
-bool hand_over(const LeafGrad& to, Tensor& grad);
+bool complete_leaf(const LeafGrad& to, Tensor& grad);
 // For a node that makes several contributions to a leaf: true if it may give them in parts (Note [Gradients in
 // parts] in accumulate_node.h).
 bool comes_in_parts(const LeafGrad& to);

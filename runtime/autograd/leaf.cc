@@ -32,7 +32,7 @@ void claim_gradient(const Tensor& leaf, GradientClaim claim, const char* who, Up
   if (owner != nullptr)
     throw Error(absl::StrCat(who, ": the gradients of these parameters are already taken by ", owner));
   owner = who;
-  if (claim == GradientClaim::kChanges) leaf.impl()->autograd->slot->listener = listener;
+  if (claim == GradientClaim::kAverager) leaf.impl()->autograd->slot->listener = listener;
 }
 namespace {
 GradSlot* slot_of(const Tensor& leaf) {
@@ -44,7 +44,7 @@ void unclaim_gradient(const Tensor& leaf, GradientClaim claim) {
   GradSlot* const slot = slot_of(leaf);
   if (slot == nullptr) return;
   slot->claims[static_cast<size_t>(claim)] = nullptr;
-  if (claim == GradientClaim::kChanges) slot->listener = nullptr;
+  if (claim == GradientClaim::kAverager) slot->listener = nullptr;
 }
 const char* gradient_claim(const Tensor& leaf, GradientClaim claim) {
   const GradSlot* const slot = slot_of(leaf);

@@ -29,13 +29,14 @@ uint64_t take_sequence() { return next.fetch_add(1, std::memory_order_relaxed); 
 uint64_t sequence_of_new_node(std::source_location where) {
   if (Recorder* const recorder = active_recorder()) [[unlikely]]
     recorder->interrupt("a tape node is made", where);
-  const Node* const replaced = autograd::InPlaceOf::now();
+  const Node* const replaced = autograd::ReplacementScope::now();
   return replaced != nullptr ? replaced->sequence : take_sequence();
 }
 }  // namespace
 
 Node::Node(std::source_location where)
-    : sequence(sequence_of_new_node(where)), within(autograd::InPlaceOf::now() != nullptr ? take_sequence() : 0) {}
+    : sequence(sequence_of_new_node(where)),
+      within(autograd::ReplacementScope::now() != nullptr ? take_sequence() : 0) {}
 Node::Node(AsRecordingGoesOn) : sequence(take_sequence()) {}
 
 Node::~Node() {

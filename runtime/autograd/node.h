@@ -31,10 +31,10 @@ struct Hook {
   std::function<Tensor(const Tensor&)> fn;
 };
 
-// The consumer of a leaf's final gradient: an averager (overwrites it) or an optimizer (frees it).
-enum class GradientClaim : uint8_t { kChanges, kUsesUp };
+// Who consumes a leaf's final gradient: an averager overwrites it, an optimizer frees it.
+enum class GradientClaim : uint8_t { kAverager, kOptimizer };
 
-// Tells the owner of kChanges about updates of the leaf (optim/update_facts.h).
+// Tells the averager about updates of the leaf (optim/update_facts.h).
 class UpdateListener;
 
 // A leaf's .grad. Tape and tensor share it, so that backward can fill it after the tensor handle is gone.
@@ -45,7 +45,7 @@ struct GradSlot {
   // Called when one backward has accumulated the leaf's whole gradient.
   std::vector<std::pair<int64_t, std::function<void()>>> accumulated;
   const char* claims[2] = {};          // the name of each GradientClaim's owner; null if it has none
-  UpdateListener* listener = nullptr;  // of the owner of kChanges
+  UpdateListener* listener = nullptr;  // of the averager
 };
 
 // A leaf that waits for only one more contribution to its gradient in this backward.
@@ -81,10 +81,10 @@ class Node {
     (void)leaf_grads;
     backward(grads_out, grads_in);
   }
-  // For a node that stands for several ops. Returns for each output whether its gradient flows to an edge that is asked
-  // for, or to one of `outputs`. An empty result: the gradient of each output flows to every edge.
-  virtual std::vector<bool> leads_to(const std::vector<bool>& edges_asked, const std::vector<int>& outputs) const {
-    (void)edges_asked, (void)outputs;
+  // For a node that stands for several ops. Returns for each output whether its gradient flows to a requested edge, or
+  // to one of `outputs`. An empty result: the gradient of each output flows to every edge.
+  virtual std::vector<bool> leads_to(const std::vector<bool>& requested_edges, const std::vector<int>& outputs) const {
+    (void)requested_edges, (void)outputs;
     return {};
   }
   // Leaf nodes only: the leaf's `.grad` if backward may accumulate into it in place, otherwise undefined.

@@ -5,20 +5,20 @@
 namespace rondo::autograd {
 namespace {
 thread_local const Node* in_rule = nullptr;
-thread_local const Asked* asked = nullptr;
+thread_local const RequestedGradients* requested = nullptr;
 }  // namespace
 
 const Node* node_of_rule() { return in_rule; }
 RuleScope::RuleScope(const Node& node) : previous_(std::exchange(in_rule, &node)) {}
 RuleScope::~RuleScope() { in_rule = previous_; }
 
-Asked::Asked(std::vector<bool> edges, std::vector<int> outputs)
-    : edges(std::move(edges)), outputs(std::move(outputs)), previous_(std::exchange(asked, this)) {}
-Asked::Asked() : previous_(std::exchange(asked, nullptr)) {}
-Asked::~Asked() { asked = previous_; }
-const Asked* Asked::now() { return asked; }
+RequestedGradients::RequestedGradients(std::vector<bool> edges, std::vector<int> outputs)
+    : edges(std::move(edges)), outputs(std::move(outputs)), previous_(std::exchange(requested, this)) {}
+RequestedGradients::RequestedGradients() : previous_(std::exchange(requested, nullptr)) {}
+RequestedGradients::~RequestedGradients() { requested = previous_; }
+const RequestedGradients* RequestedGradients::now() { return requested; }
 
-InPlaceOf::InPlaceOf(const Node& node) : previous_(std::exchange(now_, &node)) {}
-InPlaceOf::~InPlaceOf() { now_ = previous_; }
+ReplacementScope::ReplacementScope(const Node& node) : previous_(std::exchange(now_, &node)) {}
+ReplacementScope::~ReplacementScope() { now_ = previous_; }
 
 }  // namespace rondo::autograd

@@ -1,5 +1,5 @@
-// What this thread does with a node: it runs the gradient rule of the node's op (RuleScope), asks for only some of the
-// node's gradients (Asked), or makes nodes that replace it (InPlaceOf).
+// What this thread does with a node: it runs the gradient rule of the node's op (RuleScope), needs only some of the
+// node's gradients (RequestedGradients), or makes nodes that replace it (ReplacementScope).
 #pragma once
 
 #include <vector>
@@ -24,34 +24,34 @@ class RuleScope {
   const Node* previous_;
 };
 
-// While in scope: what grad() asks of the running node.
-class Asked {
+// While in scope: the gradients of the running node that grad() needs.
+class RequestedGradients {
  public:
-  // `edges`: by edge, whether its gradient, or one that is computed from it, is asked for. `outputs`: the outputs whose
-  // own gradient is asked for.
-  Asked(std::vector<bool> edges, std::vector<int> outputs);
-  // backward() asks for everything.
-  Asked();
-  ~Asked();
-  Asked(const Asked&) = delete;
-  Asked& operator=(const Asked&) = delete;
-  static const Asked* now();  // null: everything is asked for
+  // `edges`: by edge, whether its gradient, or one that is computed from it, is requested. `outputs`: the outputs whose
+  // own gradient is requested.
+  RequestedGradients(std::vector<bool> edges, std::vector<int> outputs);
+  // backward() requests all gradients.
+  RequestedGradients();
+  ~RequestedGradients();
+  RequestedGradients(const RequestedGradients&) = delete;
+  RequestedGradients& operator=(const RequestedGradients&) = delete;
+  static const RequestedGradients* now();  // null: all are requested
 
   const std::vector<bool> edges;
   const std::vector<int> outputs;
 
  private:
-  const Asked* previous_;
+  const RequestedGradients* previous_;
 };
 
-// While in scope: nodes that this thread makes have the place of `node` in the order of a backward; among themselves
-// they keep the order of creation. For nodes that are going to replace `node`: Note [Replaced nodes] in node.h.
-class InPlaceOf {
+// While in scope: nodes that this thread makes will replace `node` (Note [Replaced nodes] in node.h). They have its
+// place in the order of a backward; among themselves they keep the order of creation.
+class ReplacementScope {
  public:
-  explicit InPlaceOf(const Node& node);
-  ~InPlaceOf();
-  InPlaceOf(const InPlaceOf&) = delete;
-  InPlaceOf& operator=(const InPlaceOf&) = delete;
+  explicit ReplacementScope(const Node& node);
+  ~ReplacementScope();
+  ReplacementScope(const ReplacementScope&) = delete;
+  ReplacementScope& operator=(const ReplacementScope&) = delete;
   static const Node* now() { return now_; }  // null: new nodes replace nothing. Read for every node, so inline
 
  private:

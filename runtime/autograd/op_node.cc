@@ -90,7 +90,7 @@ class OpNode final : public Node {
   void backward_onto(std::span<Tensor> grads_out, std::span<Tensor> grads_in, std::span<LeafGrad>) override {
     apply_extras(*this, grads_out);
     if (grads_in.empty()) return;
-    const bool all = !grad_enabled() && Asked::now() == nullptr;
+    const bool all = !grad_enabled() && RequestedGradients::now() == nullptr;
     const RowsOfLeaf scope(all ? edges[0].node.get() : nullptr);
     backward(grads_out, grads_in);
   }
@@ -125,9 +125,9 @@ class OpNode final : public Node {
 };
 
 // The history of a result of an op without a gradient.
-class DeadEndNode final : public Node {
+class NondifferentiableNode final : public Node {
  public:
-  DeadEndNode(const OpDef& op, std::span<const Tensor* const> inputs, std::source_location where)
+  NondifferentiableNode(const OpDef& op, std::span<const Tensor* const> inputs, std::source_location where)
       : op_(op), where_(where) {
     for (const Tensor* input : inputs)
       edges.push_back(input->defined() && input->requires_grad() ? gradient_edge(*input) : Edge{});
@@ -161,12 +161,12 @@ void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, con
   put_history_of_write(target, std::move(node));
 }
 
-void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std::span<Tensor> outputs,
-                     std::source_location where) {
-  std::shared_ptr<DeadEndNode> node;
+void record_nondifferentiable(const OpDef& op, std::span<const Tensor* const> inputs, std::span<Tensor> outputs,
+                              std::source_location where) {
+  std::shared_ptr<NondifferentiableNode> node;
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
-    if (!node) node = std::make_shared<DeadEndNode>(op, inputs, where);
+    if (!node) node = std::make_shared<NondifferentiableNode>(op, inputs, where);
     node->n_outputs = static_cast<int>(outputs.size());
     put_history(outputs[i], node, static_cast<int>(i));
   }

@@ -16,7 +16,7 @@ void record_call(const OpDef& op, std::span<const Tensor* const> inputs, const A
 void record_in_place(const OpDef& op, std::span<const Tensor* const> inputs, const Attrs& attrs, Tensor& target,
                      std::source_location where);
 // As record_call, for an op without a gradient: a backward that reaches it throws an Error that names the op.
-void record_dead_end(const OpDef& op, std::span<const Tensor* const> inputs, std::span<Tensor> outputs,
-                     std::source_location where);
+void record_nondifferentiable(const OpDef& op, std::span<const Tensor* const> inputs, std::span<Tensor> outputs,
+                              std::source_location where);
 
 }  // namespace rondo::autograd

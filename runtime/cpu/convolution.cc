@@ -52,7 +52,7 @@ ConvolutionCall call_of(const Tensors& t, const ops::Convolution& conv) {
                        .groups = conv.groups,
                        .stride = conv.stride,
                        .dilation = conv.dilation,
-                       .before = conv.before};
+                       .padding_before = conv.before};
   for (int d = 0; d < 2; ++d) {
     const auto i = static_cast<size_t>(d);
     call.input[i] = t.input.size(2 + d);

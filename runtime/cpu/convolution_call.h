@@ -22,7 +22,7 @@ struct ConvolutionCall {
   // By dimension: height, width.
   std::array<int64_t, 2> input = {}, kernel = {}, output = {};
   std::array<int64_t, 2> stride = {1, 1}, dilation = {1, 1};
-  std::array<int64_t, 2> before = {};  // zeros before the input; those behind it follow from `output`
+  std::array<int64_t, 2> padding_before = {};  // zeros before the input; those behind it follow from `output`
 
   int64_t reach(size_t d) const { return (kernel[d] - 1) * dilation[d] + 1; }
   // Elements that a kernel reads for one output channel.
@@ -31,7 +31,8 @@ struct ConvolutionCall {
   friend bool operator==(const ConvolutionCall&, const ConvolutionCall&) = default;
   template <class H> friend H AbslHashValue(H h, const ConvolutionCall& c) {
     return H::combine(std::move(h), c.computes, c.dtype, c.bias, c.input_last, c.weight_last, c.output_last, c.batch,
-                      c.channels, c.outputs, c.groups, c.input, c.kernel, c.output, c.stride, c.dilation, c.before);
+                      c.channels, c.outputs, c.groups, c.input, c.kernel, c.output, c.stride, c.dilation,
+                      c.padding_before);
   }
 };
 

@@ -239,11 +239,11 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   using dnnl::memory;
   const OneLibraryThread alone;  // the library plans for the threads that there are now
   const memory::dims stride = {part.stride[0], part.stride[1]}, dilation = {part.dilation[0] - 1, part.dilation[1] - 1},
-                     before = {part.before[0], part.before[1]};
-  memory::dims after;
+                     padding_before = {part.padding_before[0], part.padding_before[1]};
+  memory::dims padding_after;
   for (size_t d = 0; d < 2; ++d)  // rows and columns that no kernel reads count as negative
-    after.push_back(
-        std::max<int64_t>(0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.before[d]));
+    padding_after.push_back(std::max<int64_t>(
+        0, (part.output[d] - 1) * part.stride[d] + part.reach(d) - part.input[d] - part.padding_before[d]));
   const auto direct = dnnl::algorithm::convolution_direct;
   // Sums of several pieces are f32, and are rounded once.
   const auto weight_type = part.computes == Computes::kWeight ? memory::data_type::f32 : library_float(part.dtype);
@@ -256,7 +256,7 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
   const auto forward = [&](const Desc& weight) {
     return preferred(part, whole, [&] {
       return Forward(attributes, dnnl::prop_kind::forward_training, direct, input_, weight, bias_, output_, stride,
-                     dilation, before, after);
+                     dilation, padding_before, padding_after);
     });
   };
   switch (part.computes) {
@@ -264,12 +264,12 @@ LibraryConvolution::Primitive::Primitive(const ConvolutionCall& part, const Conv
     case Computes::kInput:
       set(preferred(part, whole, [&] {
         return Kernels<dnnl::convolution_backward_data>(forward(hint_weight), attributes, direct, input_, wanted,
-                                                        output_, stride, dilation, before, after);
+                                                        output_, stride, dilation, padding_before, padding_after);
       }));
       break;
     case Computes::kWeight:
       set(Kernels<dnnl::convolution_backward_weights>(forward(hint_weight), attributes, direct, input_, wanted, output_,
-                                                      stride, dilation, before, after));
+                                                      stride, dilation, padding_before, padding_after));
       break;
   }
   if (!whole.input_last)
@@ -393,9 +393,9 @@ bool LibraryConvolution::add_slices(int64_t slices) {
 
 // Adds the rows of one or several images as a piece.
 bool LibraryConvolution::add_piece(ConvolutionCall part, int64_t input_row, int64_t output_row, int64_t image) {
-  if (part.input[0] < 1 || part.output[0] < 1 || part.before[0] < 0) return false;
+  if (part.input[0] < 1 || part.output[0] < 1 || part.padding_before[0] < 0) return false;
   // What the library makes of these numbers; rows that no kernel reads may be left at the end.
-  const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.before[0];
+  const int64_t end = (part.output[0] - 1) * part.stride[0] + part.reach(0) - part.padding_before[0];
   if (part.input[0] - end >= part.stride[0]) return false;
   const Primitive* const primitive = primitive_of(part);
   if (primitive == nullptr) return false;
@@ -416,7 +416,7 @@ bool LibraryConvolution::prepare(const Cut& cut) {
   if (cut.slices > 1) return add_slices(cut.slices);
   const bool by_input = call_.computes == Computes::kInput;
   const int64_t rows = by_input ? call_.input[0] : call_.output[0], stride = call_.stride[0], reach = call_.reach(0),
-                before = call_.before[0];
+                padding_before = call_.padding_before[0];
   for (int64_t image = 0; image < call_.batch; image += cut.images) {
     for (int64_t band = 0; band < cut.bands; ++band) {
       ConvolutionCall part = call_;
@@ -426,16 +426,16 @@ bool LibraryConvolution::prepare(const Cut& cut) {
       if (cut.bands > 1 && by_input) {
         // The output rows with a kernel that reads one of these rows.
         in = begin, in_end = end;
-        out = std::clamp<int64_t>((begin + before - reach + stride) / stride, 0, call_.output[0]);
-        out_end = std::clamp<int64_t>((end - 1 + before) / stride + 1, 0, call_.output[0]);
+        out = std::clamp<int64_t>((begin + padding_before - reach + stride) / stride, 0, call_.output[0]);
+        out_end = std::clamp<int64_t>((end - 1 + padding_before) / stride + 1, 0, call_.output[0]);
       } else if (cut.bands > 1) {
         out = begin, out_end = end;
-        in = std::clamp<int64_t>(begin * stride - before, 0, call_.input[0]);
-        in_end = std::clamp<int64_t>((end - 1) * stride - before + reach, 0, call_.input[0]);
+        in = std::clamp<int64_t>(begin * stride - padding_before, 0, call_.input[0]);
+        in_end = std::clamp<int64_t>((end - 1) * stride - padding_before + reach, 0, call_.input[0]);
       }
       part.input[0] = in_end - in;
       part.output[0] = out_end - out;
-      part.before[0] = before + in - out * stride;
+      part.padding_before[0] = padding_before + in - out * stride;
       if (!add_piece(part, in, out, image)) return false;
     }
   }

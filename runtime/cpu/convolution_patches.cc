@@ -89,8 +89,8 @@ template <class T> class Patches {
       for (int64_t x = 0; x < call_.output[1]; ++x)
         for (int64_t i = 0; i < call_.kernel[0]; ++i)
           for (int64_t j = 0; j < call_.kernel[1]; ++j, patch += channels_) {
-            const int64_t h = y * call_.stride[0] - call_.before[0] + i * call_.dilation[0],
-                          w = x * call_.stride[1] - call_.before[1] + j * call_.dilation[1];
+            const int64_t h = y * call_.stride[0] - call_.padding_before[0] + i * call_.dilation[0],
+                          w = x * call_.stride[1] - call_.padding_before[1] + j * call_.dilation[1];
             const bool inside = h >= 0 && h < call_.input[0] && w >= 0 && w < call_.input[1];
             if (!inside) {
               if (kGathers) std::fill_n(patch, channels_, T(0));

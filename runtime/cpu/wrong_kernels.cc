@@ -17,10 +17,10 @@ bool is_amx(std::string_view kernel) { return kernel.find("amx") != kernel.npos;
 
 // The first outputs read nothing but padding; or the last ones, as in the last of an image's bands.
 bool first_is_empty(const ConvolutionCall& call) {
-  return call.before[0] >= call.reach(0) || call.before[1] >= call.reach(1);
+  return call.padding_before[0] >= call.reach(0) || call.padding_before[1] >= call.reach(1);
 }
 bool last_is_empty(const ConvolutionCall& call) {
-  const auto last_reads_from = [&](size_t d) { return (call.output[d] - 1) * call.stride[d] - call.before[d]; };
+  const auto last_reads_from = [&](size_t d) { return (call.output[d] - 1) * call.stride[d] - call.padding_before[d]; };
   return last_reads_from(0) >= call.input[0] || last_reads_from(1) >= call.input[1];
 }
 

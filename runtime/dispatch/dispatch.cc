@@ -204,7 +204,7 @@ class Dispatcher {
     }
     if (differentiable) autograd::record_call(op_, inputs(), attrs_, outputs, where_);
     else if (op_.grad == nullptr && op_.decompose == nullptr && needs_grad())
-      autograd::record_dead_end(op_, inputs(), outputs, where_);
+      autograd::record_nondifferentiable(op_, inputs(), outputs, where_);
   }
 
   void run_in_place() {

@@ -146,7 +146,7 @@ TEST_F(RegionWrites, BeforeAHookOfAViewThatIsReadAgain) {
     return all;
   });
 }
-// Note [Views that wait]: nothing has read the view since the write, so its gradient comes to the base after those of
+// Note [Stale views]: nothing has read the view since the write, so its gradient comes to the base after those of
 // later calls, or before them, as eager execution has it.
 TEST_F(RegionWrites, AViewLeavesWithItsBase) {
   const auto body = [](Block&, const Tensor& x) {

@@ -32,7 +32,7 @@ struct DdpCase {
   int accumulate = 1;
   bool at_seams = false, lora = false, autocast = false, zeros = false, sharded = false, half = false;
   double max_norm = std::numeric_limits<double>::infinity();
-  // A larger one has room for the rows of all ranks: Note [Two parts] in row_parcel.h.
+  // A larger one has room for the rows of all ranks: Note [Two parts] in row_gather.h.
   int64_t vocab_size = kDdpConfig.vocab_size;
 };
 

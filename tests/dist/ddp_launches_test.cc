@@ -161,7 +161,7 @@ TEST_F(DdpLaunches, AccumulationAddsInTheBucket) { EXPECT_EQ(added_copies({.accu
 
 TEST_F(DdpLaunches, OfAnAdapterNothingIsCopied) { EXPECT_EQ(added_copies({.lora = true}), 0); }
 
-// A rank of two: the rows of the embedding (Note [Two parts] in row_parcel.h) are added in finish() instead of at the
+// A rank of two: the rows of the embedding (Note [Two parts] in row_gather.h) are added in finish() instead of at the
 // end of backward, by the same kernel, and divided by the number of ranks before.
 TEST_F(DdpLaunches, RowsOfAnEmbeddingAreAddedAfterwards) {
   const Step alone = third_step({}, false), two = third_step({.ranks = 2}, true);

@@ -103,7 +103,7 @@ TEST_P(DdpOnCudaOverlap, TheStepIsLittleLongerThanItsComputation) {
 }
 
 // The gradient of a tied embedding is a third of GPT-2's bytes, and its last contribution is final last: Note [Two
-// parts] in row_parcel.h.
+// parts] in row_gather.h.
 TEST_P(DdpOnCudaOverlap, ALargeVocabularyIsHiddenToo) {
   EXPECT_LE(
       length_of_step({.vocab_size = 50257, .block_size = 1024, .n_layer = 12, .n_head = 12, .n_embd = 768}, GetParam()),

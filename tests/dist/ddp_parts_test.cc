@@ -1,4 +1,4 @@
-// Gradients that travel in two parts (Note [Two parts] in dist/ddp/row_parcel.h), and those whose uses lie in
+// Gradients that travel in two parts (Note [Two parts] in dist/ddp/row_gather.h), and those whose uses lie in
 // checkpoints: averages over processes against one process with the whole batch. The cases of ddp_cases.h that have
 // rows run on devices, too.
 #include <gtest/gtest.h>

@@ -130,7 +130,7 @@ TEST(Convolution, WeightsOfFewPixelsComeInSlices) {
                                     .kernel = {c.kernel, c.kernel},
                                     .output = {4, 4},
                                     .stride = {c.stride, c.stride},
-                                    .before = {padding, padding}};
+                                    .padding_before = {padding, padding}};
     const auto library = cpu::LibraryConvolution::get(call);
     if (library == nullptr) GTEST_SKIP() << "the library has no kernel for this processor";
     const Tensor x = uniform({2, c.channels, size, size}, -1, 1, 1), g = uniform({2, c.outputs, 4, 4}, -1, 1, 2);

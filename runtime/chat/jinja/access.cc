@@ -66,7 +66,8 @@ std::optional<Value> Evaluator::python_attribute(const Value& value, std::string
   if (value.is_undefined()) throw Error(value.reason());
   if (name.starts_with("__") && name.ends_with("__") && name.size() > 4)
     return Value::undefined(
-        absl::StrCat("access to attribute '", brief(name), "' of '", value.type_name(), "' object is unsafe."), true);
+        absl::StrCat("access to attribute '", abbreviated(name), "' of '", value.type_name(), "' object is unsafe."),
+        true);
   if (value.is(Kind::kNamespace)) {
     const Value* found = value.fields().find(name);
     return found == nullptr ? std::nullopt : std::optional<Value>(*found);
@@ -90,7 +91,8 @@ std::optional<Value> Evaluator::python_attribute(const Value& value, std::string
   }
   if ((value.is(Kind::kDict) && has(kDictChanges, name)) || (value.is(Kind::kList) && has(kListChanges, name)))
     return Value::undefined(
-        absl::StrCat("access to attribute '", brief(name), "' of '", value.type_name(), "' object is unsafe."), true);
+        absl::StrCat("access to attribute '", abbreviated(name), "' of '", value.type_name(), "' object is unsafe."),
+        true);
   if (has(methods_of(value.kind()), name)) return Value::method(value, name);
   return std::nullopt;
 }
@@ -125,7 +127,7 @@ Value Evaluator::attribute(const Value& value, std::string_view name) {
   if (auto found = python_attribute(value, name)) return *std::move(found);
   if (value.is(Kind::kDict))
     if (const Value* found = value.dict().find(name)) return *found;
-  return Value::undefined(absl::StrCat(described(value), " has no attribute '", brief(name), "'"));
+  return Value::undefined(absl::StrCat(described(value), " has no attribute '", abbreviated(name), "'"));
 }
 
 Value Evaluator::item(const Value& value, const Value& key) {
@@ -133,7 +135,7 @@ Value Evaluator::item(const Value& value, const Value& key) {
   if (auto found = subscript(value, key)) return *std::move(found);
   if (key.is_string()) {
     if (auto found = python_attribute(value, key.text())) return *std::move(found);
-    return Value::undefined(absl::StrCat(described(value), " has no attribute '", brief(key.text()), "'"));
+    return Value::undefined(absl::StrCat(described(value), " has no attribute '", abbreviated(key.text()), "'"));
   }
   // Prints the key only if its text is certainly short.
   const std::string shown = key.is_number() ? std::string(str(key)) : absl::StrCat("of type ", key.type_name());

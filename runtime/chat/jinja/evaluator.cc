@@ -67,7 +67,7 @@ int64_t LoopState::count() {
 Evaluator::Scope& Evaluator::Scope::hide(const Values& unset) {
   for (const Value& name : unset) {
     Budget::step();
-    names.set(name, Value::undefined(absl::StrCat("'", brief(name.text()), "' is undefined")));
+    names.set(name, Value::undefined(absl::StrCat("'", abbreviated(name.text()), "' is undefined")));
   }
   return *this;
 }
@@ -218,7 +218,7 @@ void Evaluator::assign(const Target& target, Value value, Scope& scope) {
     const Value space = lookup(target.name.text(), scope);
     if (!space.is(Kind::kNamespace))
       throw Error(
-          absl::StrCat("cannot assign attribute on ", brief(target.name.text()), ": it is no namespace object"));
+          absl::StrCat("cannot assign attribute on ", abbreviated(target.name.text()), ": it is no namespace object"));
     if (target.field.text().starts_with('_')) throw Error("a namespace has no field that begins with \"_\"");
     if (value.is(Kind::kLoop)) throw Error("the loop object inside a namespace is not supported");
     space.fields().set(target.field, std::move(value));
@@ -232,7 +232,7 @@ Value Evaluator::call_macro(const Macro& macro, Given given) {
   const int line = line_;
   const Values& names = macro.parameters;
   const auto fail = [&](const std::string& what) {
-    throw Error(absl::StrCat("macro '", brief(macro.name.text()), "' ", what));
+    throw Error(absl::StrCat("macro '", abbreviated(macro.name.text()), "' ", what));
   };
   if (given.positional.size() > names.size()) fail(absl::StrCat("takes not more than ", names.size(), " argument(s)"));
   Scope scope{.outer = &root_};

@@ -199,7 +199,7 @@ Value Evaluator::lookup(std::string_view name, const Scope& scope) const {
   if (const Value* found = variables_.find(name)) return *found;
   if (is_global_function(name)) return Value::function(name);
   if (name == "self") throw Error("the variable \"self\" is not supported");
-  return Value::undefined(absl::StrCat("'", brief(name), "' is undefined"));
+  return Value::undefined(absl::StrCat("'", abbreviated(name), "' is undefined"));
 }
 
 Value Evaluator::evaluate_concat(const Expression& expression, Scope& scope) {

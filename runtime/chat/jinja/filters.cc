@@ -262,7 +262,7 @@ Value Evaluator::filter(std::string_view name, const Value& value, Given given_a
     if (value.is_undefined() && error.what() == value.reason()) throw;
     const std::string_view what = error.what();
     if (what.starts_with("the filter ") || what.starts_with("filter ")) throw;
-    throw Error(absl::StrCat("filter \"", brief(name), "\": ", error.what()));
+    throw Error(absl::StrCat("filter \"", abbreviated(name), "\": ", error.what()));
   }
   for (const char* known : {"filesizeformat", "groupby", "pprint", "random", "striptags", "urlencode", "urlize",
                             "wordcount", "wordwrap", "xmlattr"})

@@ -42,7 +42,7 @@ bool is_global_function(std::string_view name) {
 Value Evaluator::call_function(std::string_view name, Given given) {
   if (name == "raise_exception") {
     const Bound at = bind(std::move(given), {"message"}, 1);
-    throw Error(absl::StrCat("the template refuses this conversation: ", brief(str(*at[0]))));
+    throw Error(absl::StrCat("the template refuses this conversation: ", abbreviated(str(*at[0]))));
   }
   if (name == "range") {
     refuse_named(name, given);

@@ -279,7 +279,7 @@ std::optional<Value> Evaluator::sequence_filter(std::string_view name, const Val
     const auto at = bind(std::move(arguments), {"name"}, 1);
     const Text key = str(*at[0]);
     if (auto found = python_attribute(value, key)) return *std::move(found);
-    return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", brief(key), "'"));
+    return Value::undefined(absl::StrCat("'", value.type_name(), "' object has no attribute '", abbreviated(key), "'"));
   }
   if (auto out = ordering_filter(name, value, arguments)) return out;
   return position_filter(name, value, arguments);

@@ -212,6 +212,6 @@ struct JsonStyle {
 // json.dumps(). Throws Error for values that JSON cannot express.
 void append_json(Text& out, const Value& value, const JsonStyle& style, int level = 0);
 // A text of a template, cut to a readable length for a message.
-std::string brief(std::string_view text);
+std::string abbreviated(std::string_view text);
 
 }  // namespace rondo::text::jinja

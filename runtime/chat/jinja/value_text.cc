@@ -33,7 +33,7 @@ Text str(const Value& value) {
   return out;
 }
 
-std::string brief(std::string_view text) {
+std::string abbreviated(std::string_view text) {
   constexpr size_t kShown = 1000;
   if (text.size() <= kShown) return std::string(text);
   size_t end = kShown;

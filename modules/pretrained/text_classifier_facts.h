@@ -1,4 +1,4 @@
-// TextFacts: what AutoModelForSequenceClassification::facts() returns.
+// TextClassifierFacts: what AutoModelForSequenceClassification::facts() returns.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 namespace rondo::nn {
 
 // What a program must know of a text classifier to prepare its inputs.
-struct TextFacts {
+struct TextClassifierFacts {
   int64_t vocab_size = 0;  // ids of tokens are below this
   int64_t max_length = 0;  // tokens of the longest sequence
   std::optional<int64_t> padding_idx = std::nullopt;

@@ -1,4 +1,4 @@
-// Parcel: a bucket on its way. It has the bucket's memory, takes gradients, and gives averages. For
+// BucketReducer: reduces one bucket. It has the bucket's memory, takes gradients, and gives averages. For
 // DistributedDataParallel only.
 //
 // Note [Born in the bucket]. A region's backward writes a gradient right into its place in the bucket
@@ -29,21 +29,21 @@
 
 namespace rondo::dist {
 
-class Parcel {
+class BucketReducer {
  public:
   // `parameters`: of the slots, by their position in the caller's list. `bucket` must outlive this.
   // With a layout, the bucket is reduced and scattered: Note [Shards].
-  Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
-         std::optional<ShardLayout> layout = std::nullopt, int world_size = 1);
+  BucketReducer(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
+                std::optional<ShardLayout> layout = std::nullopt, int world_size = 1);
 
   const Bucket& bucket() const { return *bucket_; }
   const std::vector<size_t>& parameters() const { return parameters_; }
   // The place of a whole parameter in the bucket, if its gradient can be made there; else undefined.
   Tensor home(size_t slot) const;
 
-  // Puts the whole parameter's gradient, or the slot's piece of it, into the bucket. Undefined: zeros. `alone`: nobody
-  // else can see the gradient's memory, so it may be overwritten with the average.
-  void put(size_t slot, const Tensor& gradient, bool alone);
+  // Puts the whole parameter's gradient, or the slot's piece of it, into the bucket. Undefined: zeros. `only_holder`:
+  // nobody else can see the gradient's memory, so it may be overwritten with the average.
+  void put(size_t slot, const Tensor& gradient, bool only_holder);
   bool has_gradient(size_t slot) const { return filled_[slot]; }
   // The average lies in the memory of the gradient that was put in.
   bool is_adopted() const { return adopted_; }
@@ -65,15 +65,15 @@ class Parcel {
     bool troubled;
   };
   void write_tag(const Tag& tag);
-  enum class Arrived : uint8_t { kWell, kNotReduced, kTroubled };
-  Arrived read_tag(int64_t step, size_t bucket, int world_size) const;
+  enum class TagStatus : uint8_t { kValid, kNotReduced, kRankFailed };
+  TagStatus read_tag(int64_t step, size_t bucket, int world_size) const;
   // By slot, with allow_unused: some rank has a gradient.
   std::vector<bool> read_flags() const;
 
-  std::vector<bool> there;      // with a layout, by slot: there is an average in this step
-  bool is_taken = false;        // and its GradientShards has it
-  size_t waiting = 0;           // slots whose gradient has not arrived in this step
-  std::vector<bool> somewhere;  // on a device with allow_unused, by slot: some rank has a gradient
+  std::vector<bool> has_average;            // with a layout, by slot: there is an average in this step
+  bool is_taken = false;                    // and its GradientShards has it
+  size_t pending = 0;                       // slots whose gradient has not arrived in this step
+  std::vector<bool> any_rank_has_gradient;  // on a device with allow_unused, by slot
   Work work;
 
  private:

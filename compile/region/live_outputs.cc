@@ -1,4 +1,4 @@
-#include "rondo/compile/region/hand_over.h"
+#include "rondo/compile/region/live_outputs.h"
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/region/failed_run.h"
@@ -21,7 +21,7 @@ ValueId base_of(const WritingTrace& trace, ValueId id) {
 }
 
 // The i-th output of the recording gets the memory and the history of `result`.
-void hand_over_output(WritingTrace& trace, int i, const Tensor& result, RegionNode* node) {
+void attach_output(WritingTrace& trace, int i, const Tensor& result, RegionNode* node) {
   const Graph& graph = trace.recorded();
   const ValueId id = graph.outputs[static_cast<size_t>(i)];
   Tensor handle = trace.handle(id);
@@ -45,7 +45,7 @@ void hand_over_output(WritingTrace& trace, int i, const Tensor& result, RegionNo
   if (const ValueId base = base_of(trace, id); base != kNoValue) {
     const Tensor* const outside = trace.outside_view(base);
     autograd::mark_view(handle, outside != nullptr ? *outside : trace.handle(base), autograd::is_no_grad_view(handle));
-    if (trace.waits(id)) {
+    if (trace.is_left_stale(id)) {
       impl.requires_grad = false;  // a stale view requires grad if its base does
       --impl.autograd->view_version;
     }
@@ -94,15 +94,15 @@ void choose_outputs(WritingTrace& trace) {
     }
 }
 
-void hand_over(WritingTrace& trace, const Ran& ran, const std::string& region) {
+void attach_outputs(WritingTrace& trace, const RunResult& run, const std::string& region) {
   const std::vector<ValueId>& outputs = trace.recorded().outputs;
-  for (size_t i = 0; i < outputs.size() && !ran.results.empty(); ++i)
-    if (ran.results[i].defined()) hand_over_output(trace, static_cast<int>(i), ran.results[i], ran.node.get());
-  if (ran.error != nullptr) throw_error(trace, ran.error, region);
-  if (ran.binding == nullptr || !is_marked(trace.external())) return;
+  for (size_t i = 0; i < outputs.size() && !run.values.empty(); ++i)
+    if (run.values[i].defined()) attach_output(trace, static_cast<int>(i), run.values[i], run.node.get());
+  if (run.error != nullptr) throw_error(trace, run.error, region);
+  if (run.binding == nullptr || !is_marked(trace.external())) return;
   std::vector<Tensor> handles;
   for (ValueId id : outputs) handles.push_back(trace.handle(id));
-  ran.binding->entry()->result_marks().hand_on(trace.external(), handles);
+  run.binding->entry()->result_marks().propagate(trace.external(), handles);
 }
 
 }  // namespace rondo::compile

@@ -1,4 +1,4 @@
-#include "rondo/modules/lora/new_adapter.h"
+#include "rondo/modules/lora/lora_install.h"
 
 #include <cmath>
 #include <type_traits>
@@ -34,8 +34,8 @@ void check_new_adapter(const char* function, ModuleBase& model, const LoraOption
                       "' already; give another name, or remove_adapter()"));
 }
 
-NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable) {
-  NewAdapter made;
+UninstalledAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable) {
+  UninstalledAdapter made;
   auto info = std::make_shared<AdapterInfo>(AdapterInfo{options, trainable});
   made.info = info;
   for (const LoraTarget& target : match.targets) {
@@ -62,9 +62,9 @@ NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool
   return made;
 }
 
-LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
+LoraReport install_adapter(ModuleBase& model, UninstalledAdapter adapter) {
   std::vector<ModuleBase*> targets;
-  for (const NewAdapter::Target& target : adapter.targets) targets.push_back(target.module);
+  for (const UninstalledAdapter::Target& target : adapter.targets) targets.push_back(target.module);
   adapter.report.unmergeable = unmergeable(model, targets);
   const std::string name = adapter.info->options.adapter;
   AdapterParts used;  // by the adapter
@@ -85,11 +85,11 @@ LoraReport install_adapter(ModuleBase& model, NewAdapter adapter) {
   for (const Tensor& p : model.parameters()) before.push_back({p, p.requires_grad(), p.grad()});
   try {
     for (Parameter& p : before) p.tensor.requires_grad_(false).set_grad(Tensor());
-    for (NewAdapter::Target& target : adapter.targets)
+    for (UninstalledAdapter::Target& target : adapter.targets)
       part_of(*target.module, used.layers, [] {
         return std::make_unique<LoraLayer>();
       }).attach(name, std::move(target.adapter));
-    for (NewAdapter::Saved& saved : adapter.saved) {
+    for (UninstalledAdapter::Saved& saved : adapter.saved) {
       SavedCopies& copies = part_of(*saved.module, used.copies,
                                     [&] { return std::make_unique<SavedCopies>(*saved.module); });
       if (copies.children().empty())

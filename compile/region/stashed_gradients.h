@@ -10,18 +10,18 @@ namespace rondo::compile {
 // While one lives, no parameter or buffer has a gradient of before; the destructor puts them back, and drops later
 // ones. A gradient in memory that backward chooses (autograd::GradientHome), or that is part of other memory, is
 // copied: later ones may be made there.
-class GradientsAside {
+class StashedGradients {
  public:
-  explicit GradientsAside(nn::ModuleBase& model);
-  ~GradientsAside();
-  GradientsAside(const GradientsAside&) = delete;
-  GradientsAside& operator=(const GradientsAside&) = delete;
+  explicit StashedGradients(nn::ModuleBase& model);
+  ~StashedGradients();
+  StashedGradients(const StashedGradients&) = delete;
+  StashedGradients& operator=(const StashedGradients&) = delete;
 
  private:
-  struct Aside {
+  struct Stashed {
     Tensor tensor, grad, copy;
   };
-  std::vector<Aside> grads_;
+  std::vector<Stashed> grads_;
 };
 
 }  // namespace rondo::compile

@@ -1,4 +1,4 @@
-#include "rondo/dist/ddp/parcel.h"
+#include "rondo/dist/ddp/bucket_reducer.h"
 
 #include <cmath>
 #include <utility>
@@ -28,10 +28,10 @@ bool is_same_memory(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Parcel::Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
-               std::optional<ShardLayout> layout, int world_size)
-    : waiting(bucket.slots.size()),
-      somewhere(bucket.slots.size()),
+BucketReducer::BucketReducer(const Bucket& bucket, std::vector<size_t> parameters, Device device, bool allow_unused,
+                             std::optional<ShardLayout> layout, int world_size)
+    : pending(bucket.slots.size()),
+      any_rank_has_gradient(bucket.slots.size()),
       bucket_(&bucket),
       parameters_(std::move(parameters)),
       device_(device),
@@ -44,7 +44,7 @@ Parcel::Parcel(const Bucket& bucket, std::vector<size_t> parameters, Device devi
   if (!may_adopt_) allocate();
 }
 
-void Parcel::allocate() {
+void BucketReducer::allocate() {
   if (flat_.defined()) return;
   // As long as an adopted gradient: other ranks may have one.
   const int64_t elements = (may_adopt_ ? bucket_->slots[0].numel : row_) + tag_elements();
@@ -60,26 +60,26 @@ void Parcel::allocate() {
   }
 }
 
-int64_t Parcel::tag_elements() const {
+int64_t BucketReducer::tag_elements() const {
   if (!has_host_memory(device_)) return 0;
   return kTagElements + (allow_unused_ ? static_cast<int64_t>(bucket_->slots.size()) : 0);
 }
 
-void Parcel::reduce(ProcessGroup& group, const std::string& name) {
+void BucketReducer::reduce(ProcessGroup& group, const std::string& name) {
   work = layout_ ? group.reduce_scatter(averages_, flat_, ReduceOp::kAverage, name)
                  : group.all_reduce(adopted_ ? operand_ : flat_, ReduceOp::kAverage, name);
 }
 
 // Without a home with a layout: parameters come back through the bucket's memory, while the next gradients are made.
-Tensor Parcel::home(size_t k) const {
+Tensor BucketReducer::home(size_t k) const {
   const BucketSlot& slot = bucket_->slots[k];
   return !layout_ && flat_.defined() && slot.whole() && slot.parameter.dtype() == bucket_->dtype ? views_[k] : Tensor();
 }
 
-void Parcel::put(size_t k, const Tensor& gradient, bool alone) {
+void BucketReducer::put(size_t k, const Tensor& gradient, bool only_holder) {
   const BucketSlot& slot = bucket_->slots[k];
   filled_[k] = gradient.defined();
-  adopted_ = may_adopt_ && alone && gradient.defined() && gradient.is_contiguous() &&
+  adopted_ = may_adopt_ && only_holder && gradient.defined() && gradient.is_contiguous() &&
              gradient.dtype() == bucket_->dtype;
   const auto piece = [&](const Tensor& whole) {
     return slot.whole() ? whole : whole.view({whole.numel()}).slice(0, {slot.begin, slot.begin + slot.numel});
@@ -96,7 +96,7 @@ void Parcel::put(size_t k, const Tensor& gradient, bool alone) {
   else if (!is_same_memory(gradient, view)) view.copy_(gradient);
 }
 
-void Parcel::copy_spans(size_t k, const Tensor& gradient) {
+void BucketReducer::copy_spans(size_t k, const Tensor& gradient) {
   const Tensor line = gradient.defined() ? gradient.contiguous().view({gradient.numel()}) : Tensor();
   for (const ShardSpan& span : layout_->spans[k]) {
     if (span.numel == 0) continue;
@@ -107,25 +107,25 @@ void Parcel::copy_spans(size_t k, const Tensor& gradient) {
   }
 }
 
-void Parcel::write_tag(const Tag& tag) {
+void BucketReducer::write_tag(const Tag& tag) {
   std::vector<double> values = {tag_of(tag.step, tag.bucket, bucket_->dtype), tag.rank + 1.0, tag.troubled ? 1.0 : 0.0};
   if (allow_unused_) values.insert(values.end(), filled_.begin(), filled_.end());
   const auto n = static_cast<int64_t>(values.size());
   flat_.view({rows_, row_ + n}).slice(1, {row_}).copy_(Tensor::from(values, {n}, kCPU));
 }
 
-Parcel::Arrived Parcel::read_tag(int64_t step, size_t bucket, int world_size) const {
+BucketReducer::TagStatus BucketReducer::read_tag(int64_t step, size_t bucket, int world_size) const {
   const std::vector<double> tag = averages_.slice(0, {row_}).to_vector<double>();
   const double expected[] = {tag_of(step, bucket, bucket_->dtype), (world_size + 1) / 2.0};
   for (size_t i = 0; i < 2; ++i)
-    if (!(std::abs(tag[i] - expected[i]) <= tolerance(bucket_->dtype) * expected[i])) return Arrived::kNotReduced;
-  return tag[2] == 0 ? Arrived::kWell : Arrived::kTroubled;
+    if (!(std::abs(tag[i] - expected[i]) <= tolerance(bucket_->dtype) * expected[i])) return TagStatus::kNotReduced;
+  return tag[2] == 0 ? TagStatus::kValid : TagStatus::kRankFailed;
 }
 
-std::vector<bool> Parcel::read_flags() const {
-  std::vector<bool> there;
-  for (const double flag : averages_.slice(0, {row_ + kTagElements}).to_vector<double>()) there.push_back(flag > 0);
-  return there;
+std::vector<bool> BucketReducer::read_flags() const {
+  std::vector<bool> flags;
+  for (const double flag : averages_.slice(0, {row_ + kTagElements}).to_vector<double>()) flags.push_back(flag > 0);
+  return flags;
 }
 
 }  // namespace rondo::dist

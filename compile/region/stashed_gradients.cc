@@ -1,4 +1,4 @@
-#include "rondo/compile/region/gradients_aside.h"
+#include "rondo/compile/region/stashed_gradients.h"
 
 #include <unordered_set>
 
@@ -6,7 +6,7 @@
 
 namespace rondo::compile {
 
-GradientsAside::GradientsAside(nn::ModuleBase& model) {
+StashedGradients::StashedGradients(nn::ModuleBase& model) {
   std::unordered_set<const TensorImpl*> seen;
   for (const Tensor* slot : model.tensor_slots()) {
     if (!slot->defined() || !seen.insert(slot->impl()).second) continue;
@@ -14,9 +14,9 @@ GradientsAside::GradientsAside(nn::ModuleBase& model) {
     const bool is_elsewhere = grad.defined() && grad.impl()->storage && !grad.storage().is_unique();
     grads_.push_back({*slot, grad, is_elsewhere ? grad.clone() : Tensor()});
   }
-  for (Aside& aside : grads_) aside.tensor.zero_grad();  // when nothing throws any more
+  for (Stashed& stashed : grads_) stashed.tensor.zero_grad();  // when nothing throws any more
 }
-GradientsAside::~GradientsAside() {
+StashedGradients::~StashedGradients() {
   const NoGrad off;
   for (auto& [tensor, grad, copy] : grads_) {
     tensor.zero_grad();

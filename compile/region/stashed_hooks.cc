@@ -1,11 +1,11 @@
-#include "rondo/compile/region/hooks_aside.h"
+#include "rondo/compile/region/stashed_hooks.h"
 
 namespace rondo::compile {
 namespace {
 thread_local int depth = 0;
 }  // namespace
 
-HooksAside::HooksAside(nn::ModuleBase& model) {
+StashedHooks::StashedHooks(nn::ModuleBase& model) {
   // Room first: a hook that is taken must have a place to come back from.
   size_t count = 0;
   model.apply([&](nn::ModuleBase&) { ++count; });
@@ -13,10 +13,10 @@ HooksAside::HooksAside(nn::ModuleBase& model) {
   model.apply([&](nn::ModuleBase& module) { hooks_.emplace_back(&module, std::exchange(module.call_hook, nullptr)); });
   ++depth;
 }
-HooksAside::~HooksAside() {
+StashedHooks::~StashedHooks() {
   --depth;
   for (auto& [module, hook] : hooks_) module->call_hook = std::move(hook);
 }
-bool HooksAside::active() { return depth > 0; }
+bool StashedHooks::active() { return depth > 0; }
 
 }  // namespace rondo::compile

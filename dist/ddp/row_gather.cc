@@ -1,4 +1,4 @@
-#include "rondo/dist/ddp/row_parcel.h"
+#include "rondo/dist/ddp/row_gather.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,42 +11,42 @@
 namespace rondo::dist {
 namespace {
 
-// In host memory, what proves that a row of indices is of this step and this rank (Note [Tags] in parcel.h).
+// In host memory, what proves that a row of indices is of this step and this rank (Note [Tags] in bucket_reducer.h).
 constexpr int64_t kHeader = 2;
 
 }  // namespace
 
-bool RowParcel::wants_part() {
+bool RowGather::wants_part() {
   if (progress_.local) return false;
   ++contributions_;
   if (row_calls_ == 0) dense_first_ = contributions_, position_ = progress_.order.size();
-  return contributions_ == dense_uses_ && !has_left_;
+  return contributions_ == dense_uses_ && !first_part_taken_;
 }
 
-void RowParcel::part_added() {
-  has_left_ = true;
-  leave_();
+void RowGather::part_added() {
+  first_part_taken_ = true;
+  send_first_part_();
 }
 
-bool RowParcel::take_rows(const Tensor& rows, const Tensor& indices) {
+bool RowGather::take_rows(const Tensor& rows, const Tensor& indices) {
   if (progress_.local) return false;
   const int64_t n = indices.numel();
   ++row_calls_;
   rows_ += n;
-  if (!has_left_ || taken_ + n > capacity_) return false;
+  if (!first_part_taken_ || taken_ + n > capacity_) return false;
   pieces_.push_back({rows.to(rows_dtype_).contiguous().view({n, width_}), indices.contiguous().view({n})});
   taken_ += n;
   return true;
 }
 
-void RowParcel::end_of_uses() { ++contributions_; }
+void RowGather::end_of_uses() { ++contributions_; }
 
-RowParcel::Uses RowParcel::uses() const {
+RowGather::Uses RowGather::uses() const {
   if (dense_first_ == 0 || row_calls_ == 0 || contributions_ != dense_first_ + row_calls_) return {};
   return {dense_first_, rows_, position_};
 }
 
-void RowParcel::travel_in_parts(const Uses& uses, int64_t capacity, DType wire, int world_size) {
+void RowGather::travel_in_parts(const Uses& uses, int64_t capacity, DType wire, int world_size) {
   dense_uses_ = uses.dense;
   width_ = parameter_.sizes()[1];
   world_size_ = world_size;
@@ -56,7 +56,7 @@ void RowParcel::travel_in_parts(const Uses& uses, int64_t capacity, DType wire, 
   allocate(capacity);
 }
 
-void RowParcel::allocate(int64_t capacity) {
+void RowGather::allocate(int64_t capacity) {
   capacity_ = capacity;
   const Device device = parameter_.device();
   all_indices_ = Tensor::zeros({world_size_, header_ + capacity}, {kI64, device});
@@ -65,7 +65,7 @@ void RowParcel::allocate(int64_t capacity) {
 }
 
 // Rows of zeros, for row 0, fill up what is not used.
-void RowParcel::send(ProcessGroup& group, int64_t tag, const std::string& name) {
+void RowGather::send(ProcessGroup& group, int64_t tag, const std::string& name) {
   const Device device = parameter_.device();
   const bool as_they_are = pieces_.size() == 1 && taken_ == capacity_;
   const bool lent = as_they_are && header_ == 0;
@@ -85,65 +85,65 @@ void RowParcel::send(ProcessGroup& group, int64_t tag, const std::string& name) 
   rows_work_ = group.all_gather(all_rows_, rows, absl::StrCat("rows of ", name));
 }
 
-void RowParcel::wait() {
+void RowGather::wait() {
   std::exchange(indices_work_, Work()).wait();
   std::exchange(rows_work_, Work()).wait();
 }
 
-bool RowParcel::has_come(int64_t tag) const {
+bool RowGather::has_come(int64_t tag) const {
   for (int64_t r = 0; r < world_size_; ++r)
     if (all_indices_.select(0, r).slice(0, {0, kHeader}).to_vector<int64_t>() != std::vector<int64_t>{tag, r})
       return false;
   return true;
 }
 
-std::string RowParcel::news() const {
-  return absl::StrCat(rest_.defined() ? "+" : ".", absl::Hex(has_left_ ? rows_ : 0, absl::kZeroPad12));
+std::string RowGather::report() const {
+  return absl::StrCat(rest_.defined() ? "+" : ".", absl::Hex(first_part_taken_ ? rows_ : 0, absl::kZeroPad12));
 }
 
-void RowParcel::hear(std::span<const std::string> news) {
-  for (const std::string& one : news) {
+void RowGather::read_reports(std::span<const std::string> reports) {
+  for (const std::string& one : reports) {
     int64_t rows = 0;
-    if (one.size() != kNewsBytes || !absl::SimpleHexAtoi(one.substr(1), &rows))
-      throw InternalError(absl::StrCat("RowParcel: \"", one, "\" is no news of a rank"));
-    rest_somewhere_ = rest_somewhere_ || one[0] == '+';
-    rows_somewhere_ = rows_somewhere_ || rows > 0;
+    if (one.size() != kReportBytes || !absl::SimpleHexAtoi(one.substr(1), &rows))
+      throw InternalError(absl::StrCat("RowGather: \"", one, "\" is no report of a rank"));
+    any_rank_has_rest_ = any_rank_has_rest_ || one[0] == '+';
+    any_rank_has_rows_ = any_rank_has_rows_ || rows > 0;
     most_rows_ = std::max(most_rows_, rows);
   }
 }
 
-Tensor RowParcel::complete(Tensor first_part, ProcessGroup& group, const std::string& name) {
+Tensor RowGather::complete(Tensor first_part, ProcessGroup& group, const std::string& name) {
   wait();
-  if (!rest_somewhere_ && !rows_somewhere_) return first_part;
+  if (!any_rank_has_rest_ && !any_rank_has_rows_) return first_part;
   const TensorOptions options = {sum_dtype_, parameter_.device()};
   Tensor total = first_part.defined() ? first_part.to(sum_dtype_) : Tensor::zeros(parameter_.sizes(), options);
-  if (rest_somewhere_) {
+  if (any_rank_has_rest_) {
     Tensor rest = Tensor::zeros(parameter_.sizes(), options);
     if (rest_.defined()) rest.add_(rest_.to(sum_dtype_));
     group.all_reduce(rest, ReduceOp::kAverage, absl::StrCat("rest of ", name)).wait();
     total.add_(rest);
   }
-  if (rows_somewhere_) {
+  if (any_rank_has_rows_) {
     const Tensor rows = all_rows_.view({world_size_ * capacity_, width_}).to(sum_dtype_) / world_size_;
     ops::add_rows(total, rows, all_indices_.slice(1, {header_}).contiguous().view({rows.sizes()[0]}));
   }
   return total;
 }
 
-void RowParcel::start_over() {
+void RowGather::start_over() {
   contributions_ = dense_first_ = row_calls_ = rows_ = taken_ = 0;
-  has_left_ = rows_somewhere_ = rest_somewhere_ = false;
+  first_part_taken_ = any_rank_has_rows_ = any_rank_has_rest_ = false;
   pieces_.clear();
   rest_ = Tensor();
   const int64_t most = std::exchange(most_rows_, 0);
   if (most > capacity_ && most * world_size_ <= parameter_.sizes()[0]) allocate(most);
 }
 
-std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowParcel::Uses>& uses,
+std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowGather::Uses>& uses,
                                    std::span<const Tensor> parameters) {
   const auto n = static_cast<int64_t>(uses.size());
   std::vector<int64_t> seen;
-  for (const RowParcel::Uses& u : uses) seen.insert(seen.end(), {u.dense, u.rows});
+  for (const RowGather::Uses& u : uses) seen.insert(seen.end(), {u.dense, u.rows});
   const Tensor mine = Tensor::from(seen, {n, 2}, kCPU);
   const Tensor all = Tensor::zeros({group.world_size(), n, 2}, {kI64, kCPU});
   group.all_gather(all, mine, "uses of the parameters").wait();

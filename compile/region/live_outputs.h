@@ -14,6 +14,6 @@ void choose_outputs(WritingTrace& trace);
 
 // Gives the outputs' handles their memory, history and marks. Then rethrows the error of the run, if there is one.
 // Reading a handle that got no value throws Error, which names `region` and that error.
-void hand_over(WritingTrace& trace, const Ran& ran, const std::string& region);
+void attach_outputs(WritingTrace& trace, const RunResult& run, const std::string& region);
 
 }  // namespace rondo::compile

@@ -11,7 +11,7 @@
 namespace rondo::nn {
 
 // An adapter that is made, but not in the tree yet.
-struct NewAdapter {
+struct UninstalledAdapter {
   struct Target {
     ModuleBase* module;
     std::unique_ptr<ModuleBase> adapter;  // a LoraLinear, LoraLinearParts or LoraEmbedding
@@ -27,8 +27,8 @@ struct NewAdapter {
 };
 // Throws Error for options out of range, a name that is taken, and a merged adapter. `function`: for messages.
 void check_new_adapter(const char* function, ModuleBase& model, const LoraOptions& options);
-NewAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
+UninstalledAdapter make_adapter(const LoraMatch& match, const LoraOptions& options, bool trainable);
 // Attaches and activates the adapter, and freezes the rest of the model.
-LoraReport install_adapter(ModuleBase& model, NewAdapter adapter);
+LoraReport install_adapter(ModuleBase& model, UninstalledAdapter adapter);
 
 }  // namespace rondo::nn

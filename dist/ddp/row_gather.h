@@ -1,4 +1,5 @@
-// RowParcel: the last part of a tied embedding's gradient, on its way as rows. For DistributedDataParallel only.
+// RowGather: averages the last part of a tied embedding's gradient by an all_gather of its rows. For
+// DistributedDataParallel only.
 //
 // Note [Two parts]. An embedding that is the output layer, too, gets its gradient twice: the output layer's product at
 // the start of backward, the embedding's rows at the very end. Nothing is left then to hide the all-reduce of so large
@@ -36,11 +37,11 @@ struct BackwardProgress {
   std::vector<size_t> order;  // parameters, as their gradients became final
 };
 
-class RowParcel final : public autograd::GradientParts {
+class RowGather final : public autograd::GradientParts {
  public:
-  // Watches how `parameter` is used, until travel_in_parts(). `leave` sends the first part, which is in .grad.
-  RowParcel(Tensor parameter, const BackwardProgress& progress, std::function<void()> leave)
-      : parameter_(std::move(parameter)), progress_(progress), leave_(std::move(leave)) {}
+  // Watches how `parameter` is used, until travel_in_parts(). `send_first_part`: it is in .grad.
+  RowGather(Tensor parameter, const BackwardProgress& progress, std::function<void()> send_first_part)
+      : parameter_(std::move(parameter)), progress_(progress), send_first_part_(std::move(send_first_part)) {}
 
   bool wants_part() override;
   void part_added() override;
@@ -58,7 +59,7 @@ class RowParcel final : public autograd::GradientParts {
   void travel_in_parts(const Uses& uses, int64_t capacity, DType wire, int world_size);
 
   // The first part has been taken in this step, so what arrives now is the second.
-  bool has_left() const { return has_left_; }
+  bool first_part_taken() const { return first_part_taken_; }
   // Sets the gradient that could not travel as rows. Undefined: there is none.
   void set_rest(Tensor rest) { rest_ = std::move(rest); }
   // Every rank sends, also one without rows.
@@ -69,9 +70,9 @@ class RowParcel final : public autograd::GradientParts {
   bool has_come(int64_t tag) const;
 
   // For the exchange at the end of a step.
-  static constexpr size_t kNewsBytes = 13;
-  std::string news() const;
-  void hear(std::span<const std::string> news);  // of all ranks
+  static constexpr size_t kReportBytes = 13;
+  std::string report() const;
+  void read_reports(std::span<const std::string> reports);  // of all ranks
   // The average of the whole gradient, from that of the first part. Undefined: no rank has a gradient. A collective.
   Tensor complete(Tensor first_part, ProcessGroup& group, const std::string& name);
   void start_over();
@@ -84,15 +85,15 @@ class RowParcel final : public autograd::GradientParts {
 
   const Tensor parameter_;
   const BackwardProgress& progress_;
-  const std::function<void()> leave_;
+  const std::function<void()> send_first_part_;
   // In this step.
   int64_t contributions_ = 0, dense_first_ = 0, row_calls_ = 0, rows_ = 0;
   size_t position_ = 0;
-  bool has_left_ = false;
+  bool first_part_taken_ = false;
   std::vector<Piece> pieces_;
   int64_t taken_ = 0;  // rows in them
   Tensor rest_;
-  bool rows_somewhere_ = false, rest_somewhere_ = false;
+  bool any_rank_has_rows_ = false, any_rank_has_rest_ = false;
   int64_t most_rows_ = 0;  // of a rank
   Work indices_work_, rows_work_;
   // From travel_in_parts() on.
@@ -103,8 +104,8 @@ class RowParcel final : public autograd::GradientParts {
 };
 
 // Returns how many rows of each rank travel, by parameter; 0: the gradient has one part. The call is a collective.
-// `uses`: what each parameter's RowParcel has seen; no uses for a parameter that must not travel in two parts.
-std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowParcel::Uses>& uses,
+// `uses`: what each parameter's RowGather has seen; no uses for a parameter that must not travel in two parts.
+std::vector<int64_t> agree_on_rows(ProcessGroup& group, const std::vector<RowGather::Uses>& uses,
                                    std::span<const Tensor> parameters);
 
 }  // namespace rondo::dist

@@ -10,12 +10,12 @@
 namespace rondo::compile {
 
 // While one lives, the modules have no call_hook of before; the destructor puts them back.
-class HooksAside {
+class StashedHooks {
  public:
-  explicit HooksAside(nn::ModuleBase& model);
-  ~HooksAside();
-  HooksAside(const HooksAside&) = delete;
-  HooksAside& operator=(const HooksAside&) = delete;
+  explicit StashedHooks(nn::ModuleBase& model);
+  ~StashedHooks();
+  StashedHooks(const StashedHooks&) = delete;
+  StashedHooks& operator=(const StashedHooks&) = delete;
   // On this thread one lives: what is used now says nothing about the hooks of before.
   static bool active();
 
