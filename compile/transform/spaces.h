@@ -2,8 +2,8 @@
 // a row is one pair of (outer, inner). Reductions fix the space:
 //   over the last run of dimensions    (outer, reduced, 1)
 //   over a run in the middle           (outer, reduced, inner); vectors go along `inner`
-//   a sum over the first run           (reduced, inner, 1): each row is added to the sums of all columns. The same holds
-//                                      for other reductions with trait::Fold, unless inner is large
+//   a sum over the first run           (reduced, inner, 1): each row is added to the sums of all columns. The same is
+//                                      true of other reductions with trait::Fold, unless inner is large
 //   a sum over segments of the rows    (rows, columns, 1); such a kernel reduces nothing else
 //   a running sum along a dimension    as for a reduction over it; such a kernel has no reductions, because
 //                                      on a GPU one thread takes a row
