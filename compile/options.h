@@ -25,8 +25,8 @@ enum class Capture : uint8_t {
 };
 
 // Tells compiled regions that the size of a dimension will change. From the first compilation on, their code reads the
-// size at run time. CompileOptions::shapes decides about all other dimensions. With buckets, each bucket compiles at
-// most once.
+// size at run time. CompileOptions::shapes decides about all other dimensions. With buckets, each bucket compiles
+// at most once.
 //
 //   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
 //   compile::mark_dynamic(tokens, 1, {.max = 256, .buckets = 8});

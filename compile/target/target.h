@@ -1,8 +1,8 @@
 // Target: what the compiler of one architecture provides. Targets are constants and need no device: a plan and its code
 // can be made on a machine without such a device.
 //
-// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and a line in
-// jit/targets.cc.
+// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and
+// a line in jit/targets.cc.
 #pragma once
 
 #include <memory>

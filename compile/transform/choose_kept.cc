@@ -242,7 +242,8 @@ class Chooser {
 }  // namespace
 
 int64_t flops_of(const Graph& graph, const GraphNode& node) {
-  if (node.op->kind == OpKind::kContraction)  // each result element sums over the first operand's last dimension
+  if (node.op->kind ==
+      OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
     return 2 * graph.value(node.outputs[0]).sizes.numel() * graph.value(node.inputs[0]).sizes.back();
   if (node.op->decompose == nullptr || node.op->lower != nullptr) return 0;
   for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse empty tensors

@@ -22,8 +22,8 @@ constexpr int kMostCopies = 4;
 constexpr int kLongCode = 48;  // instructions
 
 // Note [Kept values]. A column value that a later stage would compute again is kept in a buffer, if at least
-// kWorthKeeping instructions make it and all columns of a block fit into kMostKept. So a softmax computes its
-// exponentials once.
+// kWorthKeeping instructions make it and all columns of a block fit into kMostKept. So a softmax
+// computes its exponentials once.
 constexpr int kWorthKeeping = 8;
 constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
 
