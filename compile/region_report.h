@@ -7,7 +7,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// Declared herebecause the attribute must come before the definition (region/region.h), in any order of includes.
+// Declared here because the attribute must come before the definition (region/region.h), in any order of includes.
 class [[gnu::visibility("hidden")]] Region;
 
 // The work of one region so far.

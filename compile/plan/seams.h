@@ -3,7 +3,7 @@
 // Note [Seams]. A backward of several parts of a model (modules/seam_plan.h) hands over the gradients of each block
 // while it computes those of the next: at a seam between two launches. Each parameter outside of the blocks has its own
 // seam, and so has the first part of a tied embedding's gradient (Note [Gradients in parts] in
-// runtime/autograd/accumulate_node.h)(its rows come at the end). DistributedDataParallel sends buckets at seams, and
+// runtime/autograd/accumulate_node.h); its rows come at the end. DistributedDataParallel sends buckets at seams, and
 // UpdateAtSeams updates parameters, so:
 // - A seam comes after the last launch that accesses its gradients or the parameters themselves. A gradient that other
 //   launches read, and a parameter that several parts use, wait for the last of these launches.

@@ -36,7 +36,7 @@ class SequenceRecord {
  public:
   static constexpr size_t kMost = 4096;
 
-  // Numbers the call(from 1 on) and adds it.
+  // Numbers the call (from 1 on) and adds it.
   const NamedCall& add(Call call, std::string_view name);
   uint64_t count() const { return count_; }
   uint64_t hash() const { return hash_; }

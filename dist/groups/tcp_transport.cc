@@ -34,13 +34,13 @@ struct TcpTransport::State {
   const size_t me, ranks;
   const Milliseconds timeout;
   Messages messages;
-  uint64_t slot = 0;  // of the next message; the same on all ranksbecause they make the same calls
+  uint64_t slot = 0;  // of the next message; the same on all ranks because they make the same calls
 
   // The ranks me + distance and me - distance, modulo the number of ranks.
   int behind(size_t distance) const { return static_cast<int>((me + distance) % ranks); }
   int before(size_t distance) const { return static_cast<int>((me + ranks - distance) % ranks); }
 
-  // Sends to one rank and receives from anotherat the same time.
+  // Sends to one rank and receives from another at the same time.
   void send_and_receive(const void* out, size_t out_bytes, int to, void* in, size_t in_bytes, int from,
                         Deadline deadline) {
     Pending pending{messages};

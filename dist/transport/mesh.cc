@@ -75,7 +75,7 @@ class Mesh {
   }
 
  private:
-  // A connection to a lower rankthat has not answered yet.
+  // A connection to a lower rank that has not answered yet.
   struct Attempt {
     Peer peer;
     Hello hello = {};
@@ -84,7 +84,7 @@ class Mesh {
     Deadline again{};  // when to connect again, if there is no socket
     std::string trouble;
   };
-  // A connection that this rank has acceptedand that has no proof yet.
+  // A connection that this rank has accepted and that has no proof yet.
   struct Stranger {
     Fd socket;
     std::string bytes;
@@ -214,7 +214,7 @@ class Mesh {
     const int on = 1;
     setsockopt(s.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     const std::string answer = proof("listens", hello, challenge_);
-    // The socket is new, so it takes these few bytes at onceunless it is broken.
+    // The socket is new, so it takes these few bytes at once unless it is broken.
     if (::send(s.socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
       return false;
     connection = std::move(s.socket);

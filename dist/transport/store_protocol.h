@@ -1,4 +1,4 @@
-// The bytes on the store's connections. Little-endian(all supported machines are).
+// The bytes on the store's connections. Little-endian (all supported machines are).
 //
 //   client: kGreeting once, then requests: u32 size of the rest, u8 StoreOp, fields. The first request is kHello.
 //   server: a reply to the greeting: kOk, text: a challenge, random bytes for this connection
