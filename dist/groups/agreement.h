@@ -58,7 +58,7 @@ std::optional<TextDifference> first_difference(std::span<const std::string> text
 
 // Tensors of up to this many bytes are exchanged whole, and every rank computes the result itself.
 constexpr size_t kSmall = 768;
-// The result of a collective , computed from the tensors of all ranks, in the order of the ranks: the same bits
+// The result of a collective, computed from the tensors of all ranks, in the order of the ranks: the same bits
 // on every rank.
 // `all`: world_size times call.bytes(); `to`: this rank's output. REQUIRES: call.bytes() <= kSmall.
 void combine_small(const Call& call, int rank, int world_size, const unsigned char* all, void* to);
