@@ -44,10 +44,11 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
   return true;
 }
 
-// Note [Tried and left out], n_embd 384, T 256, B 8: non-temporal stores; a packed product of our own (430-465 GFLOP/s,
-//   oneDNN 440-470); one product per core; weights packed once a step (products 4 to 7% faster, a packing 1.5 to 20% of
-//   one). Epilogues: GELU in a product's post-op +320 us, in a kernel 230; a residual +57 beside 27; a gradient summed
-//   in place +320 beside 85: so these are used where they are tuned only.
+// Note [Tried and left out], n_embd 384, T 256, B 8. Non-temporal stores. A packed product of our own: 430-465 GFLOP/s,
+//   oneDNN 440-470. One product per core. Packing weights once per step: products are 4 to 7% faster, but a packing
+//   takes 1.5 to 20% of a product's time. Epilogues: GELU in a product's post-op takes 320 us more, in a kernel 230; a
+//   residual 57 us against 27; a gradient summed in place 320 us against 85. So epilogues are used only where tuning
+//   chooses them.
 
 // Chooses, for each product, the ops that it applies to its own result.
 EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
