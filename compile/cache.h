@@ -61,7 +61,7 @@ struct CacheReport {
   int64_t from_memory = 0;  // requested kernels that were in memory already
   int64_t from_artifacts = 0;
   int64_t from_disk = 0;
-  int64_t misses = 0;  // compiled
+  int64_t misses = 0;  // kernels that had to be compiled
   struct Miss {
     std::string kernel;     // the kernel's text, or a name
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or

@@ -115,6 +115,6 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 // it. Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data()
 // again. Rondo cannot see such a write, and the op may read the new value.
 //
-// Note [Writes before backward]. A region may keep an input where eager execution keeps a result that is cheap to
+// Note [Writes before backward]. A region may keep an input if eager execution keeps a result that is cheap to
 // recompute from the input. If a tensor that a region has read is overwritten in place before backward, backward may
 // throw StaleTensorError although eager execution does not need the tensor. Clone it before the write.

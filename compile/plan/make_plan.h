@@ -16,7 +16,7 @@ struct PlanOptions {
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
-  std::vector<Update> updates = {};  // plan_memory()
+  std::vector<Update> updates = {};  // for plan_memory()
   std::vector<bool> donated = {};
   std::vector<PlannedSeam> seams = {};
   // Whether a product is faster with these epilogues than without (exec/tune.h); null: not tried.

@@ -21,7 +21,7 @@
 // the error, until the group is destroyed and the program has called rondo::synchronize(). So no loss is printed and no
 // checkpoint is written from meaningless numbers.
 //
-// Thread safety: one thread issues; Works may be waited for anywhere.
+// Thread safety: one thread issues; any thread may wait for a Work.
 #pragma once
 
 #include <atomic>

@@ -20,7 +20,7 @@
 #pragma once
 
 #include <memory>
-#include <mutex>  // std::chrono::milliseconds, without all that <chrono> brings
+#include <mutex>  // std::chrono::milliseconds; <chrono> includes much more
 #include <optional>
 #include <string>
 #include <string_view>

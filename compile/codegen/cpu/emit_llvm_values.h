@@ -84,7 +84,7 @@ class ValueEmitter {
     return reduction.op != LoopOp::kReduceSum && reduction.type != kBool && !is_integer(reduction.type);
   }
   static size_t carried(const Instr& reduction) { return has_flag(reduction) ? 2 : 1; }
-  Value* identity(LoopOp reduction, DType type);  // kLanes of them
+  Value* identity(LoopOp reduction, DType type);  // in all lanes
   void begin_lanes(const Instr& reduction, llvm::SmallVectorImpl<Value*>& lanes);
   void step_lanes(const Instr& reduction, Value* v, Value* mask, Value** lanes);
   Value* end_lanes(const Instr& reduction, Value** lanes);
