@@ -1,8 +1,8 @@
-// Compiled code outlives the process.
+// Compiled code is kept beyond the process.
 //
-// Every kernel is kept on disk, in RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo (RONDO_CACHE=off:
-// nowhere; RONDO_CACHE_MB: at most so much, 256 by default), so that the next process compiles nothing and never loads
-// LLVM. Thread safe.
+// Every kernel is kept on disk, so that the next process compiles nothing and never loads LLVM. The folder is
+// RONDO_CACHE_DIR, else $XDG_CACHE_HOME/rondo, else ~/.cache/rondo. RONDO_CACHE=off keeps nothing; RONDO_CACHE_MB is
+// the limit in MiB, 256 by default. Thread safe.
 #pragma once
 
 #include <cstdint>
@@ -17,22 +17,22 @@
 #pragma GCC visibility push(default)
 namespace rondo::compile {
 
-// ---- Artifacts. An artifact is one file, stream or string. It holds every kernel that this process has compiled or
+// ---- Artifacts. An artifact is one file, stream or string. It contains every kernel that this process has compiled or
 // loaded, for all its devices, and what Mode::kMaxAutotune has measured. The format is that of the disk cache, so a
 // host without the compiler (LLVM, NVRTC) can use an artifact.
 //
-//   store.put("model.rondo", compile::artifact_bytes());                 // object storage: a client of your own
+//   store.put("model.rondo", compile::artifact_bytes());                 // `store`: a client of your object storage
 //   compile::load_artifact_bytes(store.get("model.rondo"));              // in the next process: compiles nothing
 //
 // The process will run the code in an artifact: load one only from a place that nobody but you can write to.
 
-// Thrown when an artifact cannot be used here. path(): that of the file; "artifacts" for a stream or a string.
+// Thrown when an artifact cannot be used here. path() is the file's path, or "artifacts" for a stream or a string.
 class ArtifactError : public FileError {
  public:
   enum class Cause : uint8_t {
-    kDamaged,       // the bytes are changed, cut short, or no artifact
+    kDamaged,       // the bytes were changed or cut short, or are not an artifact
     kOtherVersion,  // made by another build of Rondo, or with another version of the compiler: make it again
-    kOtherMachine,  // it has no code for the devices that are here: another processor or architecture
+    kOtherMachine,  // it has no code for the devices that are here, but for another processor or architecture
   };
   ArtifactError(std::string path, Cause cause, std::string_view reason)
       : FileError(std::move(path), reason), cause_(cause) {}
@@ -47,26 +47,26 @@ void save_artifacts(const std::string& path);
 // Throws Error if the stream fails.
 void save_artifacts(std::ostream& out);
 std::string artifact_bytes();
-// Makes the kernels of artifacts this process's own, those for devices that are here; returns how many they are. Throws
-// ArtifactError with the reason and what to do; FileError if the file cannot be read, or if others than its owner (us
-// or root) could have written it.
+// Adds the artifact's kernels to this process, if they are for devices that are here; returns how many. Throws
+// ArtifactError with the reason and what to do; FileError if the file cannot be read, or if a user other than us or
+// root owns the file or could have written it.
 int load_artifacts(const std::string& path);
-// To the end of the stream. Who could have written it is the caller's to know.
+// Reads to the end of the stream. The caller must know who could have written it.
 int load_artifacts(std::istream& in);
 int load_artifact_bytes(std::string_view bytes);
 
-// Counts the sources of this process's code, for all its devices.
+// Where this process's code came from, for all its devices.
 struct CacheReport {
-  std::string folder;       // of the disk cache; "": none
-  int64_t from_memory = 0;  // kernels asked for that were there already
+  std::string folder;       // the disk cache's folder; "": there is no disk cache
+  int64_t from_memory = 0;  // requested kernels that were in memory already
   int64_t from_artifacts = 0;
   int64_t from_disk = 0;
-  int64_t misses = 0;  // compiled
+  int64_t misses = 0;  // kernels that had to be compiled
   struct Miss {
-    std::string kernel;     // its text, or a name
+    std::string kernel;     // the kernel's text, or a name
     std::string component;  // what differs from the nearest entry: "build", "cpu", "llvm", "nvrtc", "kernel", ...; or
                             // "by hand": a kernel of the runtime's own sources
-    std::string why;        // "cpu: there avx512f, here nothing more"; "line 1: there "cols=768 ...", here ..."
+    std::string why;        // "cpu: there avx512f, here nothing more"; or "line 1: there "cols=768 ...", here ..."
   };
   std::vector<Miss> missed;  // the latest 256
 };

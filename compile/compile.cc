@@ -1,4 +1,5 @@
-// The calls of users: hooks on modules, which record them (region/region_trace.h) or replay them.
+// The functions that users call. They set hooks on modules; a hook records a call (region/region_trace.h)
+// or replays it.
 #include "rondo/compile/compile.h"
 
 #include <algorithm>
@@ -31,7 +32,7 @@
 namespace rondo::compile {
 namespace {
 
-// Why calls run op by op now; null: they do not. Under DetectAnomaly each op is checked by itself.
+// Why calls run op by op now; null: they are compiled. Under DetectAnomaly each op is checked separately.
 const char* why_bypassed() {
   if (stance() == Stance::kForceEager) return "Stance::kForceEager";
   if (nn::EagerScope::active()) return "EagerScope";
@@ -39,11 +40,11 @@ const char* why_bypassed() {
   return nullptr;
 }
 
-// Note [Used, but never called]. Only a call of a compiled module runs compiled: `model(x)`. A program may use its
-// parts instead, in a function of the model's own or by `model.forward(x)`, and would run eagerly without knowing. So a
-// module that was compiled and not called yet watches two things: that a parameter of it gets a gradient (RegionHook),
-// and the first call of each module below it (PartHook). The module's first call ends the watch, so that steps do not
-// pay.
+// Note [Used, but never called]. Only a call of a compiled module runs compiled: `model(x)`. A program may use the
+// model's parts instead, in another member function or by `model.forward(x)`, and would run eagerly without noticing.
+// So a module that is compiled but has not been called yet watches for two events: one of its parameters gets a
+// gradient (RegionHook), or a module below it is called (PartHook). The module's first call ends the watch, so later
+// steps have no overhead.
 class RegionHook final : public nn::CallHook {
  public:
   RegionHook(std::shared_ptr<Region> region, nn::ModuleBase& module)
@@ -56,11 +57,11 @@ class RegionHook final : public nn::CallHook {
   }
   ~RegionHook() override { end_watch(); }
 
-  // Notes which part of the module was used.
+  // Records that a part of the module was used, unless the module itself has been called.
   void note_use(const std::string& what) {
     // Generation calls the parts of a model on purpose: blocks run compiled in its steps, the whole does not.
     if (StashedHooks::active() || why_bypassed() != nullptr || nn::in_decode_step()) return;
-    if (active_recorder() != nullptr) called_ = true;  // it is part of another recording
+    if (active_recorder() != nullptr) called_ = true;  // the call is part of another recording
     if (!called_) region_->note_use_without_call(what);
   }
 
@@ -79,18 +80,19 @@ class RegionHook final : public nn::CallHook {
     enter_stage("record");
     if (replays) return known->run(call);
     SharedRandomState random;
-    std::vector<GeneratorState> drawn;  // from
+    std::vector<GeneratorState> drawn;  // the generators' states before the call drew numbers
     std::optional<GeneratorScope> note;
     if (capture != Capture::kRecord) note.emplace(GeneratorScope::kNote, drawn);
-    // What a replay is compared with was recorded in one piece, perhaps before a longer call made its loop known, or
-    // before several recordings made a short loop enough (LoopSteps::is_time_to_search()).
+    // In one piece if there is a replay to compare with, because the replay was recorded in one
+    // piece: perhaps before a longer call made its loop known, or before a short loop had been
+    // recorded often enough (LoopSteps::is_time_to_search()).
     RegionTrace trace(*region_, call, random, /*in_pieces=*/known == nullptr);
     if (capture == Capture::kRecord) trace.follow(calls_->latest());
     try {
       RecorderScope record(&trace);
       forward();
     } catch (...) {
-      // What was recorded before the throw has happened, as in eager: handles that escaped get their values.
+      // What was recorded before the throw has happened, as in eager: tensors that left the call get their values.
       trace.finish();
       throw;
     }
@@ -113,11 +115,12 @@ class RegionHook final : public nn::CallHook {
 
   std::shared_ptr<Region> region_;
   std::atomic<bool> called_ = false;
-  std::vector<std::pair<Tensor, int64_t>> watched_;  // until the first call: on_accumulated()
+  std::vector<std::pair<Tensor, int64_t>> watched_;  // until the first call: parameters and ids of on_accumulated()
   const std::shared_ptr<RecentCalls> calls_;
 };
 
-// Hook of a module inside a compiled one. It sees the first call, tells the outer region of it, and goes.
+// The hook of a module inside a compiled one. It sees the module's first call, tells the outer region,
+// and removes itself.
 class PartHook final : public nn::CallHook {
  public:
   explicit PartHook(std::weak_ptr<RegionHook> compiled) : compiled_(std::move(compiled)) {}
@@ -167,7 +170,7 @@ std::vector<RegionReport> Regions::report() const try {
 namespace {
 void prepare(const CompileOptions& options) {
   log::configure_from_environment();
-  disabled_stages();  // RONDO_DISABLE and RONDO_CHECK are read: a typing error is found at once
+  disabled_stages();  // read RONDO_DISABLE and RONDO_CHECK now, to find a typing error at once
   checks_units();
   if (options.recompute_budget < 0)
     throw Error(formatted("compile: recompute_budget must not be negative: %d", options.recompute_budget));
@@ -190,7 +193,7 @@ void prepare(const CompileOptions& options) {
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options) try {
   prepare(options);
   std::vector<std::shared_ptr<Region>> regions;
-  std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // of each list
+  std::map<std::pair<nn::ModuleBase*, std::type_index>, std::shared_ptr<Region>> by_class;  // by list and class
   for (nn::ModuleBase* block : model.repeated_blocks()) {
     std::shared_ptr<Region>& region = by_class[{block->parent(), typeid(*block)}];
     if (!region) regions.push_back(region = std::make_shared<Region>(block->type_name(), options));

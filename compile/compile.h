@@ -5,16 +5,15 @@
 //   model.loss(x, y).backward();                                  // the first call compiles once; all layers reuse it
 //   puts(regions.summary().c_str());   // region TransformerBlock: compiled once in 93 ms, reused by 12 layers
 //
-// A compiled module records its forward on every call: ops append to a recording instead of running. The recording,
-// compared in full, decides which executable runs. So C++ control flow, hyper-parameters and shapes may change from
-// call to call.
+// A compiled module records its forward on every call: ops append to a recording instead of running. The whole
+// recording is compared, and decides which executable runs. So C++ control flow, hyper-parameters and shapes may change
+// from call to call.
 //
 // Only a call of the module itself runs compiled: model(x), and a loss() that makes one. model.forward(x) runs eagerly,
-// and so does a function that calls the module's parts; then a warning comes, once, and Regions::summary() says so.
+// and so does a function that calls the module's parts; then one warning is printed, and Regions::summary() says so.
 //
-// Two habits of eager code need care in a region. A write through a pointer that is older than the latest op is not
-// seen: Note [Host writes]. If an input is overwritten before backward, backward may throw: Note [Writes before
-// backward].
+// Two habits of eager code need care in a region. A write through a pointer obtained before the latest op is not seen:
+// Note [Host writes]. If an input is overwritten before backward, backward may throw: Note [Writes before backward].
 //
 // Options are in options.h, what a region reports in region_report.h, the disk cache and artifact files in cache.h.
 // More at the end of this file: Note [Graph breaks], [Writes in place], and the two above.
@@ -48,32 +47,32 @@ class Regions {
 };
 
 // Compiles the repeated blocks of `model` (ModuleBase::repeated_blocks(): the items of its outermost ModuleLists), one
-// region for each list and class. The hooks live in the modules; the result is for reports. Throws Error if the model
+// region for each list and class. The modules keep the hooks; the result is only for reports. Throws Error if the model
 // has no blocks, or if there is no code generator for any device that is here.
 Regions compile_regions(nn::ModuleBase& model, CompileOptions options = {});
 
-// One region for exactly this module.
+// Makes exactly this module one region.
 Regions compile_module(nn::ModuleBase& module, CompileOptions options = {});
 
-// Back to eager execution, for this module and all below it: also where it is a part of a compiled module, each call of
-// which then has a graph break there. compile_module() and compile_regions() compile it again.
+// Runs this module and all modules below it eagerly again. If it is a part of a compiled module, each call of that one
+// then has a graph break there. compile_module() and compile_regions() compile it again.
 void disable(nn::ModuleBase& module);
 
 // Leaves a segment of a region eager.
 using nn::EagerScope;
 
-// True while this thread records a call of a compiled module, which is every call that does not replay: the C++ runs
-// each time, and what depends on this is a part of the recording like anything else. False inside an EagerScope.
+// True while this thread records a call of a compiled module, which is every call that does not replay. The C++ runs in
+// each of these calls, and the recording contains whatever depends on this value. False inside an EagerScope.
 bool is_compiling();
 
 // Forgets what this process has compiled: the recordings of all regions, and the kernels in memory, artifacts included.
 // The next call of a region compiles as its first one did, from the disk cache if that has the code. Hooks stay, and so
-// does what Mode::kMaxAutotune has measured. Compiled optimizers and backwards that are still to come keep their code.
-// Other threads may run regions meanwhile: a call that is under way ends with what it has. Throws Error inside a region
-// that is being recorded on this thread. Not from a log sink, which a region may wait for.
+// does what Mode::kMaxAutotune has measured. Compiled optimizers, and backwards that have yet to run, keep their code.
+// Other threads may run regions meanwhile: a call in progress finishes with the code that it has. Throws Error inside a
+// region that is being recorded on this thread. Do not call it from a log sink: a region may wait for the sink.
 ResetReport reset();
 
-// A function of tensors as a region of its own: auto f = compile::compile([&](const Tensor& x) { ... }); f(x).
+// Compiles a function of tensors as its own region: auto f = compile::compile([&](const Tensor& x) { ... }); f(x).
 template <class F> class Compiled {
  public:
   Compiled(F function, CompileOptions options)
@@ -103,19 +102,19 @@ template <class F> Compiled<F> compile(F function, CompileOptions options = {}) 
 
 // Note [Graph breaks]. Some calls inside a region cannot wait: reading a value (item(), data()), writable memory that a
 // recorded op reads (mutable_data()), backward(), autograd::grad(), an optimizer's step, an op on another device; on
-// the tape, a Node of the program's own, and another history for a tensor (set_history, requires_grad_). Rondo runs
-// what is recorded so far, makes the call, and records on. An EagerScope is a break of your own choice.
+// the tape, a Node class of the program, and a change of a tensor's history (set_history, requires_grad_). Then Rondo
+// runs what is recorded so far, makes the call, and continues recording. An EagerScope is a break of your own choice.
 // RegionReport::graph_breaks counts breaks.
 //
 // Note [Writes in place]. They are recorded: running statistics, counters, caches, writes through views. The memory is
-// written when the recording runs, and whoever holds it sees the write then. A read of it by the host is a graph break.
-// A write is a graph break, too, where its memory is not dense, where two tensors share memory in an unknown way, and
-// where eager execution changes or keeps a history that no value can show (capture/writes.cc).
+// written when the recording runs, and all tensors that share it see the write then. A read of it by the host is a
+// graph break. A write is a graph break, too, if its memory is not dense, if two tensors share memory in an unknown
+// way, or if eager execution changes or keeps a history that no value can represent (capture/writes.cc).
 //
 // Note [Host writes]. A recorded op reads its operands when the recording runs, which is later than the line that calls
 // it. Inside a region, do not write through a pointer that you obtained before the latest op: call mutable_data()
 // again. Rondo cannot see such a write, and the op may read the new value.
 //
-// Note [Writes before backward]. A region may keep an input where eager execution keeps a result that is cheap to
-// compute again from it. If a tensor that a region has read is overwritten in place before backward, backward may throw
-// StaleTensorError although eager execution does not need the tensor. Clone it before the write.
+// Note [Writes before backward]. A region may keep an input if eager execution keeps a result that is cheap to
+// recompute from the input. If a tensor that a region has read is overwritten in place before backward, backward may
+// throw StaleTensorError although eager execution does not need the tensor. Clone it before the write.

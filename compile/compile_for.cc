@@ -15,7 +15,7 @@
 namespace rondo::compile {
 namespace {
 
-// The parts of a model that a step changes, to be put back.
+// Saves the parts of a model that a step changes. The destructor restores them.
 class Unchanged {
  public:
   explicit Unchanged(nn::ModuleBase& model) : model_(on_cpu(model)), hooks_(model), gradients_(model) {}
@@ -36,10 +36,10 @@ class Unchanged {
   }
   nn::ModuleBase& model_;
   const StashedHooks hooks_;
-  const StashedGradients gradients_;  // put back when the model is on the CPU again
+  const StashedGradients gradients_;  // restored after the model is on the CPU again
 };
 
-// A target whose code is made without its device.
+// Finds a target whose code can be made without its device. Throws Error if there is none of this name.
 const Target& ahead_target(std::string_view name) {
   std::string why = absl::StrCat("no target \"", std::string(name), "\""), ahead;
   for (const Target* target : targets()) {
@@ -68,7 +68,8 @@ Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device dev
                       CompileOptions options) {
   const Target& chosen = ahead_target(target);
   chosen.load_compiler();
-  // What this process has compiled for other sizes would become code that reads sizes when it runs.
+  // Otherwise, kernels that this process has compiled for other sizes would be replaced by code that reads sizes
+  // at run time.
   forget_unused_variants();
   std::vector<GeneratorState> none;
   const GeneratorScope same_numbers(GeneratorScope::kReplay, none);

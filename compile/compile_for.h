@@ -1,15 +1,15 @@
-// Compiles a model for a GPU that is not here: START HERE to ship compiled code. Needs NVRTC, and no device.
+// Compiles a model for a GPU that is not here: START HERE to ship compiled code. Needs NVRTC, but no device.
 //
 //   nn::GPT2 model(config);
 //   compile::compile_for(model, {tokens}, "cuda sm_90").save("gpt2.rondo");        // on any machine
-//   compile::load_artifacts("gpt2.rondo");                                         // on the one with the GPU
+//   compile::load_artifacts("gpt2.rondo");                                         // on the machine with the GPU
 //   model.to(gpu); compile::compile_regions(model); ...                            // compiles nothing
 //
-// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (its code has PTX, too, for newer devices). Both machines need the
-// same build of Rondo, and the same version of NVRTC if the one with the GPU has it. A region's code depends on its
-// shapes and on CompileOptions, an eager op's on dtypes and layouts. So the call must do what the machine with the GPU
-// will do: sizes, autocast, train or eval, the loss, the optimizer. Give it a step of your own for that (where cuDNN is
-// found, its plans for the step's convolutions are part of the file):
+// Targets: "cuda sm_80", "cuda sm_90", "cuda sm_100" (whose code also has PTX, for newer devices). Both machines need
+// the same build of Rondo, and the same version of NVRTC if the one with the GPU has it. A region's code depends on its
+// shapes and on CompileOptions; an eager op's code depends on dtypes and layouts. So the call must do what the machine
+// with the GPU will do: sizes, autocast, train or eval, the loss, the optimizer. For that, pass your own step (where
+// cuDNN is found, its plans for the step's convolutions are part of the file):
 //
 //   compile::compile_for(model, [&](Device gpu) {
 //     optim::AdamW adamw(model.parameters(), {.lr = 3e-4});
@@ -18,9 +18,9 @@
 //     adamw.step();
 //   }, "cuda sm_90").save("gpt2.rondo");
 //
-// The step runs once, on a device that launches nothing: what it reads back (a loss) has no meaning, and a branch on it
-// goes one way. Code that a value would have chosen is compiled when it is met. Afterwards the model is as it was:
-// values, gradients, regions, random numbers.
+// The step runs once, on a device that launches nothing: values that it reads back (a loss) are meaningless, and a
+// branch on such a value takes one side only. Code for the other side is compiled when it is first needed. Afterwards
+// the model is as it was: values, gradients, regions, random numbers.
 #pragma once
 
 #include <functional>
@@ -43,26 +43,26 @@ class Artifacts {
   const std::string& target() const { return target_; }
   int kernels() const { return kernels_; }
   int64_t bytes() const { return static_cast<int64_t>(packed_.size()); }
-  // For load_artifacts(). Throws FileError.
+  // Writes the file for load_artifacts(). Throws FileError.
   void save(const std::string& path) const;
-  // The same file, for load_artifact_bytes().
+  // The bytes of that file, for load_artifact_bytes().
   const std::string& packed() const { return packed_; }
 
  private:
   std::string target_;
   int kernels_;
-  std::string packed_;  // the file
+  std::string packed_;  // the file's bytes
 };
 
-// `step`: is called once with the device, to which the model has been moved, its blocks compiled with `options` (the
-// model as a whole if it has none). Throws Error if there is no such target, if its code is made where it runs (the
-// CPU), or if this process has used a CUDA device; NoCodeGenerator (an Error) without NVRTC; what the step throws. No
-// other thread may use CUDA or the model meanwhile.
+// Moves the model to the device, compiles its blocks with `options` (or the whole model, if it has none), and calls
+// `step` once with the device. Throws Error if there is no such target, if its code is only made on the machine that
+// runs it (the CPU), or if this process has used a CUDA device; NoCodeGenerator (an Error) without NVRTC; what the step
+// throws. No other thread may use CUDA or the model meanwhile.
 Artifacts compile_for(nn::ModuleBase& model, const std::function<void(Device device)>& step, std::string_view target,
                       CompileOptions options = {});
 
 namespace detail {
-// A forward, and a backward if something requires it; the gradient of a result that is no scalar is dense.
+// Runs backward if the result requires a gradient. For a result of several elements, the gradient is all ones.
 void backward_from(const Tensor& result);
 
 template <class M, size_t... I> Tensor call(M& model, const std::vector<Tensor>& inputs, std::index_sequence<I...>) {
@@ -83,7 +83,7 @@ template <class M, size_t kInputs = 1> Tensor call_with(M& model, const std::vec
 }
 }  // namespace detail
 
-// A forward of the model on these inputs, and a backward.
+// Compiles for a forward of the model on these inputs, and a backward.
 template <class M>
 Artifacts compile_for(M& model, const std::vector<Tensor>& inputs, std::string_view target,
                       CompileOptions options = {}) {

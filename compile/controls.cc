@@ -1,4 +1,4 @@
-// What is said to the whole process, and to parts of compiled modules.
+// Controls for the whole process, and for parts of compiled modules.
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/kernel_table.h"
@@ -8,7 +8,7 @@
 namespace rondo::compile {
 namespace {
 
-// Hook of a module that stays eager inside of compiled ones.
+// The hook of a module that stays eager inside compiled ones.
 class EagerHook final : public nn::CallHook {
  public:
   void around(const nn::ModuleCall& call, absl::FunctionRef<void()> forward) override {

@@ -1,10 +1,11 @@
-// Reports of what the compiler made of a model: which ops became which kernels, from which lines, and what that saves.
+// Reports of what the compiler made of a model: which ops became which kernels, from which lines, and how many
+// bytes that saves.
 //
 //   compile::Explanation e = compile::explain(model, tokens);          // runs the model once, compiled
 //   puts(compile::to_text(e).c_str());
 //   io::write_file_atomic("compiled.html", compile::to_html(e));       // one page, no other files
 //
-// An explanation is plain data: it holds no tensors and outlives the model. Bytes are those of the tensors' elements; a
+// An explanation is plain data: it holds no tensors and outlives the model. Bytes count the elements of tensors; a
 // value that a launch reads several times counts once.
 #pragma once
 
@@ -22,29 +23,29 @@ namespace rondo::compile {
 
 struct RegionExplanation {
   RegionReport report;
-  std::vector<EntryExplanation> entries;  // the latest used last
-  std::vector<std::string> breaks;        // why, and where, its graph breaks: the first 32 that differ
+  std::vector<EntryExplanation> entries;  // the most recently used last
+  std::vector<std::string> breaks;        // the reasons and places of its graph breaks: the first 32 different ones
   std::vector<std::string> hints;         // what the user could change to run faster
 };
 
 struct Explanation {
   std::vector<RegionExplanation> regions;
-  // Products that run in a slower way, because their device's library has no algorithm for them, and convolutions and
-  // attention that it has no plan for: how many of this process, in regions or not, then the latest. Empty if there are
-  // none.
+  // Products that run more slowly because their device's library has no algorithm for them, and convolutions and
+  // attention for which it has no plan. The first line counts all of this process, inside and outside of regions; the
+  // others are the latest ones. Empty if there are none.
   std::vector<std::string> products;
 };
 
 Explanation explain(const Regions& regions);
 
 std::string to_text(const Explanation& explanation);
-// A whole HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.
+// A complete HTML page that loads nothing: regions, graphs, kernels with their code and lines, memory over time.
 std::string to_html(const Explanation& explanation);
 
 class StashedHooks;
 
-// Compiles the repeated blocks of a model, or the whole model if it has none. The destructor restores the model's
-// hooks.
+// Compiles the repeated blocks of a model, or the whole model if it has none. The destructor restores the
+// model's previous hooks.
 class TemporaryRegions {
  public:
   explicit TemporaryRegions(nn::ModuleBase& model, CompileOptions options = {});

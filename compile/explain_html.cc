@@ -1,4 +1,4 @@
-// An explanation as one HTML page: styles and drawings inline, no scripts, nothing to load.
+// An explanation as one HTML page: styles and drawings inline, no scripts, loads nothing.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -40,7 +40,7 @@ constexpr Series kSeries[] = {
     {"transients", [](const MemoryPoint& p) { return p.transients; }},
 };
 
-// Stacked bars, one for each launch, in the order of running.
+// Stacked bars, one for each launch, in the order in which they run.
 void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
   if (memory.empty()) return;
   int64_t peak = 1;
@@ -74,7 +74,7 @@ void append_memory(std::string& out, const std::vector<MemoryPoint>& memory) {
                          std::max(step - 1, step * 0.8), height);
     }
     out += "</g>\n";
-    // A mark where the next program begins.
+    // A mark at the beginning of a program.
     const std::string program = memory[i].launch.substr(0, memory[i].launch.find(':'));
     if (i == 0 || !memory[i - 1].launch.starts_with(program + ":"))
       append_formatted(&out,
@@ -168,7 +168,7 @@ std::string to_html(const Explanation& explanation) try {
     if (!region.hints.empty()) out += "</ul>\n";
     for (size_t e = 0; e < region.entries.size(); ++e) {
       const EntryExplanation& entry = region.entries[e];
-      // The latest used is open.
+      // The most recently used recording is open.
       absl::StrAppend(&out, "<details", e + 1 == region.entries.size() ? " open" : "", "><summary>recording ", e,
                       ", keeps ", format_bytes(entry.kept_bytes), " for backward</summary>\n");
       append_memory(out, entry.memory);

@@ -8,7 +8,7 @@
 namespace rondo::compile {
 namespace {
 
-// Every line of `text`, moved to the right.
+// Appends every line of `text` with `indent` in front.
 void append_indented(std::string& out, std::string_view text, std::string_view indent) {
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -17,7 +17,8 @@ void append_indented(std::string& out, std::string_view text, std::string_view i
   }
 }
 
-// Where the code of each kernel of a region is printed: the loops over time of an LSTM run few kernels many times.
+// Where each kernel's code was printed first. Kernels may repeat: the loops over time of an LSTM run few
+// kernels many times.
 using PrintedCode = HashMap<std::string_view, std::string>;
 
 void append_code(std::string& out, const LaunchExplanation& launch, const std::string& place, PrintedCode& printed) {
@@ -27,7 +28,7 @@ void append_code(std::string& out, const LaunchExplanation& launch, const std::s
   else absl::StrAppend(&out, "        | the code of ", first->second, "\n");
 }
 
-// `recording`: "recording 2".
+// `recording`: its name, such as "recording 2".
 void append_program(std::string& out, const ProgramExplanation& program, const std::string& recording,
                     PrintedCode& printed) {
   append_formatted(&out, "    %s: %s (%d compiled), %s, arena %s, %.1f ms to compile\n", program.name,

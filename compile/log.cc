@@ -17,7 +17,7 @@ namespace {
 constexpr std::string_view kNames[kTopics] = {"graph_breaks", "recompiles", "perf_hints",
                                               "fusion",       "cache",      "output_code"};
 
-// Two bits a topic.
+// Two bits for each topic.
 constexpr uint32_t shifted(Detail detail, int topic) { return static_cast<uint32_t>(detail) << (2 * topic); }
 std::atomic<uint32_t> choices{0};
 
@@ -27,7 +27,7 @@ struct Output {
   std::set<std::string, std::less<>> warned;
 };
 Output& output() {
-  static auto* const instance = new Output;  // outlives every static that may log while it is destroyed
+  static auto* const instance = new Output;  // outlives every static that may log in its destructor
   return *instance;
 }
 
@@ -90,7 +90,7 @@ void configure(std::string_view spec) {
 }
 
 void configure_from_environment() {
-  // A wrong value is an error on every call, until a right one has been read.
+  // An invalid value throws on every call, until a valid one has been read.
   static const bool configured = [] {
     if (const char* spec = std::getenv("RONDO_LOGS"); spec != nullptr) configure(spec);
     return true;

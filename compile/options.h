@@ -1,6 +1,6 @@
-// The choices of users: for a compiled module (CompileOptions), of a tensor (mark_dynamic), of the whole process
-// (set_stance, set_check_units, set_check_floats). Every room of compile/ may read it. Plain data; stance() is thread
-// safe.
+// What users can choose: for a compiled module (CompileOptions), for a tensor (mark_dynamic), and for the whole
+// process (set_stance, set_check_units, set_check_floats). All of compile/ may include this header. Plain data;
+// stance() is thread safe.
 #pragma once
 
 #include <cstdint>
@@ -16,119 +16,119 @@ namespace rondo::compile {
 
 // What a call of a compiled module does.
 enum class Capture : uint8_t {
-  kRecord,  // runs the module's C++, which records; the recording decides what runs. Always right
+  kRecord,  // runs the module's C++, which records; the recording decides what runs. Always correct
   // Reuses a recording of the same module without running its C++. Guards check the arguments' dtypes, devices, shapes,
   // strides, requires_grad and is_leaf, train/eval, grad mode, autocast and the default device. Besides these, forward
-  // may depend on nothing but the next numbers of the thread's default generator.
+  // must depend on nothing but the next numbers of the thread's default generator.
   kReplay,
-  kVerify,  // records, and throws Error if kReplay would run something else
+  kVerify,  // records, and throws Error if kReplay would run something different
 };
 
 // Tells compiled regions that the size of a dimension will change. From the first compilation on, their code reads the
-// size at run time. CompileOptions::shapes decides about all other dimensions. With buckets, each bucket compiles at
-// most once.
+// size at run time. CompileOptions::shapes decides about all other dimensions. With buckets, each bucket compiles
+// at most once.
 //
 //   compile::mark_dynamic(tokens, 1, {.min = 8, .max = 1024, .multiple_of = 8});
 //   compile::mark_dynamic(tokens, 1, {.max = 256, .buckets = 8});
 //
-// A mark is metadata. Views and detach() keep it where they show the dimension, and regions pass it to results that
-// have the dimension; results of other ops have none (CompileOptions::dynamic marks the arguments of modules). It
-// matters where the tensor is the input of a region. It never changes results. For sizes 0 to 2, and for models in
-// which Rondo cannot tell what depends on the dimension, the code is more general or compiled again. A second mark of a
-// dimension replaces the first. `dim` may be negative. Throws Error, with the caller's line, if there is no such
-// dimension, if its size is outside the range, if the range is empty, or if a bucket lies outside it. Thread safety: no
-// other thread may use the tensor during the call.
+// A mark is metadata. Views and detach() keep it if they show the dimension, and regions pass it to results that have
+// the dimension. Results of other ops have no mark; to mark them as arguments of modules, use CompileOptions::dynamic.
+// A mark matters only if the tensor is an input of a region. It never changes results. For sizes 0 to 2, and for models
+// in which Rondo cannot tell what depends on the dimension, the code is more general or is compiled again. A second
+// mark of a dimension replaces the first. `dim` may be negative. Throws Error, with the caller's line, if there is no
+// such dimension, if its size is outside the range, if the range is empty, or if a bucket is outside the range. Thread
+// safety: no other thread may use the tensor during the call.
 void mark_dynamic(const Tensor& tensor, int64_t dim, DynamicRange range = {},
                   std::source_location where = std::source_location::current());
 
 enum class Shapes : uint8_t {
-  kAutomatic,  // the first sizes compile code for exactly these sizes; later sizes, code that reads sizes at run time
-  kStatic,     // each set of sizes compiles code of its own
-  kDynamic,    // code reads its sizes at run time from the start: one compilation, a little slower for fixed sizes
+  kAutomatic,  // the first sizes get code for exactly these sizes; later sizes get code that reads sizes at run time
+  kStatic,     // each set of sizes gets its own code
+  kDynamic,    // code reads its sizes at run time: one compilation, but slightly slower than code for fixed sizes
 };
 
-// An argument's dimension that is marked in every call of a compiled module (see mark_dynamic).
+// A dimension of an argument that is marked in every call of a compiled module (see mark_dynamic).
 struct DynamicArgument {
-  int argument = 0;  // of forward, which must take tensors only
+  int argument = 0;  // position among forward's arguments, which must all be tensors
   int64_t dim = 0;   // negative: from the end
   DynamicRange range = {};
 };
 
 // The values that a backward recomputes instead of reading what the forward saved.
 enum class Recompute : uint8_t {
-  kAuto,    // elementwise values, where that saves memory; the kernels that read them compute them
+  kAuto,    // elementwise values, if that saves memory; the kernels that read them compute them
   kNone,    // nothing
   kFull,    // everything: a block saves its inputs only (activation checkpointing)
-  kBudget,  // as kAuto. If that saves more than CompileOptions::recompute_budget: products, reductions and library
-            // calls too, first those with the least work for each byte, until the rest fits
+  kBudget,  // like kAuto. If that still saves more than CompileOptions::recompute_budget: products, reductions and
+            // library calls too, beginning with those with the least work per byte, until the rest fits
 };
 
 // The effort of compilation.
 enum class Mode : uint8_t {
   kDefault,
-  kReduceOverhead,  // a program keeps its working memory from run to run: no allocation but of results (small models)
-  kMaxAutotune,  // each launch is timed in several ways, and the fastest kept, on disk too: thread split and tiles of
-                 // kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
+  kReduceOverhead,  // a program keeps its working memory between runs: it allocates only its results (for small models)
+  kMaxAutotune,  // each launch is timed in several ways, and the fastest is kept, also on disk: thread split and tiles
+                 // of kernels, packing and threads of products. With `exact`, only ways with the same bits are tried
 };
-// "default", "reduce-overhead", "max-autotune": for programs whose users choose one.
+// "default", "reduce-overhead", "max-autotune": for options of programs.
 std::string_view name_of(Mode mode);
 inline constexpr Mode kModes[] = {Mode::kDefault, Mode::kReduceOverhead, Mode::kMaxAutotune};
 
-// Whether products add residuals and apply GELU to their own results before these are stored (the library's post-ops).
+// Whether products add residuals and apply GELU to their own results before they are stored (the library's post-ops).
 enum class Epilogues : uint8_t {
-  kTuned,   // where Mode::kMaxAutotune measures that it pays: often a fused kernel that reads the result again is
-            // faster. A bf16 product writes f32 where that is all that becomes of it (a weight's gradient), unless
-            // `exact`
-  kAlways,  // wherever it can be done; with `exact`, only f32 sums, whose bits are those of the separate op
+  kTuned,   // if Mode::kMaxAutotune measures a gain: often a fused kernel that reads the result again is faster. A bf16
+            // product (a weight's gradient) writes f32 if only f32 is needed, unless `exact`
+  kAlways,  // wherever possible; with `exact`, only f32 sums, whose bits are those of the separate op
   kNever,
 };
 
 struct CompileOptions {
   // On: forward and backward give the bits of eager execution. Off: generated code rounds a * b + c once instead of
-  // twice (codegen/relax.h), in the same kernels, and results are equal within rounding (tested for every op and its
-  // gradient: 1e-5 of the largest element in f32). In both modes the number of threads does not change the bits.
-  // Gradients of gradients equal eager's within rounding in both modes: their sums meet in another order.
+  // twice (codegen/relax.h), and results are equal within rounding (tested for every op and its gradient: 1e-5 of the
+  // largest element in f32). In both modes the number of threads does not change the bits. Gradients of gradients equal
+  // eager's only within rounding in both modes, because their sums are added in another order.
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
   Capture capture = Capture::kRecord;
   Shapes shapes = Shapes::kAutomatic;
-  // Marked dimensions, for modules that take intermediate results. A size outside its range is an Error.
+  // Marked dimensions, for modules whose arguments are intermediate results. A size outside its range is an Error.
   std::vector<DynamicArgument> dynamic = {};
   Recompute recompute = Recompute::kAuto;
-  // With Recompute::kBudget: bytes that one call may save for its backward, besides its inputs and outputs. 0 saves the
-  // same as kFull. RegionReport has the bytes and what recomputing costs. In blocks any budget saves memory. In a
-  // region that is a whole model a small budget does not: everything is then recomputed from the model's inputs at
-  // once.
+  // With Recompute::kBudget: bytes that one call may save for its backward, besides its inputs and outputs. 0 is the
+  // same as kFull. RegionReport has the bytes and the cost of recomputing. With a region for each block, any budget
+  // saves memory. With one region for the whole model, a small budget does not, because everything is then recomputed
+  // at once from the model's inputs.
   int64_t recompute_budget = 0;
-  // A graph break throws Error, with the reason and the user's line.
+  // If true, a graph break throws Error with the reason and the user's line.
   bool fullgraph = false;
-  // Recordings kept per region, and backwards of other gradients kept per recording; at least 1. Beyond it a recording
-  // that is among the least used is dropped for each new one, and a backward that was used longest ago. What comes
-  // again is recorded and planned anew: RegionReport::forgotten counts it, and one warning says so.
+  // Recordings kept per region, and backwards of other gradients kept per recording; at least 1. Beyond this, each new
+  // recording replaces one of the least used, and each new backward replaces the least recently used. A dropped one
+  // that is needed again is recorded and planned again. RegionReport::forgotten counts dropped recordings, and one
+  // warning says so.
   int max_entries = 256;
-  // How many recordings and backwards of a region may need machine code that this process does not have. The code
-  // counts whether it is generated or comes from disk: a warm start has the same limit. Recordings and backwards that
+  // How many recordings and backwards of a region may need machine code that this process does not have. They count
+  // whether the code is generated or comes from disk, so a warm start has the same limit. Recordings and backwards that
   // share code (another length of the same loop, say) do not count. Beyond the limit, new ones run eagerly, with one
   // warning. With 0, everything runs eagerly.
   int recompile_limit = 32;
 };
 
-// What all regions of the process do with a new recording, or with a backward of other gradients than before.
+// What all regions of the process do with a new recording, or with a backward for other gradients than before.
 enum class Stance : uint8_t {
   kDefault,           // compile it
-  kFailOnRecompile,   // a region's first recording compiles; later, throw Error with the difference if code is needed
-                      // that no cache has. No code is generated, so the same call fails again
-  kEagerOnRecompile,  // a region's first recording compiles; later recordings and backwards that are new run eagerly
-  kForceEager,        // do not record or compile anything
+  kFailOnRecompile,   // a region's first recording compiles; later ones throw Error with the difference if they need
+                      // code that no cache has. No code is generated, so the same call fails again
+  kEagerOnRecompile,  // a region's first recording compiles; later new recordings and backwards run eagerly
+  kForceEager,        // nothing is recorded or compiled
 };
 void set_stance(Stance stance);
 Stance stance();
 
-// Finds wrong numbers: while it is on, what is compiled runs op by op as well. Where the results differ, the run throws
+// Finds wrong numbers: while it is on, compiled programs also run op by op. If the results differ, the run throws
 // InternalError, which names the smallest part that is wrong on its own, with its line, or the pass that is wrong, and
-// a file that shows it. In exact mode no bit may differ; in default mode, an element by 1e-5 of the largest (bf16, f16:
-// 0.02), or by four times what nudges in last places do to it. RONDO_CHECK=units turns it on, too.
+// a file that shows it. In exact mode no bit may differ; in default mode, elements may differ by 1e-5 of the largest
+// one (bf16, f16: 0.02), or by four times the effect of changes in last bits. RONDO_CHECK=units turns it on, too.
 void set_check_units(bool on);
 // Finds wrong formulas of floats (region/check_floats.h). RONDO_CHECK=floats turns it on, too. On in debug builds.
 void set_check_floats(bool on);

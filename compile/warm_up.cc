@@ -24,7 +24,7 @@ constexpr size_t kMostSteps = 1024;
 struct Variable {
   int64_t size;
   DynamicRange range;
-  std::vector<std::pair<size_t, int>> dims;  // of which input, and which one
+  std::vector<std::pair<size_t, int>> dims;  // index of the input, dimension
 };
 
 std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std::vector<DynamicArgument>& dynamic,
@@ -53,8 +53,8 @@ std::vector<Variable> variables_of(const std::vector<Tensor>& inputs, const std:
   return variables;
 }
 
-// The largest size of each bucket, descending; of a bucket without an end the input's own, or the smallest. Not many
-// more than kMostSteps.
+// The largest size of each bucket, descending. For a bucket without an end: the input's size, or the bucket's smallest
+// size if that is larger. At most about kMostSteps sizes.
 std::vector<int64_t> sizes_of(const Variable& variable) {
   const DynamicRange& range = variable.range;
   if (range.max == INT64_MAX && range.bucket_bounds.empty()) return {variable.size};
@@ -76,7 +76,7 @@ std::vector<int64_t> sizes_of(const Variable& variable) {
   return sizes;
 }
 
-// `tensor` with `size` elements along `dim`: its own, repeated or cut.
+// `tensor` with `size` elements along `dim`: its elements, repeated or cut.
 Tensor resized(const Tensor& tensor, int dim, int64_t size) {
   const int64_t before = tensor.size(dim);
   if (before == size) return tensor;
@@ -87,7 +87,7 @@ Tensor resized(const Tensor& tensor, int dim, int64_t size) {
   return ops::index_select(tensor, dim, Tensor::from(from, {size}, tensor.device()));
 }
 
-// The buffers of a model, whose values the destructor restores; and its parameters, which nothing may write.
+// The buffers of a model, whose values the destructor restores, and its parameters, which must not be written.
 class StateKept {
  public:
   explicit StateKept(nn::ModuleBase& model) : parameters_(model.named_parameters()) {
@@ -99,7 +99,7 @@ class StateKept {
     const NoGrad off;
     try {
       for (auto& [buffer, before] : buffers_) buffer.copy_(before);
-    } catch (...) {  // a device that does not work any more
+    } catch (...) {  // the device has failed
     }
   }
   StateKept(const StateKept&) = delete;

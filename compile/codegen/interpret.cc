@@ -17,7 +17,7 @@
 namespace rondo::compile {
 namespace {
 
-// One register; the instruction's type says which member counts (f32 for the 16-bit floats).
+// One register. The instruction's type says which member is used (f32 for the 16-bit floats).
 struct Register {
   float f32 = 0;
   double f64 = 0;
@@ -36,7 +36,7 @@ struct Register {
   }
 };
 
-// To the register of `type`, rounded if that is a 16-bit float.
+// The register of `type` that holds `value`, rounded if `type` is a 16-bit float.
 template <class T> Register make(DType type, T value) {
   Register r;
   switch (type) {
@@ -95,7 +95,7 @@ class Interpreter {
           store(k_.operands[i.index].dtype, identity(along_row(i.op), i.type), i.type, address(i.index, 0, column));
   }
 
-  // Operand::onto, of the current segment.
+  // Adds the operand that Operand::onto names to the sums of the current segment.
   void add_onto() const {
     for (const Instr& i : k_.instrs) {
       if (!is_column_reduction(i.op) || k_.operands[i.index].onto < 0) continue;
@@ -257,7 +257,7 @@ class Interpreter {
     }
   }
 
-  // Wraps around.
+  // Integer arithmetic, which wraps around.
   template <std::integral T> void arithmetic(const Instr& i, Register& out) const {
     const auto argument = [&](int32_t id) { return id < 0 ? T(0) : registers_[id].get<T>(); };
     const T a = argument(i.a), b = argument(i.b);
@@ -351,7 +351,7 @@ class Interpreter {
   void* const* operands_;
   const double* scalars_;
   std::vector<Register> registers_;
-  int64_t begin_, chunk_ = 0;  // the first row, or segment; the chunk of rows, or segment
+  int64_t begin_, chunk_ = 0;  // the first row or segment; the current chunk or segment
   const RowOrder& order_;
 };
 
@@ -362,7 +362,7 @@ void interpret(const LoopKernel& kernel, void* const* operands, const double* sc
   if (const std::string problem = verify(kernel); !problem.empty()) throw_internal(kernel.name + ": " + problem);
   if (kernel.split_columns)
     invariant(begin % kSplitGrain == 0 && (end % kSplitGrain == 0 || end == kernel.cols), "splits inside of a grain");
-  // Note [Column order]
+  // Kernels along rows use the order of Note [Column order].
   const RowOrder along_rows{.lanes = 1, .block = column_chunk_rows(kernel.cols), .distances = {}};
   if (begin < end) Interpreter(kernel, operands, scalars, begin, kernel.inner > 1 ? along_rows : order).run(end);
 }

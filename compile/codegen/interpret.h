@@ -1,5 +1,5 @@
-// Runs a LoopKernel one element at a time, with the primitives of runtime/ops/scalar_math.h: the definition of what
-// generated code must compute, bit for bit. A test oracle and a tool to find a wrong kernel; hundreds of times slower
+// Runs a LoopKernel one element at a time, with the primitives of runtime/ops/scalar_math.h. It defines what generated
+// code must compute, bit for bit. It is a test oracle and a tool to find a wrong kernel; it is hundreds of times slower
 // than compiled code.
 #pragma once
 
@@ -10,16 +10,17 @@
 namespace rondo::compile {
 
 // The order of a reduction over the columns of a row. Lane c % lanes combines the columns c, in increasing c, onto the
-// identity; after each `block` columns the lanes are combined onto totals, and begin anew. Then, for each distance k in
-// turn, each total i takes total i + k; total 0 is the result. The default is that of ops/reduction_order.h; other
-// targets have others.
+// identity; after each `block` columns the lanes are combined onto totals, and start again from the identity. Then, for
+// each distance k in turn, each total i is combined with total i + k; total 0 is the result. The default is the order
+// of ops/reduction_order.h; other targets have other orders.
 struct RowOrder {
   int32_t lanes = kLanes;
   int64_t block = kRowBlock;  // a multiple of `lanes`
   std::vector<int32_t> distances = {8, 4, 2, 1};
 };
 
-// As a call of the compiled kernel (KernelEntry). Throws InternalError if verify(kernel) finds a problem.
+// Runs the kernel like a call of its compiled code (KernelEntry). Throws InternalError if verify(kernel)
+// finds a problem.
 void interpret(const LoopKernel& kernel, void* const* operands, const double* scalars, int64_t begin, int64_t end,
                const RowOrder& order = {});
 

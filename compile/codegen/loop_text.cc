@@ -58,7 +58,7 @@ namespace {
 
 constexpr auto kLastOp = LoopOp::kColumnMin;
 
-// Extents in the order of extents(), each with its mark.
+// Prints extents, in the order of extents(), each with its mark and range.
 class ExtentPrinter {
  public:
   explicit ExtentPrinter(const LoopKernel& kernel) : varying_(kernel.varying), ranges_(kernel.ranges) {}
@@ -83,7 +83,7 @@ class ExtentPrinter {
 
 std::string line_of(const LoopKernel& kernel, const char* list, int32_t id) {
   std::string text = absl::StrCat("    ", list, " %", id);
-  if (id < 0 || id >= std::ssize(kernel.instrs)) return text + " ???\n";  // printing what verify() refuses must work
+  if (id < 0 || id >= std::ssize(kernel.instrs)) return text + " ???\n";  // invalid kernels must be printable
   const Instr& i = kernel.instrs[static_cast<size_t>(id)];
   absl::StrAppend(&text, ": ", std::string(name_of(i.type)), " = ", info(i.op).name);
   if (i.op == LoopOp::kConst) absl::StrAppend(&text, " ", exact_text(i.value));
@@ -146,7 +146,7 @@ std::string code_text(const LoopKernel& kernel) {
   };
   forget(same.cols);
   forget(same.chunk_rows);
-  std::string wrapping;  // all that code knows of the number of rows
+  std::string wrapping;  // what code depends on of the number of rows
   for (size_t n = 0; n < same.operands.size(); ++n) {
     forget(same.operands[n].col_stride);
     for (size_t a = 0; a < same.operands[n].axes.size(); ++a) {
@@ -169,7 +169,7 @@ class KernelParser {
 
   LoopKernel run() {
     in_.expect("kernel");
-    if (!in_.next_is("rows=")) kernel_.name = std::string(in_.word());  // it may have none
+    if (!in_.next_is("rows=")) kernel_.name = std::string(in_.word());  // the name may be empty
     in_.expect("rows=");
     kernel_.rows = in_.integer();
     in_.expect("cols=");
@@ -205,7 +205,7 @@ class KernelParser {
   }
 
  private:
-  // The extent at this position of extents().
+  // Reads the extent at this position of extents().
   int64_t extent(size_t at) {
     const int64_t value = in_.integer();
     if (marks_.size() <= at) marks_.resize(at + 1);

@@ -13,13 +13,13 @@ bool is_comparison(LoopOp op) { return op >= LoopOp::kLt && op <= LoopOp::kNe; }
 bool is_logical(LoopOp op) { return op >= LoopOp::kAnd && op <= LoopOp::kNot; }
 
 bool needs_integers(LoopOp op) { return op == LoopOp::kShiftLeft || op == LoopOp::kShiftRight; }
-// On integers, which have fewer operations than floats.
+// True for operations that exist for integers; floats have more.
 bool has_integers(LoopOp op) {
   return op == LoopOp::kAdd || op == LoopOp::kSub || op == LoopOp::kMul || op == LoopOp::kNeg || op == LoopOp::kAbs ||
          needs_integers(op) || is_reduction(op) || is_column_reduction(op) || op == LoopOp::kScan;
 }
 
-// f32 registers hold the 16-bit floats too.
+// 16-bit floats are held in f32 registers.
 DType register_of(DType type) { return is_low_precision(type) ? kF32 : type; }
 
 class Verifier {
@@ -45,7 +45,7 @@ class Verifier {
   enum class Place : uint8_t { kRow, kColumn, kReduction };
   struct Position {
     Place place;
-    int stage;  // -1: not met yet
+    int stage;  // -1: not seen yet
   };
   static constexpr Position kNowhere{Place::kRow, -1};
 

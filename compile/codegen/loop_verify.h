@@ -1,4 +1,4 @@
-// Checks of a LoopKernel before it is compiled or interpreted: what emitters may take for granted.
+// Checks a LoopKernel before it is compiled or interpreted: emitters rely on these rules.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace rondo::compile {
 
-// The first broken rule of loop_ir.h, or "".
+// Returns the first broken rule of loop_ir.h, or "".
 std::string verify(const LoopKernel& kernel);
 
 }  // namespace rondo::compile

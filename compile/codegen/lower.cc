@@ -12,13 +12,13 @@
 namespace rondo::compile {
 namespace {
 
-// Says where an instruction runs: once a row or for every column, and in or after which sweep.
+// Where an instruction runs: once per row or for every column, and in or after which sweep.
 struct Placement {
   bool row = true;
   int32_t level = 0;
 };
 
-// Addresses of a value read over `domain`, whose dimensions `columns` are the columns.
+// How to address a value that is read over `domain`, whose dimensions `columns` become the columns.
 Operand address(const Value& value, const Dims& domain, DimRange columns) {
   const Dims strides = broadcast_strides(value.sizes, value.strides, domain);
   Operand operand;
@@ -60,7 +60,7 @@ class UnitLowering final : public LoopBuilder {
     return std::move(result_);
   }
 
-  // A name of its first ops: layer_norm_mul_gelu_and_3_more. For dumps, debuggers and profilers.
+  // A name made of the unit's first ops, such as layer_norm_mul_gelu_and_3_more, for dumps, debuggers and profilers.
   std::string name() const {
     std::string text;
     constexpr size_t kNamed = 4;
@@ -183,14 +183,14 @@ class UnitLowering final : public LoopBuilder {
   void output(int i, LoopValue v) override {
     const ValueId id = node_->outputs[static_cast<size_t>(i)];
     const Value& value = graph_.value(id);
-    if (unit_.starts != kNoValue && node_->op->is<trait::SumSegments>()) return;  // the sums are there
+    if (unit_.starts != kNoValue && node_->op->is<trait::SumSegments>()) return;  // reduce() has already added the sums
     if (column_result_) {
       column_result_->value = id;
       result_.column_results.push_back(*column_result_);
       return;
     }
     if (value.dtype == kBool) {
-      // A reader in this kernel sees the truth of a number, and not the number.
+      // Readers in this kernel see the boolean, not the number.
       if (v.type != kBool) v = emit(LoopOp::kNe, kBool, v, constant(0.0, v.type), {});
     } else {
       const DType held = compute_dtype(value.dtype);
@@ -221,7 +221,7 @@ class UnitLowering final : public LoopBuilder {
     return v;
   }
 
-  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
+  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a constant by its bits
 
   LoopValue scalar_of(int i, DType type) {
     const auto index = static_cast<int32_t>(result_.scalars.size());
@@ -231,7 +231,7 @@ class UnitLowering final : public LoopBuilder {
 
   Placement placement(int32_t id) const { return placements_[static_cast<size_t>(id)]; }
 
-  // Equal instructions are one.
+  // Appends an instruction, unless it is equal to an earlier one and no effect.
   LoopValue append(Instr instr, Placement place) {
     const InstrKey key{
         instr.op, instr.type, instr.a, instr.b, instr.c, instr.index, std::bit_cast<uint64_t>(instr.value)};
@@ -266,7 +266,7 @@ class UnitLowering final : public LoopBuilder {
   }
 
   LoopValue load(ValueId id) {
-    // The same bytes under another shape are one operand.
+    // Values with the same bytes but different shapes share an operand.
     const ValueId same = same_elements(graph_, id);
     const Operand operand = address(graph_.value(id), domain_, columns_);
     const DType held = operand.dtype == kBool ? kBool : compute_dtype(operand.dtype);
@@ -297,7 +297,7 @@ class UnitLowering final : public LoopBuilder {
         append({.op = LoopOp::kStore, .type = v.type, .a = v.id, .index = add_operand(operand, id)}, place).id);
   }
 
-  // ---- From a list in order to stages
+  // ---- From the list of instructions to stages
 
   void finish() {
     LoopKernel& kernel = result_.kernel;
@@ -310,7 +310,7 @@ class UnitLowering final : public LoopBuilder {
     for (int32_t id : sinks_) last_level = std::max(last_level, placement(id).level);
     kernel.stages.resize(static_cast<size_t>(last_level) + 1);
     row_copy_.assign(instrs_.size(), -1);
-    // Only what a sink needs is emitted; a reduction is a sink of the stage before its level.
+    // Only instructions that a sink needs are emitted. A reduction belongs to the stage before its level.
     mark_needed();
     for (int32_t stage = 0; stage <= last_level; ++stage) {
       column_copy_.assign(instrs_.size(), -1);
@@ -353,7 +353,7 @@ class UnitLowering final : public LoopBuilder {
     if (id < 0) return id;
     return placements_[static_cast<size_t>(id)].row ? copy_row(id, stage) : copy_column(id, stage);
   }
-  // Row instructions exist once, in the stage of their level.
+  // Row instructions are emitted once, in the stage of their level.
   int32_t copy_row(int32_t id, int32_t stage) {
     int32_t& copy = row_copy_[static_cast<size_t>(id)];
     if (copy >= 0) return copy;
@@ -366,8 +366,7 @@ class UnitLowering final : public LoopBuilder {
     note_rounding(id, made);
     return row_copy_[static_cast<size_t>(id)] = made;
   }
-  // Column instructions are repeated in each sweep that needs them: recomputing a value costs less than a row of
-  // memory.
+  // Column instructions are emitted in each sweep that needs them: recomputing a value costs less than storing a row.
   int32_t copy_column(int32_t id, int32_t stage) {
     if (column_copy_[static_cast<size_t>(id)] >= 0) return column_copy_[static_cast<size_t>(id)];
     Instr instr = instrs_[static_cast<size_t>(id)];
@@ -383,7 +382,7 @@ class UnitLowering final : public LoopBuilder {
   const std::vector<bool>& needed_;
   LoweredUnit result_;
 
-  int32_t index_ = -1;  // of node_
+  int32_t index_ = -1;  // index of node_
   const GraphNode* node_ = nullptr;
   Dims domain_;
   DimRange columns_;  // of domain_
@@ -394,7 +393,7 @@ class UnitLowering final : public LoopBuilder {
   std::vector<Placement> placements_;
   std::map<InstrKey, int32_t> numbering_;
   std::map<ValueId, LoopValue> made_;
-  // Casts to 16 bits: because eager execution stores the result of 16-bit operands in their type; and because the user
+  // Casts to 16 bits. rounds_: eager execution stores the result of 16-bit operands in their type. asked_for_: the user
   // names the type (a conversion, a range), or the kernel stores the result, so that all kernels see the same number.
   std::set<int32_t> rounds_, asked_for_;
   std::vector<int32_t> sinks_;

@@ -1,4 +1,4 @@
-// Lowering: a fused unit of a graph -> one loop kernel, by running the ops' `lower` rules on symbolic scalars.
+// Lowering: a fused unit of a graph -> one loop kernel. Runs the ops' `lower` rules on symbolic scalars.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace rondo::compile {
 
-// An ordered reduction over rows, left by the kernel as one partial row per chunk (Note [Column order]).
+// An ordered reduction over rows, which the kernel writes as one partial row per chunk (Note [Column order]).
 struct ColumnResult {
-  int32_t operand;  // of the kernel: the partial results, [chunks, cols] of the compute type
+  int32_t operand;  // index of the kernel's operand for the partial results, [chunks, cols] of type `compute`
   ValueId value;    // receives the result of all chunks
   DType compute;
   LoopOp op;  // kColumnSum, kColumnMax or kColumnMin
@@ -24,22 +24,22 @@ struct LoweredUnit {
   LoopKernel kernel;
   std::vector<ValueId> operands;  // the value behind each kernel operand; kNoValue for partial sums
   std::vector<Scalar> scalars;    // in kernel order; all of one kind
-  int32_t first_scalar = 0;       // kArgument: where they begin among those of all kernels of a plan
+  int32_t first_scalar = 0;       // kArgument: the position of the first one among the scalars of all kernels of a plan
   std::vector<ColumnResult> column_results;
-  std::vector<int64_t> extents;  // of the kernel, for its calls
-  // Instructions that round a result to 16 bits because eager execution stores it, and this kernel does not. Casts that
-  // the user asks for are not among them.
+  std::vector<int64_t> extents;  // the kernel's extents(), for its calls
+  // Instructions that round a result to 16 bits although this kernel does not store it, because eager execution does.
+  // Casts by the user are not among them.
   std::vector<int32_t> roundings;
 };
 
-// `needed(id)`: the value is read outside the unit, so it is stored. The kernel is not scheduled: Target::schedule()
-// decides how its iteration space is split.
+// `needed[id]`: the value is read outside of the unit, so the kernel stores it. The kernel is not scheduled:
+// Target::schedule() decides how its iteration space is split.
 LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
 // The input of lower(), as text for a reproducer (stages/reproducer.h).
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
-// Tests only: a wrong rule of lowering. Changes each kernel that lower() makes, if not null.
+// Tests only: imitates a wrong rule of lowering. If not null, it changes each kernel that lower() makes.
 extern void (*miscompile_for_tests)(LoopKernel& kernel);
 
 }  // namespace rondo::compile

@@ -5,7 +5,7 @@
 namespace rondo::compile {
 namespace {
 
-// The kernel without these casts: who reads one reads what it casts.
+// The kernel without these casts: readers of a cast read its operand instead.
 LoopKernel without(const LoopKernel& kernel, std::span<const int32_t> casts) {
   std::vector<bool> gone(kernel.instrs.size(), false);
   for (int32_t id : casts) gone[static_cast<size_t>(id)] = true;
@@ -68,19 +68,19 @@ class Contraction {
  private:
   const Instr& at(int32_t id) const { return old_.instrs[static_cast<size_t>(id)]; }
 
-  // The place of an element, or that as a float. What is computed from it may become an index, so it keeps eager's
-  // bits.
+  // True for a kIndex, or casts of one. Results computed from it may become indices, so they keep
+  // eager execution's bits.
   bool is_place(int32_t id) const {
     const Instr& i = at(id);
     return i.op == LoopOp::kIndex || (i.op == LoopOp::kCast && is_place(i.a));
   }
 
-  // The product that joins this sum or difference; -1: none.
+  // The product to fuse with this sum or difference; -1 if there is none.
   int32_t product_in(int32_t id) const {
     const Instr& sum = at(id);
     if ((sum.op != LoopOp::kAdd && sum.op != LoopOp::kSub) || is_integer(sum.type)) return -1;
     for (int32_t arg : {sum.a, sum.b}) {
-      // One that is computed once a row stays there.
+      // A product that is computed once per row stays in the row code.
       const bool same_place = once_a_row_[static_cast<size_t>(arg)] == once_a_row_[static_cast<size_t>(id)];
       if (at(arg).op == LoopOp::kMul && (is_place(at(arg).a) || is_place(at(arg).b))) continue;
       if (at(arg).op == LoopOp::kMul && at(arg).type == sum.type && uses_[static_cast<size_t>(arg)] == 1 && same_place)
@@ -123,7 +123,7 @@ class Contraction {
   std::vector<int32_t> new_id_;
 };
 
-// `computed`: by value of the graph.
+// True if the graph compares two computed floats. `computed`: by value of the graph.
 bool compares(const Graph& graph, const std::vector<bool>& computed) {
   for (const GraphNode& node : graph.nodes) {
     if (node.op->kind != OpKind::kElementwise || graph.value(node.outputs[0]).dtype != kBool) continue;
@@ -136,7 +136,7 @@ bool compares(const Graph& graph, const std::vector<bool>& computed) {
   return false;
 }
 
-// Learns whether an op takes a maximum.
+// Runs an op's `lower` rule to learn whether it takes a maximum or minimum.
 class MaximumProbe final : public LoopBuilder {
  public:
   explicit MaximumProbe(const GraphNode& node) : node_(node) {}
@@ -161,7 +161,7 @@ class MaximumProbe final : public LoopBuilder {
   const GraphNode& node_;
 };
 
-// `graph` is decomposed.
+// True if the graph takes the maximum of a row of computed values. REQUIRES: `graph` is decomposed.
 bool takes_maximum(const Graph& graph) {
   for (const GraphNode& node : graph.nodes) {
     if (node.op->kind != OpKind::kReduction || node.op->lower == nullptr) continue;

@@ -1,14 +1,15 @@
-// The changes of default mode to a kernel, which exact mode (CompileOptions::exact) does not make:
-// - products that are only added to something join the addition, a * b + c in one rounding;
-// - 16-bit results that only the kernel itself reads stay f32. What is stored is rounded, for all that read it, and so
-//   is what the user casts.
-// It is a rewrite of the loop IR, so the kernel's text, its key and the interpreter know of it, and generated code is
-// still the interpreter's to the bit. Nothing is reordered and nothing is assumed of NaNs and infinities. Scalar bodies
-// (scalar_math.h) may be rewritten, too: where they need a product rounded, they use it twice, and such products stay.
+// The changes that default mode makes to a kernel and exact mode (CompileOptions::exact) does not:
+// - A product that is only used in an addition is fused with it: a * b + c, rounded once.
+// - 16-bit results that only the kernel itself reads stay f32. Results that are stored are rounded for all readers, and
+//   so are the user's casts.
+// relax() rewrites the loop IR, so it changes the kernel's text, its key and what the interpreter computes, and
+// generated code still equals the interpreter bit for bit. It reorders nothing and assumes nothing about NaNs and
+// infinities. It may also rewrite scalar bodies (scalar_math.h): where they need a rounded product, they use it twice,
+// and such products are not fused.
 //
-// Measured on Zen 5, in the caches: GELU forward 7% less time, LayerNorm 6%, tanh(x w + b) x + x / 2 11%; with their
-// backwards 3.5%, 4% and 11%. Softmax and RMSNorm: 0 to 2%. Left out: division by a row's value as a product with its
-// reciprocal (0%).
+// Measured on Zen 5, in the caches: GELU forward takes 7% less time, LayerNorm 6%, tanh(x w + b) x + x / 2 11%; with
+// their backwards 3.5%, 4% and 11%. Softmax and RMSNorm: 0 to 2%. Not done: multiplying with the reciprocal of a row's
+// value instead of dividing (0%).
 #pragma once
 
 #include <cstdint>
@@ -22,14 +23,13 @@ namespace rondo::compile {
 // `roundings`: LoweredUnit::roundings.
 LoopKernel relax(const LoopKernel& kernel, std::span<const int32_t> roundings = {});
 
-// False where the last bit of a value decides more than a last bit, as kernels, and stages of one, may hold other
-// products and so compute one value in two ways. Such a recording stays exact. That is so where the forward or a
-// backward of it
-// - compares two computed floating-point values: an element that was the largest of its row would be none in the
-//   gradient;
-// - takes the maximum of a row of values that a kernel computes, as softmax(x * scale) does: beside 1e20, the largest
-//   element less the maximum would not be 0 but 1e13, and its exponential infinite.
-// `backward`: of all gradients; null: there is none.
+// True if default mode may relax the recording. False if the last bit of a value can change a result by more than a
+// last bit: relaxed kernels, or stages of one, may fuse different products and so compute one value in two ways. That
+// is the case if the forward or a backward
+// - compares two computed floating-point values: an element that was the largest of its row might then get no gradient;
+// - takes the maximum of a row of values that a kernel computes, as softmax(x * scale) does: near 1e20, the largest
+//   element minus the maximum would be 1e13 instead of 0, and its exponential infinite.
+// `backward`: the backward for all gradients; null if there is none.
 bool may_relax(const Graph& forward, const BackwardGraph* backward);
 
 }  // namespace rondo::compile

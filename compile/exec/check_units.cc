@@ -30,10 +30,10 @@ Chosen& chosen() {
   return on;
 }
 
-// True if the op only looks at its operand's memory.
+// True if the op reads no data and only makes a view.
 bool is_view(const GraphNode& node) { return node.op->kind == OpKind::kView; }
 
-// The check of a run with these inputs, which the run may overwrite.
+// Makes the check of a run with these inputs. The run may overwrite them.
 std::unique_ptr<UnitCheck> check_of(const Program& program, std::span<const Tensor> inputs, const Floats& floats) {
   std::vector<std::vector<int32_t>> units;
   for (const Launch& launch : program.plan().launches)
@@ -100,7 +100,7 @@ std::vector<Tensor> UnitCheck::run(absl::FunctionRef<std::vector<Tensor>()> comp
 UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
   NodeMap<bool> inside(graph_, false);
   for (int32_t n : nodes) inside[n] = true;
-  // Views between nodes of the part belong to no launch.
+  // Views between nodes of the part belong to no launch, so they are added.
   for (int32_t n : nodes) {
     for (ValueId id : graph_.node(n).inputs) {
       if (id == kNoValue) continue;
@@ -112,7 +112,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
     }
   }
   Part made;
-  std::map<ValueId, ValueId> known;  // value of the whole graph -> of the part
+  std::map<ValueId, ValueId> known;  // id in the whole graph -> id in the part
   const auto add = [&](ValueId id, const Dims& sizes, const Dims& strides) {
     const auto as = static_cast<ValueId>(made.graph.values.size());
     Value v;
@@ -152,7 +152,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
     }
     made.graph.nodes.push_back(std::move(node));
   }
-  // The values that others read of it, and those that only it has.
+  // The part's outputs: values that are read outside of it, and values that nothing reads.
   ValueMap<bool> read_inside(graph_, false), read_outside(graph_, false);
   for (size_t n = 0; n < inside.size(); ++n)
     for (ValueId id : graph_.nodes[n].inputs)
@@ -171,7 +171,7 @@ UnitCheck::Part UnitCheck::part(const std::vector<int32_t>& nodes) const {
 
 std::string UnitCheck::wrong_in(const std::vector<int32_t>& nodes) const {
   if (std::any_of(nodes.begin(), nodes.end(), [&](int32_t n) { return graph_.node(n).op->is<trait::Exchange>(); }))
-    return "";  // alone, it would send again
+    return "";  // alone, it would send a second time
   const Part alone = part(nodes);
   if (alone.outputs.empty()) return "";
   std::vector<Tensor> operands;
@@ -188,10 +188,10 @@ std::vector<int32_t> UnitCheck::smallest(std::vector<int32_t> nodes) const {
     try {
       return !wrong_in(some).empty();
     } catch (const std::exception&) {
-      return false;  // cut out in the wrong place
+      return false;  // these nodes alone are not a valid graph
     }
   };
-  // Most often it is one op.
+  // Usually a single op is wrong.
   for (int32_t n : nodes)
     if (nodes.size() > 1 && is_wrong({n})) return {n};
   for (size_t i = 0; i < nodes.size() && nodes.size() > 2;) {
@@ -227,7 +227,7 @@ std::string UnitCheck::wrong_pass() {
     after.run(&sums_);
     std::vector<Tensor> outputs;
     for (ValueId id : graph.outputs) outputs.push_back(after.value(id));
-    // The compiled run has sent what this pass has made of the operand.
+    // Or the compiled run has sent the operand as this pass leaves it.
     if (!source_->first_difference(outputs).empty() || (wrong_operand && after.first_difference_in(sums_).empty()))
       return absl::StrCat("the pass \"", pass, "\" makes another function of it (RONDO_DISABLE=", pass, ")");
   }

@@ -26,12 +26,12 @@ Code::Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device,
 
 std::shared_ptr<const PreparedKernel> Code::prepare(const Plan& plan, const Launch& launch, int variant) const {
   const GraphNode& node = plan.graph.node(launch.op());
-  // A prepared call knows no floats, which are arguments of a run.
+  // A prepared call has no floats: they are arguments of a run.
   const PrepareFn make = entry_of(*node.op, device_).prepare;
   if (make == nullptr || node.attrs.floats.size() > 0) return nullptr;
   NoGrad off;
   RecorderScope eager(nullptr);
-  // Stand-ins for memory: only who shares with whom matters.
+  // Stand-ins for memory: all that matters is which values share memory.
   std::vector<std::pair<int32_t, Storage>> memory;
   const LibraryCall call(plan, launch, [&](const Value& like, const Address& address) {
     auto found = std::find_if(memory.begin(), memory.end(), [&](const auto& m) { return m.first == address.slot; });
@@ -62,7 +62,7 @@ void Code::return_arena(Storage arena) const {
   std::lock_guard lock(arenas_->mutex);
   try {
     arenas_->spare.push_back(std::move(arena));
-  } catch (const std::bad_alloc&) {  // then it is freed: the run has ended well
+  } catch (const std::bad_alloc&) {  // then it is freed: the run itself has succeeded
   }
 }
 

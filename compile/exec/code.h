@@ -1,4 +1,4 @@
-// Code: what a plan runs, loaded for one device: its kernels and its prepared library calls. Thread safe.
+// Code: what a plan runs on one device: its loaded kernels and its prepared library calls. Thread safe.
 #pragma once
 
 #include <memory>
@@ -14,22 +14,22 @@ namespace rondo::compile {
 
 class Code {
  public:
-  // `kernels`: those of the plan, in order.
-  // Throws Error if the plan was made for another target.
+  // `kernels`: those of the plan, in order. Throws Error if the plan was made for another target.
   Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device);
   Code(const Plan& plan, std::vector<CompiledKernel> kernels, Device device, const Target& target);
 
   Device device() const { return device_; }
   const Target& target() const { return *target_; }
   KernelHandle handle(int32_t kernel) const { return kernels_[static_cast<size_t>(kernel)].handle; }
-  // The library call of a launch, with all done that depends on shapes. Null: the op's kernel works out each call anew.
+  // The prepared library call of a launch: everything that depends on shapes is done. Null: the op's kernel does that
+  // work in each call.
   const std::shared_ptr<const PreparedKernel>& prepared(size_t launch) const { return prepared_[launch]; }
 
-  // Arenas of earlier runs (Plan::keeps_arena): one is leased for each run.
+  // Leases an arena for one run: with Plan::keeps_arena, one of an earlier run if there is one.
   Storage lease_arena(const Plan& plan) const;
   void return_arena(Storage arena) const;
 
-  // For exec/tune.h, before the code is shared. Another way to run a library call; null: there is none.
+  // For exec/tune.h, before the code is shared: another way to run a library call; null if there is none.
   std::shared_ptr<const PreparedKernel> prepare(const Plan& plan, const Launch& launch, int variant) const;
   void set_prepared(size_t launch, std::shared_ptr<const PreparedKernel> call) { prepared_[launch] = std::move(call); }
 

@@ -70,7 +70,7 @@ class EagerOps final : public OpCompiler {
     std::vector<Tensor> given;
     for (const Tensor* input : inputs)
       if (input->defined()) given.push_back(*input);
-    // A decomposition may compute with the call's floats, so its plan is for these ones.
+    // A decomposition may compute with the call's floats, so each set of floats has its own plan.
     const auto floats = in_parts || attrs.floats.size() == 0
                             ? program->floats()
                             : std::make_shared<const Floats>(floats_for(program->plan(), graph));
@@ -91,7 +91,7 @@ class EagerOps final : public OpCompiler {
   std::shared_ptr<const Program> program_for(const Graph& graph, Device device, bool in_parts) {
     RecordingKey key = pack(graph, in_parts ? PackFloats::kYes : PackFloats::kNo);
     key.push_back(static_cast<uint64_t>(device.backend) << 8 | static_cast<uint8_t>(device.index));
-    // A device that was closed may come back as one of another architecture (compile_for()).
+    // A device number that was closed may be reopened with another architecture (compile_for()).
     key.push_back(reinterpret_cast<uintptr_t>(find_target(device)));
     const std::shared_ptr<const Entry> entry = entries_.get(key, [&] { return compile(graph, device, in_parts); });
     std::lock_guard lock(mutex_);
@@ -101,8 +101,8 @@ class EagerOps final : public OpCompiler {
   std::shared_ptr<const Entry> compile(const Graph& graph, Device device, bool in_parts) {
     std::shared_ptr<const Program> program;
     if (graph.value(graph.outputs[0]).sizes.numel() > 0) {
-      // With eager's own rounding; for all sizes. The parts of an op are fused, and read a row once if they know how
-      // long it is.
+      // With eager's own rounding. A single kernel is compiled for all sizes. The parts of a decomposition are compiled
+      // for constant sizes: fused, they read a row only once if its length is known.
       program = Program::compile(graph, {.plan = {.exact = true, .epilogues = Epilogues::kNever},
                                          .sizes = in_parts ? Sizes::kConstant : Sizes::kAny,
                                          .device = device});
@@ -115,7 +115,7 @@ class EagerOps final : public OpCompiler {
   }
 
   RecentCache<RecordingKey, Entry> entries_{4096};
-  std::mutex mutex_;  // of report_
+  std::mutex mutex_;  // guards report_
   EagerOpsReport report_;
 };
 

@@ -58,7 +58,7 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
                            size_t end) const {
   Frame frame;
   frame.slots.resize(plan_.n_slots());
-  // Asked before the frame holds them, too.
+  // Checked before the frame holds the inputs, too.
   absl::InlinedVector<bool, 48> given(release ? inputs.size() : 0, false);
   if (release)
     for (const Plan::FreshBuffer& buffer : plan_.fresh)
@@ -66,9 +66,9 @@ Frame Executor::make_frame(std::span<const Tensor> inputs, bool release, std::sp
         given[static_cast<size_t>(buffer.donor)] = autograd::is_only_holder(inputs[static_cast<size_t>(buffer.donor)]);
   Frame::Slot* slot = frame.slots.data();
   for (const Tensor& input : inputs) {
-    // The caller knows that nothing reads what is undefined.
+    // The caller knows that nothing reads an undefined input.
     if (input.defined()) {
-      Storage storage = input.storage();  // throws if an error came before the value
+      Storage storage = input.storage();  // throws if an earlier error on the device affects the value
       *slot = {input.impl()->data(), std::move(storage),
                input.storage_offset() * static_cast<int64_t>(size_of(input.dtype()))};
     }
@@ -129,7 +129,7 @@ void Executor::run_kernel(const Launch& launch, const Frame& frame) const {
 
 void Executor::run_combines(size_t first, const Frame& frame) const {
   absl::InlinedVector<CombineCall::Sum, 16> sums;
-  absl::InlinedVector<size_t, 8> ends;  // of each call's sums
+  absl::InlinedVector<size_t, 8> ends;  // by call: the end of its sums
   size_t end = first;
   for (; end < plan_.launches.size() && plan_.launches[end].kind == Launch::Kind::kCombine; ++end) {
     const Launch& launch = plan_.launches[end];
@@ -205,7 +205,7 @@ void Executor::run_launch(size_t launch, const Frame& frame) const {
     case Launch::Kind::kLibraryCall: return run_library_call(launch, frame);
     case Launch::Kind::kCopy: return run_copy(plan_.launches[launch], frame);
     case Launch::Kind::kCombine:
-      // The first of several runs all of them.
+      // The first of several consecutive ones runs all of them.
       if (launch > 0 && plan_.launches[launch - 1].kind == Launch::Kind::kCombine) return;
       return run_combines(launch, frame);
     case Launch::Kind::kTable: throw_internal("a table launch runs by Executor::run_tables()");
@@ -251,14 +251,14 @@ std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, 
 
 std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, bool release,
                                              std::span<const Tensor> homes, const TakeResults& take) const {
-  struct Scope {  // between seams
+  struct Scope {  // active between seams
     FloatingPointScope floating_point;
     NoGrad off;
     RecorderScope eager{nullptr};
   };
   std::optional<Scope> scope(std::in_place);
   Frame frame = make_frame(inputs, release, homes, static_cast<size_t>(plan_.seams[0].launch));
-  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: that the frame has not let go of
+  std::vector<int> results_in(plan_.n_slots(), 0);  // by slot: the results that the frame still holds
   for (const Address& address : plan_.outputs) ++results_in[static_cast<size_t>(address.slot)];
   std::vector<bool> gone(plan_.outputs.size(), false);
   const auto let_go = [&](size_t output) {
@@ -273,7 +273,7 @@ std::vector<Tensor> Executor::run_with_seams(std::span<const Tensor> inputs, boo
     allocate_fresh(frame, done, end);
     for (; done < end; ++done) run_launch(done, frame);
   };
-  std::vector<std::vector<Tensor>> waiting;  // of seams at the end
+  std::vector<std::vector<Tensor>> waiting;  // results of seams after the last launch
   for (const Plan::Seam& seam : plan_.seams) {
     run_until(static_cast<size_t>(seam.launch));
     std::vector<Tensor> taken;

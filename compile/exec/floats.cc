@@ -6,7 +6,7 @@ namespace rondo::compile {
 
 namespace {
 
-// Calls read(float) for each scalar of a kernel, in order; then the same for each library call's, with its node.
+// Calls scalars(float) for each scalar of a kernel, in order; then calls(attrs) for each library call that has floats.
 template <class Scalars, class Calls> void visit(const Plan& plan, const Graph& graph, Scalars scalars, Calls calls) {
   for (const LoweredUnit& unit : plan.kernels)
     for (const Scalar& scalar : unit.scalars)

@@ -1,4 +1,4 @@
-// The tensors of one library call, and the context that its op's kernel wants.
+// The tensors of one library call, and the context for its op's kernel.
 #pragma once
 
 #include <utility>
@@ -11,14 +11,15 @@ namespace rondo::compile {
 
 class LibraryCall {
  public:
-  // `make_tensor(like, address)`: a tensor of the value's layout there. The plan must outlive this.
+  // `make_tensor(like, address)`: makes a tensor with the layout of `like` at `address`. The plan must
+  // outlive this object.
   template <class MakeTensor>
   LibraryCall(const Plan& plan, const Launch& launch, MakeTensor make_tensor)
       : plan_(plan), launch_(launch), inputs_(launch.inputs.size()), outputs_(node().outputs.size()) {
     const Graph& graph = plan.graph;
     for (size_t i = 0; i < launch.inputs.size(); ++i)
       if (launch.inputs[i] != kNoValue) inputs_[i] = make_tensor(graph.value(launch.inputs[i]), launch.addresses[i]);
-    // The op's own result, written where the last epilogue's belongs.
+    // The op's own result, written to the memory of the last epilogue's result.
     const GraphNode& op = node();
     for (size_t i = 0; i < op.outputs.size(); ++i) {
       Value like = graph.value(op.outputs[i]);

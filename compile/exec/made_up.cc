@@ -6,12 +6,12 @@
 namespace rondo::compile {
 namespace {
 
-// What is known of an integer value from the ops that read it, or views of it.
+// What the ops that read an integer value, or views of it, require of it.
 struct Places {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
-  bool known = false;      // an op reads them as places
-  int64_t bound = kNone;   // they lie below
-  int64_t segmented = -1;  // they are where segments of so many rows begin, and where the last one ends; -1: no
+  bool known = false;      // an op uses them as places
+  int64_t bound = kNone;   // they must be smaller
+  int64_t segmented = -1;  // starts of segments of this many rows, and the last end; -1: they are not
 };
 
 void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& places) {
@@ -25,11 +25,11 @@ void note_reader(const Graph& graph, const GraphNode& node, ValueId id, Places& 
       places.known = true;
       below(graph.value(node.inputs[0]).sizes[pick->dim(node.attrs)]);
     } else if (node.op->checks && node.inputs.size() == 1) {
-      // A check of indices, and a sort of them, have the number of places as their first int.
+      // A check of indices, and a sort of them, have the bound of the indices as their first int.
       places.known = true;
       below(node.attrs.ints[0]);
     } else {
-      // Which dimension an index goes into only the op knows, so every dimension of what it reads and writes beside it
+      // Only the op knows which dimension an index refers to, so every dimension of its other operands and results
       // is a bound.
       places.known = places.known || node.op->checks || (node.op->is<trait::SumByIndex>() && i == 1);
       for (const ValueIds* list : {&node.inputs, &node.outputs})
@@ -48,7 +48,7 @@ Places places_of(const Graph& graph, ValueId id) {
     if (node.op->kind != OpKind::kView && !node.op->is<trait::SideBySide>()) {
       note_reader(graph, node, id, places);
     } else {
-      for (const ValueId shown : node.outputs) {  // in a view, or beside others
+      for (const ValueId shown : node.outputs) {  // a view, or a concatenation with others
         const Places seen = places_of(graph, shown);
         places.known = places.known || seen.known;
         places.bound = std::min(places.bound, seen.bound);

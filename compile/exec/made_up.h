@@ -1,9 +1,9 @@
-// Made-up operands: what a plan is tuned on (exec/tune.h), and what a file that shows a fault runs on
-// (exec/check_units.h).
+// Made-up operands: for tuning a plan (exec/tune.h), and for running a reproducer (exec/check_units.h).
 //
-// Note [Made-up places]. Integers may say where to read or write: an index, an order, where segments begin. Code that
-//   reads them does not check them: an earlier launch has. So made-up ones must be valid for every reader: smaller than
-//   the number of rows or elements that a reader can address, and ascending where they are the starts of segments.
+// Note [Made-up places]. Integers may be places, that is, say where to read or write: indices, an order, the starts of
+//   segments. Code that uses them does not check them, because an earlier launch has done so. So made-up ones must be
+//   valid for every reader: smaller than the number of rows or elements that a reader can address, and ascending if
+//   they are the starts of segments.
 #pragma once
 
 #include <vector>
@@ -14,15 +14,15 @@
 
 namespace rondo::compile {
 
-// A tensor with the layout of a value, of random numbers from `generator`: floats from (0, 1), which every op takes;
-// integers as Note [Made-up places] says. What is measured on must not be constant: equal numbers switch few wires, so
-// a GPU clocks higher, indices meet in one row, and masks have one side.
+// A tensor with the layout of a value and random numbers from `generator`: floats in (0, 1), which every op accepts;
+// integers as in Note [Made-up places]. Constants would falsify measurements: equal numbers switch few wires, so a GPU
+// clocks higher; all indices would be one row; and all elements of a mask would be equal.
 Tensor made_up(const Graph& graph, ValueId id, Device device, Generator& generator);
 
-// True if an op reads these integers, or a view of them, as places: it picks or scatters by them, checks them, or adds
-// up segments that begin there.
+// True if an op reads these integers, or a view of them, as places: for picking, scattering, a check of indices, or as
+// starts of segments.
 bool are_places(const Graph& graph, ValueId id);
-// REQUIRES: are_places(). True if made-up ones could be these: Note [Made-up places].
+// True if these integers are valid as made-up ones: Note [Made-up places]. REQUIRES: are_places().
 bool are_good_places(const Graph& graph, ValueId id, const std::vector<int64_t>& integers);
 
 }  // namespace rondo::compile

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kNudgedRuns = 3;
 
-// A tensor of the same layout with memory of its own.
+// A tensor of the same layout with its own memory.
 Tensor copy_of(const Tensor& t) {
   int64_t extent = t.numel() == 0 ? 0 : 1;
   for (int d = 0; extent > 0 && d < t.rank(); ++d) extent += (t.sizes()[d] - 1) * t.strides()[d];
@@ -24,7 +24,7 @@ Tensor copy_of(const Tensor& t) {
   return Tensor::over(memory.storage(), memory.storage_offset(), t.sizes(), t.strides(), t.dtype());
 }
 
-// From one number to the next, at 1.
+// The distance from 1 to the next number.
 double unit_of(DType dtype) {
   return dtype == kF64 ? 0x1p-52 : dtype == kF32 ? 0x1p-23 : dtype == kF16 ? 0x1p-10 : 0x1p-7;
 }
@@ -57,7 +57,7 @@ void OpByOp::run(CollectiveLog* sums) {
   values_ = values_of_run(nullptr);
 }
 
-// `random`: of the nudges; null: none.
+// `random`: the state of the nudges; null: no nudges.
 ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   std::optional<CollectiveScope> known_sums;
   if (sums_ != nullptr) known_sums.emplace(CollectiveScope::kReplayOnly, *sums_);
@@ -65,7 +65,7 @@ ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   for (size_t i = 0; i < inputs_.size(); ++i) {
     if (!inputs_[i].defined()) continue;
     Tensor input = inputs_[i];
-    // An element that is shown several times is one number.
+    // An element that is repeated by a stride of 0 is nudged only once.
     if (random != nullptr) {
       input = copy_of(input);
       Tensor memory = input;
@@ -77,7 +77,7 @@ ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   }
   Graph plain = graph_;
   for (Value& value : plain.values) value.requires_grad = false;
-  // What follows from an input that the caller left out is read by nobody.
+  // Nodes that depend on a missing input are skipped; nothing reads their results.
   ValueMap<bool> there(graph_);
   for (size_t v = 0; v < there.size(); ++v) there[v] = values[v].defined();
   std::erase_if(plain.nodes, [&](const GraphNode& node) {
@@ -92,7 +92,7 @@ ValueMap<Tensor> OpByOp::values_of_run(uint32_t* random) const {
   }
   run_eagerly(plain, values, nullptr, [&](const GraphNode& node) {
     if (node.op->kind == OpKind::kView) return;
-    // The sum was not made of this run's operand.
+    // The logged sum was made from the unnudged operand: add the difference.
     if (node.op->is<trait::Exchange>() && sums_ != nullptr)
       values[node.outputs[0]].add_(values[node.inputs[0]] - values_[node.inputs[0]]);
     for (ValueId id : node.outputs) nudge(values[id], *random);

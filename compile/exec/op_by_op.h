@@ -1,13 +1,12 @@
-// OpByOp: a graph run op by op, by the ops' own kernels: what compiled results are compared with.
+// OpByOp: runs a graph op by op with the ops' own kernels. Compiled results are compared with this.
 //
-// Note [What rounding moves]. In exact mode no bit may differ. In default mode a compiled program rounds in other
-// places
-//   and adds up in another order than eager execution. What that does to a number depends on how it is computed: where
-//   terms cancel, nothing is left but their rounding. The gradient of a bias before a normalisation is such a number:
-//   it is 0. So its distance from eager's is no share of the largest element. Where a result differs by more than such
-//   a share, the graph runs again, three times, with each number nudged by up to a unit in its last place: the inputs,
-//   and what each op computes. A result may differ by kTimesMoved times as much as the nudges move it. A comparison
-//   that a nudge turns round moves what follows from it, too.
+// Note [What rounding moves]. In exact mode no bit may differ. In default mode, a compiled program rounds in other
+//   places and adds in another order than eager execution. The effect on a number depends on how it is computed: if
+//   terms cancel, only their rounding is left. The gradient of a bias before a normalisation is such a number: it is 0.
+//   So its distance from eager's result cannot be bounded by a share of the largest element. If a result differs by
+//   more than this share, the graph runs three more times, with each number changed by up to a unit in its last place:
+//   the inputs and the result of each op. A result may differ by kTimesMoved times as much as these nudges move it. If
+//   a nudge changes the outcome of a comparison, all results that depend on it move, too.
 #pragma once
 
 #include <optional>
@@ -21,7 +20,7 @@
 
 namespace rondo::compile {
 
-inline constexpr double kRelaxed = 1e-5;              // f64 and f32: of the largest element
+inline constexpr double kRelaxed = 1e-5;              // f64 and f32: relative to the largest element
 inline constexpr double kRelaxedLowPrecision = 0.02;  // bf16 and f16
 inline constexpr double kTimesMoved = 4;
 
@@ -29,27 +28,28 @@ class OpByOp {
  public:
   // The inputs may be overwritten afterwards.
   OpByOp(Graph graph, std::span<const Tensor> inputs, bool exact);
-  // Runs the graph; call it first. Nodes that need an input which is undefined are left out, and so are their results.
-  // `sums`: the collectives of the compiled run, which has sent them already. Nothing is sent: Note [Collectives are
-  // effects] in runtime/op/op.h. Null: the graph has no collectives, or nobody has sent them. It outlives this.
+  // Runs the graph; call it first. Nodes that need an undefined input are skipped, and their results are undefined.
+  // `sums`: the collectives of the compiled run, which has already sent them. Nothing is sent again: Note [Collectives
+  // are effects] in runtime/op/op.h. Null: the graph has no collectives, or they have not been sent. `sums` must
+  // outlive this object.
   void run(CollectiveLog* sums = nullptr);
-  // What differs in the operands of the collectives of `sums`, sent by the compiled run, as first_difference(). Their
-  // results are the same ones in both.
+  // Like first_difference(), but compares the operands of the collectives with those that the compiled run has sent
+  // (`sums`). The results of the collectives are the same in both.
   std::string first_difference_in(const CollectiveLog& sums) const;
 
   const Graph& graph() const { return graph_; }
   std::span<const Tensor> inputs() const { return inputs_; }
-  // Undefined: it was left out.
+  // Undefined if its node was skipped.
   const Tensor& value(ValueId id) const { return values_[id]; }
-  // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal, in default mode but for rounding.
-  // REQUIRES: the value is defined, and `actual` has its sizes.
+  // "element 3 of [4, 6]: eager 0.5, compiled 0.25"; "" if they are equal (in default mode: within rounding). REQUIRES:
+  // the value is defined, and `actual` has its sizes.
   std::string difference(ValueId id, const Tensor& actual) const;
-  // The same of the first of the graph's outputs that differs.
+  // The same for the first of the graph's outputs that differs.
   std::string first_difference(std::span<const Tensor> outputs) const;
 
  private:
   ValueMap<Tensor> values_of_run(uint32_t* random) const;
-  // The most that an element of the value moves: Note [What rounding moves].
+  // The most that a nudge moves an element of the value: Note [What rounding moves].
   double moved(ValueId id) const;
 
   const Graph graph_;
@@ -57,7 +57,7 @@ class OpByOp {
   std::vector<Tensor> inputs_;  // copies
   CollectiveLog* sums_ = nullptr;
   ValueMap<Tensor> values_;
-  mutable std::optional<ValueMap<double>> moved_;  // known when the first value asks
+  mutable std::optional<ValueMap<double>> moved_;  // computed at the first call of moved()
 };
 
 }  // namespace rondo::compile

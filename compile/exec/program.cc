@@ -11,7 +11,7 @@
 namespace rondo::compile {
 namespace {
 
-// If a kernel is refused, each is compiled alone, so that the reproducer holds the one at fault.
+// If the compiler refuses a kernel, compiles each one alone, so that the reproducer contains the kernel at fault.
 CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::span<const KernelHint> hints,
                      const Target& target) {
   try {
@@ -27,7 +27,7 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::s
   }
 }
 
-// Hints for the kernels of one plan, from those of the same graph at other sizes.
+// Hints for the kernels of a plan, from the kernels of the same graph at other sizes.
 std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSizes other, const Target& target,
                                 const PlanOptions& options) {
   const auto at = [&](std::optional<Graph>& graph) {
@@ -36,7 +36,7 @@ std::vector<KernelHint> compare(const std::vector<LoopKernel>& kernels, OtherSiz
     try {
       if (graph.has_value()) there = kernels_of(plan_launches(*std::move(graph), target, options));
     } catch (const std::exception&) {
-      there.clear();  // sizes that nobody asked for need not compile
+      there.clear();  // these sizes may never occur, so errors are ignored
     }
     if (there.size() != kernels.size()) there.clear();
     return there;

@@ -1,5 +1,5 @@
-// Program: a compiled graph, that is, a plan and its code for one device. Immutable; several threads may run it at
-// once.
+// Program: a compiled graph: a plan and its code for one device. Immutable; several threads may run it at
+// the same time.
 #pragma once
 
 #include <memory>
@@ -17,22 +17,22 @@
 namespace rondo::compile {
 
 struct ProgramStats {
-  int kernels = 0;   // generated
-  int compiled = 0;  // of these, the ones for which code had to be generated
-  int fresh = 0;     // and the ones whose code this process did not have: generated, or from disk or an artifact
+  int kernels = 0;   // generated kernels
+  int compiled = 0;  // of these, how many had to be compiled
+  int fresh = 0;     // of these, how many this process did not have: compiled, or from disk or an artifact
   int library_calls = 0;
   int64_t arena_bytes = 0;
-  double compile_ms = 0;  // all of it: passes, planning, code
+  double compile_ms = 0;  // passes, planning and code together
 };
 
-// How a graph whose inputs have marked dimensions would look at other sizes of these.
+// A graph whose inputs have marked dimensions, at other sizes of these.
 struct OtherSizes {
-  std::optional<Graph> next;               // at the next size of each; nothing: it cannot be told
-  std::optional<Graph> smallest, largest;  // nothing: as before, or there is no bound
+  std::optional<Graph> next;               // at the next size of each; nullopt: unknown
+  std::optional<Graph> smallest, largest;  // nullopt: unknown, or no bound
 };
 struct SizeMarks {
   absl::AnyInvocable<OtherSizes() const> graph_at;
-  // Code for these ranges of sizes exists, so whatever serves is taken.
+  // Code for these ranges of sizes exists already, so any code that fits is used.
   bool ranges_met = false;
 };
 
@@ -40,10 +40,10 @@ struct ProgramOptions {
   PlanOptions plan = {};
   Sizes sizes = Sizes::kConstant;
   Device device = kCPU;
-  // If not null, for the time of compile(): code reads what depends on marked dimensions when it runs, whatever `sizes`
-  // says, and assumes that they stay within their ranges.
+  // If not null (needed only during compile()): code reads extents that depend on marked dimensions at run time,
+  // regardless of `sizes`, and assumes that the dimensions stay within their ranges.
   const SizeMarks* marks = nullptr;
-  // The program's floats have the graph as it was before all passes (Floats::source): for checks of its numbers.
+  // If true, the program's floats keep the graph as it was before all passes (Floats::source), to check its numbers.
   bool keeps_source = false;
 };
 
@@ -51,27 +51,27 @@ class Program : public std::enable_shared_from_this<Program> {
  public:
   static std::shared_ptr<const Program> compile(Graph graph, const ProgramOptions& options = {});
 
-  // Executor::run(), with these floats (for this plan). Its numbers are not checked: regions call run_checked()
-  // (exec/check_units.h).
+  // Executor::run(), with these floats, made for this plan. Its numbers are not checked: regions
+  // call run_checked() (exec/check_units.h).
   std::vector<Tensor> run(std::span<const Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                           std::vector<Tensor>* finished = nullptr, std::span<const Tensor> homes = {},
                           const TakeResults& take = nullptr) const;
-  // The same; donated inputs that nobody but `inputs` holds are written over.
+  // The same; donated inputs that only `inputs` holds are written over.
   std::vector<Tensor> run_and_release(std::vector<Tensor> inputs, const std::shared_ptr<const Floats>& floats,
                                       std::span<const Tensor> homes = {}, const TakeResults& take = nullptr) const;
-  // True if run_and_release() could write over anything.
+  // True if run_and_release() may write over inputs.
   bool reuses_inputs() const { return plan_.reuses_inputs; }
 
   const Plan& plan() const { return plan_; }
   const Code& code() const { return code_; }
   const std::shared_ptr<const Floats>& floats() const { return floats_; }  // of the graph that was compiled
-  // The floats for another call of the recording that the graph was derived from (FloatTrace).
+  // The floats for another call of the recording from which the graph was derived (FloatTrace).
   std::shared_ptr<const Floats> floats_at(std::span<const double> recorded) const;
   const Graph& graph() const { return plan_.graph; }
   const ProgramStats& stats() const { return stats_; }
-  const PlanOptions& how() const { return how_; }  // it was made: for checks of its numbers
+  const PlanOptions& how() const { return how_; }  // it was made, to check its numbers
 
-  // A graph before all passes. Its floats: those of all nodes, in order.
+  // A graph before all passes. `formulas`: for the floats of all nodes, in order.
   struct Source {
     Graph graph;
     FloatFormulas formulas;
@@ -80,7 +80,7 @@ class Program : public std::enable_shared_from_this<Program> {
           PlanOptions how);
 
  private:
-  // Kept for launches that run late.
+  // The owner for launches that run asynchronously.
   std::shared_ptr<const void> keep(const std::shared_ptr<const Floats>& floats) const;
 
   const Plan plan_;

@@ -1,5 +1,5 @@
-// Runs a stage of the compiler again on what a reproducer holds (stages/reproducer.h). For the tool rondo_replay
-// (tests/replay/).
+// Runs a stage of the compiler again on the contents of a reproducer (stages/reproducer.h). For the
+// tool rondo_replay (tests/replay/).
 #pragma once
 
 #include <optional>
@@ -15,22 +15,23 @@
 
 namespace rondo::compile {
 
-// A stage and what it is given.
+// A stage and its input.
 struct Reproducer {
   std::string stage;                 // StageInput::stage, or "compile"
-  PassOptions options;               // of a pass
-  std::optional<Graph> graph;        // all but "emit"
+  PassOptions options;               // for a pass
+  std::optional<Graph> graph;        // for all stages but "emit"
   EpilogueChains epilogues;          // "fuse"
   std::optional<Unit> unit;          // "lower"
   std::vector<bool> needed;          // "lower"
   std::optional<LoopKernel> kernel;  // "emit"
 };
 
-// Reads the text of a reproducer, also a bare graph (stage "compile": everything) or loop kernel ("emit"). Throws Error
-// "line 3: what". `own`: ops of the program's own; rondo_replay has those of tests/replay/own_ops.cc.
+// Reads the text of a reproducer, or of a graph alone (stage "compile", which runs everything) or a loop
+// kernel alone ("emit"). Throws Error "line 3: what". `own`: the program's own ops; rondo_replay has the
+// ops of tests/replay/own_ops.cc.
 Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const> own = {});
 
-// Runs the stage and gives what it makes as text. Throws what the stage throws; Error if there is no such stage.
+// Runs the stage and returns its result as text. Throws what the stage throws; Error if there is no such stage.
 std::string replay(const Reproducer& reproducer);
 
 }  // namespace rondo::compile

@@ -13,9 +13,9 @@ namespace rondo::compile {
 void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vector<bool>* wanted, const MadeNode& made,
                  const GivenResults& given) {
   RecorderScope eager(nullptr);
-  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
+  amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
   static const Tensor kUndefined;
-  // Calls without operands run where the others do.
+  // Calls without operands run on the device of the others.
   const auto some = std::find_if(values.begin(), values.end(), [](const Tensor& value) { return value.defined(); });
   const DeviceScope device(some != values.end() ? some->device() : default_device());
   for (const GraphNode& node : graph.nodes) {
@@ -26,11 +26,11 @@ void run_eagerly(const Graph& graph, std::vector<Tensor>& values, const std::vec
     const std::source_location where = line_of(node);
     for (ValueId id : node.inputs)
       args.emplace_back(id == kNoValue ? kUndefined : values[static_cast<size_t>(id)], where);
-    bool differentiable = false;  // what ran under no_grad stays constant
+    bool differentiable = false;  // results that were made under no_grad stay constant
     for (ValueId id : node.outputs) differentiable = differentiable || graph.value(id).requires_grad;
     GradMode mode(differentiable);
     if (!given || !given(node, args, outputs)) call(*node.op, args, node.attrs, outputs);
-    // A call may have no operands.
+    // The call may have no operands.
     if (differentiable && ops::is_same_variable(*node.op) && args[0].tensor.requires_grad()) {
       const Edge edge = autograd::gradient_edge(args[0].tensor);
       autograd::set_history(outputs[0], edge.node, edge.output);

@@ -1,4 +1,4 @@
-// A pass over tables: a plan of one table launch, with its code. The optimizer's steps are such passes.
+// A pass over a table: a plan of one table launch, with its code. The optimizer's steps are such passes.
 #pragma once
 
 #include <memory>
@@ -18,20 +18,20 @@ class TableLaunch : public std::enable_shared_from_this<TableLaunch> {
  public:
   // `kernel`: for one item (LoopKernel::per_item).
   explicit TableLaunch(LoopKernel kernel) : kernel_(std::move(kernel)) {}
-  // A plan that make_table_plan() or parse_plan() made.
+  // `plan`: made by make_table_plan() or parse_plan().
   explicit TableLaunch(Plan plan);
 
   const LoopKernel& kernel() const { return kernel_; }
-  // Makes the plan, unless there is one, and its code for a device. Returns the number of kernels that had to be
-  // compiled: 0 or 1.
+  // Makes the plan, if there is none, and its code for a device. Returns the number of kernels that had to be compiled:
+  // 0 or 1.
   int compile(Device device = kCPU);
   bool compiled() const { return code_.has_value(); }
   const Plan& plan() const { return *plan_; }  // REQUIRES: compiled()
-  // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are those of the device that was
-  // compiled for. The table itself is free again on return.
+  // Enqueues a pass over the items. REQUIRES: compiled(); the table's addresses are of the device for which it was
+  // compiled. The table itself may be freed on return.
   void run(const Table& table, const Condition& when = {}) const;
-  // The part of a run that may fail: memory for the table, loading of code. The result is the rest, which only
-  // enqueues; null: nothing may fail, so call run(). The table is free again on return.
+  // The part of a run that may fail: memory for the table, loading of code. The result does the rest, which only
+  // enqueues. Null: nothing can fail, so call run(). The table may be freed on return.
   absl::AnyInvocable<void()> ready(const Table& table, const Condition& when = {}) const;
 
  private:

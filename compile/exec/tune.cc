@@ -17,7 +17,7 @@
 namespace rondo::compile {
 namespace {
 
-// Times depend on these.
+// Appends the layouts of values, on which times depend.
 void describe(const Graph& graph, const ValueIds& ids, std::string& text) {
   for (ValueId id : ids) {
     if (id == kNoValue) continue;
@@ -40,16 +40,16 @@ class PlanTuner {
   void run() {
     for (size_t i = 0; i < plan_.launches.size(); ++i) {
       if (plan_.launches[i].kind == Launch::Kind::kKernel) tune_kernel(i);
-      else if (code_.prepared(i) != nullptr && !exact_) tune_library_call(i);  // other products are other sums
+      else if (code_.prepared(i) != nullptr && !exact_) tune_library_call(i);  // other algorithms add in another order
       make_results(i);
     }
   }
 
  private:
-  // What later launches read of this one.
+  // Makes the results of this launch, which later launches read.
   void make_results(size_t index) {
     const Launch& launch = plan_.launches[index];
-    // The other processes do not tune at this moment.
+    // A collective is not called: the other processes are not tuning now.
     const bool is_called = std::any_of(launch.nodes.begin(), launch.nodes.end(),
                                        [&](int32_t n) { return plan_.graph.node(n).op->is<trait::Exchange>(); });
     bool made = false;
@@ -57,14 +57,14 @@ class PlanTuner {
       try {
         executor_.run_launch(index, frame_);
         made = true;
-      } catch (const Error&) {  // an op of the program's own may demand more of its operands than is known
+      } catch (const Error&) {  // a custom op may demand more of its operands than made_up() knows
         if (launch.kind != Launch::Kind::kLibraryCall || !plan_.graph.node(launch.op()).op->checks) throw;
       }
     }
     for (const auto& [id, address] : results_of(launch)) {
       if (made && !are_places(plan_.graph, id)) continue;
       Tensor result = frame_.tensor(plan_.graph.value(id), address);
-      // What the program's own numbers keep in range, made-up ones need not.
+      // Made-up numbers may lead to results out of range where the program's own numbers would not.
       if (made && are_good_places(plan_.graph, id, result.to(kCPU).to_vector<int64_t>())) continue;
       result.copy_(made_up(plan_.graph, id, code_.device(), generator_));
     }
@@ -93,7 +93,7 @@ class PlanTuner {
     };
     std::vector<Choice> choices{{grain, tile}};
     if (grain > 0) choices.insert(choices.end(), {{grain / 8, tile}, {grain * 8, tile}, {int64_t{1} << 40, tile}});
-    // Other chunks are other sums. Larger ones need less room than was planned.
+    // Other chunks add in another order. Larger chunks need less room than was planned.
     if (tile > 0 && !exact_)
       for (int64_t times : {2, 4})
         if (tile * times < unit.kernel.rows) choices.push_back({grain, tile * times});
@@ -113,7 +113,7 @@ class PlanTuner {
     choose(choices[static_cast<size_t>(Tuner::instance().fastest(what, candidates, code_.device()))]);
   }
 
-  // The next launch adds up what this one leaves.
+  // True if the next launch adds up the partial sums of this one.
   bool combines_at_once(size_t index) const {
     if (index + 1 == plan_.launches.size()) return false;
     const Launch& next = plan_.launches[index + 1];
@@ -151,7 +151,7 @@ class PlanTuner {
   Code& code_;
   const bool exact_;
   const Floats floats_;
-  Generator generator_{1};  // of its own: to tune draws none of the program's numbers
+  Generator generator_{1};  // separate: tuning must not draw the program's random numbers
   const Executor executor_;
   Frame frame_;
 };
@@ -164,9 +164,9 @@ void tune(Plan& plan, Code& code, bool exact) {
   PlanTuner(plan, code, exact).run();
 }
 
-// One more pass over the result, by the op's own kernel, stands for what the op would cost elsewhere. A product of few
-// rows waits for its weights: a program reads them from memory, and what is timed here from the caches. So it is not
-// timed, and keeps the kernel that is made for it.
+// The alternative to epilogues is timed as one more pass over the result for each, with the op's own kernel. A product
+// of few rows mostly waits for its weights: a program reads them from memory, but this timing would read them from the
+// caches. So such a product is not timed and gets no epilogues.
 bool epilogues_pay(Device device, const Graph& graph, int32_t index, const std::vector<int32_t>& epilogues) {
   constexpr int64_t kFewRows = 4;
   const Dims& sizes = graph.value(graph.node(index).outputs[0]).sizes;

@@ -1,5 +1,5 @@
-// Mode::kMaxAutotune: each launch of a plan is timed in several ways, and the fastest kept. The inputs are made up
-// (exec/made_up.h); all launches run, in order, so each is timed on what those before it have made.
+// Mode::kMaxAutotune: each launch of a plan is timed in several ways, and the fastest way is kept. The inputs are made
+// up (exec/made_up.h). All launches run in order, so each one is timed on the results of the earlier ones.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,11 @@
 
 namespace rondo::compile {
 
-// Chooses among the ways to run each launch. Results keep their bits if `exact`.
+// Chooses the way to run each launch. If `exact`, only ways whose results have the same bits.
 void tune(Plan& plan, Code& code, bool exact);
 
-// True if a product of `graph` is faster with these ops as epilogues than with a pass over its result for each.
+// True if a product of `graph` is faster with these ops as epilogues than with a separate pass over its result
+// for each op.
 bool epilogues_pay(Device device, const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues);
 
 }  // namespace rondo::compile

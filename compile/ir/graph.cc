@@ -92,7 +92,7 @@ std::vector<WriteBack> write_backs(const Graph& recorded) {
 }
 
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands) {
-  std::vector<Tensor> stand_ins(node.inputs.size());  // without memory: `infer` does not look at data
+  std::vector<Tensor> stand_ins(node.inputs.size());  // without memory: `infer` reads no data
   std::vector<const Tensor*> inputs;
   for (size_t i = 0; i < stand_ins.size(); ++i) {
     inputs.push_back(&stand_ins[i]);
@@ -111,7 +111,7 @@ std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node,
   return {infer.outputs().begin(), infer.outputs().end()};
 }
 
-// Sizes do not depend on strides, which a later pass may have changed.
+// Infers with dense strides: sizes do not depend on strides, which a later pass may have changed.
 std::string difference_from_inferred(const Graph& graph, const GraphNode& node) {
   const std::vector<TensorMeta> results = infer_results(graph, node, Operands::kDense);
   if (results.size() < node.outputs.size()) return absl::StrCat(node.op->name, " has too many results");

@@ -1,5 +1,5 @@
-// The graph: a straight-line program of ops over values, in the order of recording. Plain fields; passes rewrite it
-// whole.
+// The graph: a straight-line program of ops over values, in the order of recording. Plain fields. A pass makes a new
+// graph from the old one.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace rondo::compile {
 
-// Index into Graph::values; -1 where an optional operand is absent.
+// Index into Graph::values; -1 if an optional operand is absent.
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 
@@ -21,28 +21,28 @@ struct Value {
   Dims sizes;
   Dims strides;
   bool requires_grad = false;
-  bool leaf = false;         // of an input: a parameter, which only an optimizer writes to
-  bool grad_mode = true;     // recorded while gradients were on: a view that is made so knows its base
-  bool hidden = false;       // of an output: nobody holds it; it is the base of views that somebody holds
+  bool leaf = false;         // inputs only: a parameter, which only an optimizer writes
+  bool grad_mode = true;     // recorded in grad mode: views that are made in it keep their base
+  bool hidden = false;       // outputs only: no tensor holds it; it is the base of views that are held
   bool overwritten = false;  // its memory was written later in the recording: Note [Writes] in capture/writes.cc
   int32_t producer = -1;     // index into Graph::nodes; -1 for inputs
-  // Views share the memory of `root` (their own id otherwise), `offset` elements from where it starts. So does a part
-  // that is written straight into what is assembled from it (transform/assemble.cc).
+  // Views share the memory of `root` (their own id otherwise), beginning `offset` elements after its start. So does a
+  // part that is written directly into an assembled value (transform/assemble.cc).
   ValueId root = kNoValue;
   int64_t offset = 0;
 };
 
-// The operands of one node: almost always few, so a recording allocates nothing for them.
+// The operands of one node. They are almost always few, so a recording allocates nothing for them.
 using ValueIds = absl::InlinedVector<ValueId, 4>;
 
-// The call of the user's program that a node comes from. For explanations: no pass may decide by it.
+// The call of the user's program that a node comes from. Only for explanations: no pass may depend on it.
 struct Origin {
-  const OpDef* op = nullptr;   // what was called; null: unknown
-  bool gradient = false;       // part of its gradient
-  bool again = false;          // computed a second time, for the backward
+  const OpDef* op = nullptr;   // the op that was called; null: unknown
+  bool gradient = false;       // the node is part of the op's gradient
+  bool again = false;          // the node recomputes a value for the backward
   std::source_location where;  // the call
   std::source_location user;   // the innermost frame of the user's program
-  int32_t call = -1;           // nodes of one number are parts of one op that eager execution would run
+  int32_t call = -1;           // nodes with the same number are parts of one op of eager execution
 };
 // "gradient of linear (train.cc:41, via layers.cc:30)". File names are as the compiler saw them.
 std::string to_string(const Origin& origin);
@@ -56,21 +56,21 @@ struct GraphNode {
   Attrs attrs;
   std::source_location where;
   Origin origin;
-  bool in_place = false;  // of a recording: eager execution writes the result over operand 0
+  bool in_place = false;  // in a recording: eager execution writes the result over operand 0
 };
 
-// A recording's write: `value` is what input number `input` holds from here on. Memory that the recording made has a
-// number below 0 instead.
+// A recorded write: from here on, input number `input` holds `value`. Memory that the recording itself allocated has a
+// number below 0.
 struct Version {
   ValueId value = kNoValue;
   int32_t input = -1;
   friend bool operator==(const Version&, const Version&) = default;
 };
-// The last version of an input, which the caller must find in the input's memory; or (input < 0) of memory that the
-// recording made and returns. Positions in Graph::inputs and Graph::outputs.
+// The last version of a written input, which a run must store in the input's memory, or (input < 0) of memory that the
+// recording allocated and returns. `input` and `output`: positions in Graph::inputs and Graph::outputs.
 struct WriteBack {
   int32_t input, output;
-  int32_t writes;  // versions
+  int32_t writes;  // number of versions
 };
 
 struct Graph {
@@ -78,33 +78,33 @@ struct Graph {
   std::vector<GraphNode> nodes;
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
-  std::vector<Version> versions;  // of a recording, in the order of the program; passes leave them out
+  std::vector<Version> versions;  // of a recording, in program order; passes drop them
 
   const Value& value(ValueId id) const { return values[static_cast<size_t>(id)]; }
   Value& value(ValueId id) { return values[static_cast<size_t>(id)]; }
   const GraphNode& node(int32_t n) const { return nodes[static_cast<size_t>(n)]; }
   GraphNode& node(int32_t n) { return nodes[static_cast<size_t>(n)]; }
-  // The value that `id` looks into, through any views: the one that some node writes, or an input.
+  // The value that `id` is a view of, through any number of views: a node's result that is no view, or an input.
   ValueId written(ValueId id) const;
 };
 
-// The line that an error of the call names. The modules that made the call have returned, so it is the one that was
-// found when it was recorded.
+// The line that an error of the call names: found while recording, because the modules that made the
+// call have returned.
 inline std::source_location line_of(const GraphNode& node) {
   return node.origin.user.line() == 0 ? node.where : node.origin.user;
 }
 
-// True if the op's results may lie inside of a larger value, with gaps between their rows (transform/assemble.cc).
+// True if the op's results may be parts of a larger value, with gaps between their rows (transform/assemble.cc).
 inline bool writes_parts(const OpDef& op) {
   return op.strided_outputs || (op.kind == OpKind::kElementwise && op.lower != nullptr);
 }
 
-// ---- Tables of a graph: one T for each of its values, or for each of its nodes.
+// ---- Tables of a graph: one T for each value or for each node.
 //
 //   ValueMap<bool> returned(graph, false);
 //   for (ValueId id : graph.outputs) returned[id] = true;
 //
-// Ids index them without a cast. So do positions (size_t) in loops over all values.
+// They can be indexed by ids without a cast, and by positions (size_t) in loops over all values.
 template <class T> class IdMap : public std::vector<T> {
  public:
   using std::vector<T>::vector;
@@ -113,49 +113,49 @@ template <class T> class IdMap : public std::vector<T> {
   typename std::vector<T>::const_reference operator[](int32_t id) const { return (*this)[static_cast<size_t>(id)]; }
 };
 
-// By ValueId.
+// Indexed by ValueId.
 template <class T> class ValueMap : public IdMap<T> {
  public:
   using IdMap<T>::IdMap;
   explicit ValueMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.values.size(), initial) {}
 };
 
-// By the number of a node (Value::producer).
+// Indexed by a node's number (Value::producer).
 template <class T> class NodeMap : public IdMap<T> {
  public:
   using IdMap<T>::IdMap;
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
 
-// One for each input that a recording writes, whose last version is among the outputs, and for each result that it
-// writes.
+// Returns one WriteBack for each input that a recording writes (its last version must be an output), and one for each
+// returned result that it writes.
 std::vector<WriteBack> write_backs(const Graph& recorded);
 
 // ---- Text and checks
 
-// One node a line, canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph back. Strides
-// are left out where they are dense, a root where it is the value itself. No pointers and no paths, unless asked for:
-// then each node's line of the user's program follows as a comment.
+// One node per line. The text is canonical: equal graphs give equal text, and parse_graph (ir/parse.h) gives the graph
+// back. Dense strides are omitted, and so is the root of a value that is no view. The text has no pointers and no
+// paths, except with kAsComments: then each node's line in the user's program follows as a comment.
 //   input %0: f32[8, 64] grad
 //   %2: f32[8, 64] grad = add_scalar(%0, 1.0)     # train.cc:41
 //   %3: f32[64, 8] strides[1, 64] of %2 grad = permute(%2, 1, 0)
 //   return %3
 enum class Locations { kOmit, kAsComments };
 std::string to_string(const Graph& graph, Locations locations = Locations::kOmit);
-// One node's line, without its end.
+// One node's line, without the newline.
 std::string to_string(const Graph& graph, const GraphNode& node);
 
-// The results' metadata as the node's op infers it, from its operands' sizes, with their strides or as if all were
-// dense. Throws what `infer` throws.
+// The metadata of the node's results, inferred by its op from its operands' sizes, with their real strides or as if all
+// were dense. Throws what `infer` throws.
 enum class Operands { kAsTheyAre, kDense };
 std::vector<TensorMeta> infer_results(const Graph& graph, const GraphNode& node, Operands operands);
 
-// Throws InternalError at the first broken invariant: operands defined before use, metadata as `infer` says, roots
-// valid.
+// Throws InternalError at the first broken invariant: operands are defined before use, metadata are what `infer` gives,
+// roots are valid.
 void verify(const Graph& graph);
 
-// How the dtypes or sizes that the graph has for a node's results differ from those that the op infers, or "". Strides
-// are not compared: a pass may have changed them. Throws what `infer` throws.
+// Describes how the dtypes or sizes of a node's results differ from those that the op infers; "" if they do not.
+// Strides are not compared: a pass may have changed them. Throws what `infer` throws.
 std::string difference_from_inferred(const Graph& graph, const GraphNode& node);
 
 }  // namespace rondo::compile

@@ -5,9 +5,9 @@
 namespace rondo::compile {
 namespace {
 
-// Far above any recording; keeps damaged text from asking for all memory.
+// Far above any recording; prevents damaged text from allocating all memory.
 constexpr int64_t kMaxValues = 1 << 20;
-// The largest size, stride or offset that is taken: more than any memory holds, and a product of two of them is exact
+// The largest size, stride or offset that is accepted: larger than any memory, and a product of two is exact
 // in an absl::int128.
 constexpr int64_t kMost = int64_t{1} << 48;
 
@@ -64,7 +64,7 @@ class GraphParser {
     const ValueId id = value();
     if (id == kNoValue) in_.fail("\"none\" cannot be defined");
     if (id >= std::ssize(graph_.values)) {
-      // Numbers without a value stand for nothing: roots of their own.
+      // Numbers that are not defined stand for no value: each is its own root.
       for (auto next = static_cast<ValueId>(graph_.values.size()); next <= id; ++next)
         graph_.values.emplace_back().root = next;
       defined_.resize(graph_.values.size());

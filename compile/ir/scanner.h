@@ -1,5 +1,5 @@
-// Reads the compiler's text formats (graphs, loop kernels, reproducers) word by word, and says on which line it
-// stopped. Blanks between words do not matter, ends of lines do; `#` begins a comment.
+// Reads the compiler's text formats (graphs, loop kernels, reproducers) word by word. Errors say in which line it
+// stopped. Blanks between words do not matter, newlines do; `#` begins a comment.
 #pragma once
 
 #include <cstdint>
@@ -14,19 +14,19 @@ class Scanner {
  public:
   explicit Scanner(std::string_view text, int first_line = 1) : text_(text), line_(first_line) {}
 
-  // Takes `token` if it is next. A token of letters must end where the word ends.
+  // Consumes `token` if it is next. A token of letters must end where the word ends.
   bool accept(std::string_view token);
   void expect(std::string_view token);
-  // Looks without taking.
+  // Looks without consuming anything.
   bool next_is(std::string_view token);
-  bool next_is_integer();  // and not a real number
+  bool next_is_integer();  // an integer, not a real number
   // The next run of letters, digits, '_', '.' and '-'.
   std::string_view word();
   int64_t integer();
-  double real();  // as exact_text() writes
+  double real();  // in the format of exact_text()
   DType dtype();
   bool at_end_of_line();
-  // The rest of the line must be empty; goes to the next line that is not.
+  // The rest of the line must be empty; then goes to the next line that is not empty.
   void end_line();
   bool at_end();
   int line() const { return line_; }
@@ -41,8 +41,8 @@ class Scanner {
   int line_;
 };
 
-// The shortest decimals that read back as the same double, never an integer's form: "0.1", "1.0", "-inf", "nan". Any
-// NaN but the usual quiet one keeps its bits: "nan:7ff8000000000001".
+// The shortest decimal text that reads back as the same double and does not look like an integer: "0.1", "1.0", "-inf",
+// "nan". A NaN other than the usual quiet one is written with its bits: "nan:7ff8000000000001".
 std::string exact_text(double value);
 
 }  // namespace rondo::compile

@@ -14,13 +14,13 @@ using Wide = absl::int128;
 
 int64_t shown(Wide bytes) { return static_cast<int64_t>(std::clamp<Wide>(bytes, Wide(INT64_MIN), Wide(INT64_MAX))); }
 
-// Bytes [begin, end) around an address; empty where nothing is touched.
+// Bytes [begin, end) around an address; empty if nothing is accessed.
 struct Reach {
   Wide begin = 0, end = 0;
   void add_steps(Wide steps, Wide stride) { (stride < 0 ? begin : end) += steps * stride; }
 };
 
-// From the first element of the value.
+// The bytes that a value occupies, relative to its first element.
 Reach reach_of(const Value& value, DType dtype) {
   const Wide size = static_cast<int64_t>(size_of(dtype));
   Reach reach;
@@ -39,7 +39,7 @@ Wide partial_bytes(const LoopKernel& kernel, DType dtype) {
   return Wide(chunks(kernel)) * kernel.cols * static_cast<int64_t>(size_of(dtype));
 }
 
-// loop_ir.h, Operand: all rows and columns.
+// The bytes that a kernel accesses in an operand, over all rows and columns (Operand in loop_ir.h).
 Reach reach_of(const LoopKernel& kernel, const Operand& operand) {
   if (operand.is_partial) return {0, partial_bytes(kernel, operand.dtype)};
   if (operand.is_random) return {0, 2 * static_cast<int64_t>(size_of(operand.dtype))};
@@ -65,7 +65,7 @@ class Finder {
     for (size_t i = 0; i < plan_.launches.size(); ++i) {
       try {
         check(plan_.launches[i]);
-      } catch (const std::exception& e) {  // of a library call's op: it cannot infer its results
+      } catch (const std::exception& e) {  // the op of a library call cannot infer its results
         refuse(e.what());
       }
       if (!fault_.empty()) return OutOfBounds{static_cast<int32_t>(i), fault_};
@@ -99,7 +99,7 @@ class Finder {
   }
   const Value& input(int32_t position) const { return graph_.value(graph_.inputs[static_cast<size_t>(position)]); }
 
-  // `what` touches this much around the address.
+  // Checks an access named `what` to the bytes `reach` around the address.
   void check(const Address& address, const Reach& reach, DType dtype, const std::string& what) {
     if (address.slot < 0) return refuse(absl::StrCat(what, " has no address"));
     if (address.slot >= std::ssize(slots_)) return refuse(absl::StrCat("there is no slot ", address.slot));
@@ -143,7 +143,7 @@ class Finder {
           check(launch.addresses[static_cast<size_t>(operand.onto)], {0, partial_bytes(kernel, operand.dtype)},
                 operand.dtype, absl::StrCat("operand @", operand.onto));
     }
-    for (const Launch::Check& c : launch.checks) {  // an error looks at the indices
+    for (const Launch::Check& c : launch.checks) {  // an error message reads the indices
       const GraphNode& node = graph_.node(c.node);
       if (const std::string what = difference_from_inferred(graph_, node); !what.empty()) return refuse(what);
       const Value& indices = graph_.value(node.inputs[0]);
@@ -194,14 +194,14 @@ class Finder {
       const ValueId id = is_input ? launch.inputs[at] : launch.outputs[at];
       if (id == kNoValue) continue;
       const Value& value = graph_.value(id);
-      // The op writes its own result, with the last epilogue's dtype.
+      // The op writes its own result, but with the last epilogue's dtype.
       Reach reach = reach_of(is_input ? value : graph_.value(op.outputs[at]), value.dtype);
-      // A kernel may know that its result is dense.
+      // A kernel may assume that its result is dense.
       if (!is_input) reach.end = std::max(reach.end, dense_bytes(value, value.dtype));
       check(launch.addresses[i], reach, value.dtype, name(id));
     }
   }
-  // transform/epilogue.cc chooses by the same rules.
+  // The same rules as in transform/epilogue.cc.
   bool is_epilogue(const GraphNode& node, const GraphNode& before) const {
     if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || before.outputs.size() != 1) return false;
     const Value &result = graph_.value(before.outputs[0]), &out = graph_.value(node.outputs[0]);
@@ -256,7 +256,7 @@ class Finder {
     }
   }
 
-  // Nothing touches a result that was handed over.
+  // No launch may access a result after it was handed over.
   void check_seams() {
     std::vector<bool> handed_over(plan_.outputs.size(), false);
     for (size_t s = 0; s < plan_.seams.size(); ++s) {
@@ -281,8 +281,8 @@ class Finder {
 
   const Plan& plan_;
   const Graph& graph_;
-  std::vector<Wide> slots_;  // bytes of each
-  std::string fault_;        // the first
+  std::vector<Wide> slots_;  // size of each slot, in bytes
+  std::string fault_;        // the first fault; empty: none
 };
 
 }  // namespace

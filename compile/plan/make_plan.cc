@@ -16,7 +16,7 @@
 namespace rondo::compile {
 namespace {
 
-// True if the parts that the node would assemble were written in their places already.
+// True if the parts that the node would assemble are already in their places.
 bool is_in_place(const Graph& graph, const GraphNode& node) {
   const auto* const trait = node.op->as<trait::SideBySide>();
   if (trait == nullptr) return false;
@@ -33,8 +33,8 @@ bool is_in_place(const Graph& graph, const GraphNode& node) {
   return true;
 }
 
-// True if the chain only widens the product's result to f32 and only the caller reads it, as the gradient of a weight.
-// The product may then write f32 itself.
+// True if the chain only widens the product's result to f32 and only the caller reads it, as for the gradient of a
+// weight. The product may then write f32 itself.
 bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
   if (chain.size() != 1 || graph.node(chain[0]).op->epilogue != Epilogue::kWiden) return false;
   const ValueId result = graph.node(chain[0]).outputs[0];
@@ -44,19 +44,20 @@ bool only_widens(const Graph& graph, const std::vector<int32_t>& chain) {
   return true;
 }
 
-// Note [Tried and left out], n_embd 384, T 256, B 8: non-temporal stores; a packed product of our own (430-465 GFLOP/s,
-//   oneDNN 440-470); one product per core; weights packed once a step (products 4 to 7% faster, a packing 1.5 to 20% of
-//   one). Epilogues: GELU in a product's post-op +320 us, in a kernel 230; a residual +57 beside 27; a gradient summed
-//   in place +320 beside 85: so these are used where they are tuned only.
+// Note [Tried and left out], n_embd 384, T 256, B 8. Non-temporal stores. A packed product of our own: 430-465 GFLOP/s,
+//   oneDNN 440-470. One product per core. Packing weights once per step: products are 4 to 7% faster, but a packing
+//   takes 1.5 to 20% of a product's time. Epilogues: GELU in a product's post-op takes 320 us more, in a kernel 230; a
+//   residual 57 us against 27; a gradient summed in place 320 us against 85. So epilogues are used only where tuning
+//   chooses them.
 
-// Chooses, by product, the ops that it does on its own result.
+// Chooses, for each product, the ops that it applies to its own result.
 EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const PlanOptions& options) {
   if (options.epilogues == Epilogues::kNever || !enabled(CompilerStage::kEpilogues)) return {};
   EpilogueChains chains = find_epilogues(graph, options.exact, target.absorbs);
   if (options.epilogues == Epilogues::kAlways) return chains;
   for (size_t n = 0; n < chains.size(); ++n) {
     std::vector<int32_t>& chain = chains[n];
-    // A product that widens its result is as fast as one that does not. Where a kernel goes on with it, 16 bits are
+    // A product that widens its result is as fast as one that does not. But if a kernel reads the result, 16 bits are
     // less to read.
     if (chain.empty() || only_widens(graph, chain)) continue;
     const bool widens = graph.node(chain[0]).op->epilogue == Epilogue::kWiden;
@@ -67,7 +68,7 @@ EpilogueChains choose_epilogues(const Graph& graph, const Target& target, const 
   return chains;
 }
 
-// True if the kernel copies bytes in their order.
+// True if the kernel only copies bytes in order.
 bool only_copies(const LoweredUnit& unit) {
   const LoopKernel& kernel = unit.kernel;
   if (kernel.operands.size() != 2 || kernel.instrs.size() != 2 || kernel.instrs[0].op != LoopOp::kLoad ||
@@ -78,7 +79,7 @@ bool only_copies(const LoweredUnit& unit) {
   return flat.split_columns && flat.operands[0].col_stride == 1 && flat.operands[1].col_stride == 1;
 }
 
-// Elements that pay for waking a thread: fewer than the target's, where each takes many instructions.
+// How many elements are worth waking a thread: fewer than the target's number if an element takes many instructions.
 int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   constexpr size_t kUsual = 16;  // instructions
   size_t instructions = 0;
@@ -86,8 +87,8 @@ int64_t grain_of(const LoopKernel& kernel, int64_t grain) {
   return grain * static_cast<int64_t>(kUsual) / static_cast<int64_t>(std::max(kUsual, instructions));
 }
 
-// Capabilities::gathers_sums: the launches that add up partial sums wait, together, for one that reads a result of any,
-// or for the last launch that writes a result of a seam.
+// For Capabilities::gathers_sums: launches that add up partial sums are delayed and run together, before a launch that
+// accesses one of their results, or after the last launch that writes a result of a seam.
 void gather_sums(Plan& plan, const std::vector<PlannedSeam>& seams) {
   std::vector<Launch> order, waiting;
   ValueMap<bool> awaited(plan.graph, false);  // by root value

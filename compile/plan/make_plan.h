@@ -1,4 +1,4 @@
-// From a graph to a plan: passes, fusion, lowering, the target's schedule, memory. Generates no code.
+// Makes a plan from a graph: passes, fusion, lowering, the target's schedule, memory. Generates no code.
 #pragma once
 
 #include <functional>
@@ -16,28 +16,29 @@ struct PlanOptions {
   bool exact = false;
   Mode mode = Mode::kDefault;
   Epilogues epilogues = Epilogues::kTuned;
-  std::vector<Update> updates = {};  // plan_memory()
+  std::vector<Update> updates = {};  // for plan_memory()
   std::vector<bool> donated = {};
   std::vector<PlannedSeam> seams = {};
-  // Whether a product is faster with these epilogues than without (exec/tune.h); null: it is not tried.
+  // Whether a product is faster with these epilogues than without (exec/tune.h); null: not tried.
   std::function<bool(const Graph& graph, int32_t product, const std::vector<int32_t>& epilogues)> epilogues_pay =
       nullptr;
 };
 
 Plan make_plan(Graph graph, const Target& target, const PlanOptions& options = {});
 
-// A pass over a table: one launch, whose kernel (LoopKernel::per_item) runs on every item. The items are an argument of
-// the run.
+// Plans a pass over a table: one launch, whose kernel (LoopKernel::per_item) runs on every item. The items are an
+// argument of the run.
 Plan make_table_plan(LoopKernel kernel, const Target& target);
 
-// All but the memory: for comparing the kernels of a graph with those that it has at other sizes.
+// Everything except the memory: to compare the kernels of a graph with its kernels at other sizes.
 Plan plan_launches(Graph graph, const Target& target, const PlanOptions& options);
 
-// The call of nodes[0]'s op, with the others as its epilogues. Without addresses. `wide_bias`: where the first epilogue
-// widens, a bias that is the 16-bit copy of a parameter is the parameter itself (Capabilities::epilogues_pay).
+// The call of nodes[0]'s op, with the others as its epilogues. Has no addresses. `wide_bias`: if
+// the first epilogue widens, a bias that is the 16-bit copy of a parameter is replaced by the
+// parameter itself (Capabilities::epilogues_pay).
 Launch library_call(const Graph& graph, const std::vector<int32_t>& nodes, bool wide_bias = false);
 
-// The kernels, in order.
+// The plan's kernels, in order.
 std::vector<LoopKernel> kernels_of(const Plan& plan);
 
 }  // namespace rondo::compile

@@ -9,10 +9,10 @@ namespace {
 
 int64_t bytes_of(const Value& v) { return v.sizes.numel() * static_cast<int64_t>(size_of(v.dtype)); }
 
-// First fit over blocks that are alive at the same time.
+// First fit among the blocks that are alive at the same time.
 class ArenaPlanner {
  public:
-  // Alive from launch `first` to launch `last`, both included.
+  // Places a block that is alive from launch `first` to launch `last`, both included.
   int64_t place(int64_t bytes, int first, int last) {
     std::vector<const Block*> rivals;
     for (const Block& b : blocks_)
@@ -42,8 +42,8 @@ class ArenaPlanner {
 // element comes before its store (loop_ir.h).
 bool may_overwrite(const LoopKernel& kernel, size_t in, size_t out) {
   const Operand &a = kernel.operands[in], &b = kernel.operands[out];
-  // Calls for parts of one row each read what is the same for all of it: the first to finish would change it for the
-  // others.
+  // Each call for a part of the row reads the value that is the same for all columns. The first call to finish would
+  // change it for the others.
   if (kernel.split_columns && a.col_stride == 0) return false;
   if (a.dtype != b.dtype || a.col_stride != b.col_stride || a.is_partial || b.is_partial || is_picked(a) ||
       !has_elements(a) || a.axes.size() != b.axes.size())
@@ -103,8 +103,7 @@ class MemoryPlanner {
       const int64_t bytes = aligned(std::max<int64_t>(bytes_of(graph_.value(v)), 1), alignment_);
       plan_.placements[v] = {Placement::kArena, arena.place(bytes, first_[v], last_[v])};
     }
-    // Partial sums live from their kernel to the launch that adds them up. Such launches that follow each other are
-    // one.
+    // Partial sums live from their kernel to the launch that adds them up. Consecutive ones run as one.
     std::vector<int> combined(plan_.kernels.size(), -1);
     for (int i = n_launches() - 1, last = i; i >= 0; --i) {
       if (launch(i).kind != Launch::Kind::kCombine) last = i - 1;
@@ -154,12 +153,12 @@ class MemoryPlanner {
     plan_.fresh.push_back({bytes_of(graph_.value(root))});
   }
 
-  // (read, written) by a launch, so that the written value may have the memory of the one that is read.
+  // Pairs (read, written) of a launch such that the written value may take the memory of the read one.
   std::vector<std::pair<ValueId, ValueId>> overwritable(const Launch& launch) const {
     std::vector<std::pair<ValueId, ValueId>> pairs;
     if (launch.kind == Launch::Kind::kCombine || launch.kind == Launch::Kind::kCopy) return pairs;
     const std::vector<ValueId> operands = touched(plan_, launch);
-    // Both in full, and each known to the launch by this one operand.
+    // True if the launch accesses the whole root value, and only through this operand.
     const auto whole = [&](ValueId id) {
       const Value& value = graph_.value(id);
       return value.offset == 0 && value.sizes.numel() == graph_.value(value.root).sizes.numel() &&
@@ -173,7 +172,7 @@ class MemoryPlanner {
         pairs.emplace_back(in, out);
     };
     if (launch.kind == Launch::Kind::kLibraryCall) {
-      // A product may add to what it finds where its result goes.
+      // A product may add to the values that are already in its result's memory.
       const GraphNode& node = graph_.node(launch.op());
       const size_t own = node.inputs.size();
       for (size_t i = own; i < launch.inputs.size(); ++i) offer(launch.inputs[i], launch.outputs[0]);
@@ -204,13 +203,13 @@ class MemoryPlanner {
     return pairs;
   }
 
-  // What a launch reads for the last time gives its memory to a result of that launch, so that the processor reads and
+  // If a launch is the last reader of a value, one of its results takes the value's memory. So the processor reads and
   // writes the same cache lines.
   void share_in_place() {
     for (int i = 0; i < n_launches(); ++i) {
       std::vector<std::pair<ValueId, ValueId>> pairs = overwritable(launch(i));
-      // Where a kernel reads both what is added and what it is added to, the caller's memory comes first: the sum
-      // would otherwise go to memory of its own, and be copied.
+      // Updates come first: if a kernel adds a value to an input, the sum should take the caller's memory, not that of
+      // the other operand. Otherwise it would have to be copied.
       std::stable_partition(pairs.begin(), pairs.end(), [&](const auto& pair) {
         return is_update(graph_.value(pair.first).root, graph_.value(pair.second).root);
       });
@@ -229,7 +228,8 @@ class MemoryPlanner {
         p.index = plan_.placements[static_cast<ValueId>(p.index)].index;
   }
 
-  // An update that no launch offered: the input is read for the last time before its new value is made, or never.
+  // Handles updates that share_in_place() could not: the input's last read is before its new value is made, or
+  // there is none.
   void write_over_inputs() {
     for (const Update& update : updates_) {
       const ValueId source = graph_.inputs[static_cast<size_t>(update.input)],
@@ -247,7 +247,7 @@ class MemoryPlanner {
                        [&](ValueId id) { return graph_.value(id).root == source; });
   }
 
-  // A call that checks values of its operands, or that other processes take part in.
+  // True for calls that check values of their operands, or in which other processes take part.
   bool may_throw(const Launch& launch) const {
     return std::any_of(launch.nodes.begin(), launch.nodes.end(),
                        [&](int32_t n) { return graph_.node(n).op->has_effects(); });
@@ -255,7 +255,7 @@ class MemoryPlanner {
   // True if launch number `i` may write the input.
   bool may_write(const Update& update, int i) const { return !update.visible || i > last_throwing_; }
 
-  // The caller wants this result written over this input; null: he does not.
+  // The Update that writes this result over this input; null: there is none.
   const Update* update_of(ValueId source, ValueId result) const {
     const auto found = std::find_if(updates_.begin(), updates_.end(), [&](const Update& update) {
       return graph_.inputs[static_cast<size_t>(update.input)] == source &&
@@ -271,23 +271,23 @@ class MemoryPlanner {
     return launch.kind == Launch::Kind::kKernel || op_of(launch).reuses >= 0;
   }
 
-  // Neither is placed yet: both are one block, which is in use from the source's first launch on.
+  // Neither value is placed yet: they share one block, which is in use from the first launch of `source` on.
   void share_transient(ValueId source, ValueId result) {
     plan_.placements[source] = {Placement::kShared, result};
     first_[result] = first_[source];
   }
 
-  // The result is a fresh buffer whose memory is, if the caller lets go of it, that of an input.
+  // The result is a fresh buffer that takes an input's memory if the caller gives it away.
   void take_donation(ValueId source, ValueId result) {
     if (plan_.placements[result].kind == Placement::kNone) place_fresh(result);
     plan_.fresh[static_cast<size_t>(plan_.placements[result].index)].donor = static_cast<int32_t>(
         plan_.placements[source].index);
-    first_[result] = -1;  // that memory was there before any transient
+    first_[result] = -1;  // the memory exists before any transient
     donated_[source] = false;
     plan_.reuses_inputs = true;
   }
 
-  // A transient in donated memory hands it on, once.
+  // A transient in donated memory may pass it on, once.
   void hand_on(ValueId source, ValueId result) {
     if (plan_.placements[source].kind != Placement::kOutput || returned_[source] ||
         plan_.placements[result].kind != Placement::kNone)
@@ -297,7 +297,7 @@ class MemoryPlanner {
     returned_[source] = true;
   }
 
-  // A result that is written over an input has no use for the buffer it was given at first.
+  // A result that is written over an input does not need the fresh buffer that it was given first.
   void drop_unused_fresh() {
     std::vector<int64_t> place(plan_.fresh.size(), -1);
     for (const Placement& p : plan_.placements)
@@ -358,11 +358,11 @@ class MemoryPlanner {
   const Graph& graph_;
   const std::vector<Update>& updates_;
   const int64_t alignment_;
-  // By root value.
-  ValueMap<int> first_, last_;  // launch that touches it
-  ValueMap<bool> donated_;      // the caller gives its memory away, and nobody has taken it yet
-  ValueMap<bool> returned_;     // the caller gets it, or its memory was handed on
-  int last_throwing_ = -1;      // launch
+  // By root value:
+  ValueMap<int> first_, last_;  // the first and the last launch that accesses it
+  ValueMap<bool> donated_;      // the caller gives its memory away, and no result has taken it yet
+  ValueMap<bool> returned_;     // it is returned to the caller, or its memory was passed on
+  int last_throwing_ = -1;      // the last launch that may throw
 };
 
 }  // namespace

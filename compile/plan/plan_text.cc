@@ -4,16 +4,16 @@
 //   input %0: f32[8, 64]                                   # the graph
 //   ...
 //   return %3
-//   kernel k rows=1 cols=512 split_columns                 # each kernel, then what it works on
+//   kernel k rows=1 cols=512 split_columns                 # each kernel, then its operands and scalars
 //   ...
 //   operands %0 %3
-//   scalars 0:0                                            # position 0 of node 0's floats; item:0 of an item's row
-//   sum @2 %4 f32                                          # a column result: operand, value, compute type
+//   scalars 0:0                                            # float 0 of node 0; item:0 is scalar 0 of an item
+//   column_sum @2 %4 f32                                   # a column result: operand, value, compute type
 //   launch kernel 0 grain=16384 nodes 0 1 at 0+0 2+0       # addresses: slot + bytes, or none
 //   launch call variant=0 nodes 2 in %1 %2 out %3 at 0+0 1+0 2+0
 //   launch copy nodes 3 in %4 out %5 at 2+0 1+0
 //   launch table 0                                         # its items are an argument of the run
-//   launch combine 0 at 3+256 2+0                          # of each column result: partial sums, result
+//   launch combine 0 at 3+256 2+0                          # for each column result: partial sums, result
 //   place %0 input 0
 //   fresh 2048 donor=-1
 //   copy 1 bf16
@@ -148,7 +148,7 @@ class PlanParser {
   static constexpr int64_t kMost = int64_t{1} << 60;
   static constexpr int64_t kMostElements = int64_t{1} << 48;
 
-  // In [least, end).
+  // Reads a number in [least, end).
   int64_t number(int64_t least, int64_t end) {
     const int64_t value = in_.integer();
     if (value < least || value >= end) in_.fail(absl::StrCat(value, " is out of range"));
@@ -198,7 +198,7 @@ class PlanParser {
       if (in_.accept("item")) {
         scalar.kind = Scalar::Kind::kDevice;
         in_.expect(":");
-        // The code reads an item's row in order.
+        // Code reads the scalars of an item in order.
         if (!unit.kernel.per_item || number(0, INT32_MAX) != std::ssize(unit.scalars) - 1)
           in_.fail("an item's scalars are those of its kernel, in order");
         scalar.position = static_cast<int32_t>(unit.scalars.size()) - 1;
@@ -232,7 +232,7 @@ class PlanParser {
     plan_.kernels.push_back(std::move(unit));
   }
 
-  // Products of these must be exact: bounds.h and the launch functions multiply them.
+  // Products of these must not overflow: bounds.h and the launch functions multiply them.
   void check_extents(const LoopKernel& kernel) {
     for (int64_t extent : extents(kernel))
       if (extent <= -kMostElements || extent >= kMostElements) in_.fail(absl::StrCat(extent, " is out of range"));
@@ -330,7 +330,7 @@ class PlanParser {
     in_.end_line();
   }
 
-  // This could not be known while it was read.
+  // Checks that are only possible when the whole plan is read.
   void check() {
     if (plan_.outputs.size() != plan_.graph.outputs.size())
       in_.fail("as many results as outputs were expected", results_line_);

@@ -6,7 +6,7 @@
 namespace rondo::compile {
 namespace {
 
-// By slot: the first and the last launch that touches it; -1: none does.
+// By slot: the first and the last launch that accesses it; -1: none.
 struct Lifetimes {
   std::vector<int32_t> first, last;
 };
@@ -34,11 +34,11 @@ void place_seams(Plan& plan, const std::vector<PlannedSeam>& seams) {
     for (int32_t output : seam.outputs) wait_for(plan.outputs[static_cast<size_t>(output)].slot);
     for (int32_t input : seam.overwritten) {
       wait_for(input);
-      // The copy of a parameter may be memory that its update writes, too (runtime/ops/lowered.h).
+      // A parameter's update may write the parameter's copy, too (runtime/ops/lowered.h).
       for (size_t c = 0; c < plan.copies.size(); ++c)
         if (plan.copies[c].input == input) wait_for(static_cast<int32_t>(plan.graph.inputs.size() + c));
     }
-    // Combines that follow each other run as one.
+    // Consecutive combines run as one.
     const auto n = static_cast<int32_t>(plan.launches.size());
     for (++end; end < n && plan.launches[static_cast<size_t>(end)].kind == Launch::Kind::kCombine;) ++end;
     plan.seams.push_back({end, seam.part, seam.outputs});

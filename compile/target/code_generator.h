@@ -1,19 +1,19 @@
-// What the code generator of a target is asked for, and how it says that it is not there.
+// Options of a target's code generator, and the error for a missing one.
 #pragma once
 
 #include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 
-// None of these changes the code: one that does must become part of the key in compile_kernels (jit/executable.h).
+// None of these changes the code. An option that did would belong to the key in compile_kernels (jit/executable.h).
 struct JitOptions {
-  // LLVM IR and assembly, to the log's topic output_code. With either of these, kernels are compiled whether they are
-  // in a cache or not.
+  // Write LLVM IR and assembly to the log's topic output_code. With either, kernels are compiled even if
+  // they are cached.
   bool dump_ir = false;
   bool dump_asm = false;
 };
 
-// Code would have to be generated for a device whose compiler is not installed.
+// Thrown if code would have to be generated for a device whose compiler is not installed.
 class NoCodeGenerator : public Error {
  public:
   using Error::Error;

@@ -1,4 +1,4 @@
-// Launches: what a target's launch functions take, and these functions. All addresses are the device's.
+// Launches: the arguments of a target's launch functions, and these functions. All addresses are device addresses.
 #pragma once
 
 #include <cstddef>
@@ -16,13 +16,13 @@
 
 namespace rondo::compile {
 
-// An operand of a kernel that is a check (Operand::is_check): the tensor of the indices, and what an error says.
+// For an operand with Operand::is_check: the tensor of the indices, and what an error message needs.
 struct IndexCheck {
   int32_t operand;
   const char* op;
   std::source_location where;
   int64_t size;
-  bool at_position;  // true: the error tells the position
+  bool at_position;  // true: the error names the position
   const std::byte* indices;
   const Dims *sizes, *strides;
 };
@@ -31,14 +31,14 @@ struct IndexCheck {
 struct KernelCall {
   KernelHandle code;
   const LoopKernel* kernel;  // scheduled
-  const int64_t* extents;    // of `kernel`
+  const int64_t* extents;    // the kernel's extents
   void* const* operands;     // one for each operand of `kernel`
   const double* scalars;
-  int64_t grain;                            // the number of elements that makes it worth waking a thread
+  int64_t grain;                            // below this number of elements, a second thread is not worth waking
   std::span<const IndexCheck> checks = {};  // one for each operand that is a check
 };
 
-// Reduces the partial results of chunks that a kernel has left: Note [Column order].
+// Reduces the partial results of chunks that a kernel has written: Note [Column order].
 struct CombineCall {
   struct Sum {
     std::byte* partial;  // [chunks, cols] of `compute`; the launch may overwrite it
@@ -46,32 +46,32 @@ struct CombineCall {
     DType compute, result;
     LoopOp op;  // kColumnSum, kColumnMax or kColumnMin
   };
-  KernelHandle code;         // of the kernel
+  KernelHandle code;         // the kernel's code
   const LoopKernel* kernel;  // scheduled
   std::span<const Sum> sums;
 };
 
-// One run of a kernel on every item of a table. The kernel's own sizes stand for those of any item. The rows lie in
-// host memory and are free again on return; the addresses in them are the device's.
+// One run of a kernel on every item of a table. The kernel's own sizes are only an example. The rows are in host memory
+// and may be freed on return; the addresses in them are device addresses.
 struct TableCall {
   KernelHandle code;
   const LoopKernel* kernel;
-  std::span<const int64_t> extents;  // of `kernel`
+  std::span<const int64_t> extents;  // the kernel's extents
   TableRows rows;
   Condition when;
 };
 
 // How a target's code and its library calls run. Each function enqueues on the compute stream of the device, and copies
-// what a call points to on the host. It need not copy what `owner` keeps alive: code, kernels, extents and scalars.
-// `owner` is null if the device runs everything at once, if the caller waits, and if keeps_owner is false (kernels).
+// the host memory that a call points to, except what `owner` keeps alive: code, kernels, extents and scalars. `owner`
+// is null if the device runs everything immediately, if the caller waits, and if keeps_owner is false (kernels).
 struct LaunchFunctions {
   using Owner = std::shared_ptr<const void>;
-  bool keeps_owner = true;  // false: `kernel` and `combine` copy all that they need, and code is unloaded in its turn
+  bool keeps_owner = true;  // false: `kernel` and `combine` copy what they need, and code is unloaded in stream order
   void (*kernel)(Device device, const KernelCall& call, const Owner& owner);
-  void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // of one kernel or several
+  void (*combine)(Device device, std::span<const CombineCall> calls, const Owner& owner);  // for one or several kernels
   void (*table)(Device device, const TableCall& call, const Owner& owner);
-  // Does what may fail of a table launch, memory and loading of code, and returns the rest, which only enqueues. The
-  // call's rows are free again on return. Null: nothing of `table` may fail.
+  // Does the parts of a table launch that may fail (memory, loading of code), and returns the rest, which only
+  // enqueues. The call's rows may be freed on return. Null: no part of `table` can fail.
   absl::AnyInvocable<void()> (*ready_table)(Device device, const TableCall& call, const Owner& owner) = nullptr;
   void (*library_call)(Device device, const std::shared_ptr<const PreparedKernel>& call,
                        std::span<std::byte* const> addresses);

@@ -1,4 +1,4 @@
-// The code of one kernel, loaded.
+// The loaded code of one kernel.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,11 @@
 
 namespace rondo::compile {
 
-// Loaded code as its target's launch functions take it (target/launch.h). Only they know what it is: for the CPU a
-// KernelEntry, for a device with a driver of its own whatever names a function there.
+// Loaded code, in the form that its target's launch functions take (target/launch.h). Only they know what it is: for
+// the CPU a KernelEntry, for other devices what their driver uses to name a function.
 using KernelHandle = const void*;
 
-// Code in memory, which can be launched as long as it lives. Immutable.
+// Code in memory, which can be launched while this object lives. Immutable.
 class MachineCode {
  public:
   explicit MachineCode(KernelHandle handle) : handle_(handle) {}
@@ -21,7 +21,7 @@ class MachineCode {
   KernelHandle handle() const { return handle_; }
   // REQUIRES: host code.
   KernelEntry entry() const { return reinterpret_cast<KernelEntry>(const_cast<void*>(handle_)); }
-  // Host code: bytes from the entry to the end of the code; 0: unknown, or no host code.
+  // Host code: bytes from the entry to the end of the code; 0: unknown, or not host code.
   virtual size_t bytes() const { return 0; }
 
  private:

@@ -1,5 +1,5 @@
 // A table: the items of one pass over many tensors, for example the parameters of an optimizer. A table launch runs one
-// kernel on every item; its code does not depend on the number or the sizes of items.
+// kernel on every item; the code does not depend on the number or the sizes of items.
 #pragma once
 
 #include <cstddef>
@@ -15,41 +15,42 @@ namespace rondo::compile {
 // With fewer elements, a second thread costs more than it saves.
 inline constexpr int64_t kTableGrain = 1 << 14;
 
-// `rows` x `width` elements and a last, shorter row.
+// `rows` rows of `width` elements, and a shorter last row if `numel` is more.
 struct TableItem {
-  int64_t rows = 0, width = 0, numel = 0;  // rows: whole ones
+  int64_t rows = 0, width = 0, numel = 0;  // rows: whole rows
   const double* scalars = nullptr;         // device values: the kernel's scalars, in order
 };
 
-// A table as a launch sees it. Plain data; whoever made it owns the memory.
+// A view of a table, for a launch. Plain data; the maker owns the memory.
 struct TableRows {
   int64_t n_items = 0;
-  int64_t numel = 0;                 // of all items
+  int64_t numel = 0;                 // total over all items
   const TableItem* items = nullptr;  // n_items
-  void* const* operands = nullptr;   // of each item, as many as the kernel has
-  const int64_t* ends = nullptr;     // elements up to and with item i
+  void* const* operands = nullptr;   // for each item, as many as the kernel has
+  const int64_t* ends = nullptr;     // number of elements up to and including item i
 };
 
-// Made on the host. Its addresses are those of one device.
+// A table, made on the host. Its addresses are of one device.
 struct Table {
   std::vector<TableItem> items;
-  std::vector<void*> operands;  // of each item, as many as a kernel has
-  std::vector<int64_t> ends;    // elements up to and with item i
+  std::vector<void*> operands;  // for each item, as many as a kernel has
+  std::vector<int64_t> ends;    // number of elements up to and including item i
   void clear();
-  // Its operands, to be filled in.
+  // Returns the new item's operands, for the caller to fill in.
   std::span<void*> add(const TableItem& item, int n_operands);
   TableRows rows() const;
 };
 
-// A launch runs if a device value has this number when the launch's turn comes. No value: unless the device has failed
-// (backend.h, Note [Late errors]).
+// A launch runs if *value == equals when it is the launch's turn on the device. Without `value`: unless the device has
+// failed (backend.h, Note [Late errors]).
 struct Condition {
   const double* value = nullptr;
   double equals = 0;
 };
 
-// Calls piece(i, begin, end) in parallel for elements [begin, end) of item i; together they cover all items. Pieces
-// begin and end where rows do (`by_rows`), else at multiples of kSplitGrain; the last of an item has the rest.
+// Calls piece(i, begin, end) in parallel for elements [begin, end) of item i; together they cover all items.
+// With `by_rows`, pieces begin and end at rows, otherwise at multiples of kSplitGrain; the last piece of an item
+// has the rest.
 void for_each_piece(const TableRows& rows, bool by_rows,
                     absl::FunctionRef<void(size_t item, int64_t begin, int64_t end)> piece);
 

@@ -1,8 +1,8 @@
 // Target: what the compiler of one architecture provides. Targets are constants and need no device: a plan and its code
-// can be made where no such device is.
+// can be made on a machine without such a device.
 //
-// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and a line in
-// jit/targets.cc.
+// To add a target: a folder in codegen/ (schedule, emit) and one in jit/ (compile, place), and
+// a line in jit/targets.cc.
 #pragma once
 
 #include <memory>
@@ -26,17 +26,17 @@ namespace rondo::compile {
 struct CacheReport;
 struct JitOptions;
 
-// What the runtime makes itself when a device needs it: machine code of kernels in its own sources, plans of a library.
-// It goes into artifacts beside generated code.
+// Code that the runtime itself makes when a device needs it: machine code of kernels in its own sources, plans of a
+// library. Artifacts contain it besides generated code.
 struct RuntimeCode {
-  const char* build;  // the component of its key that tells it from generated code
+  const char* build;  // the key component that distinguishes it from generated code
   std::vector<io::KernelFile> (*contents)();
-  // kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
+  // kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was loaded.
   absl::Status (*take)(const io::KernelFile& file);
   void (*add_to)(CacheReport& report);
 };
 
-// While it lives, a device of a target is there that runs nothing: a program can make all code that it needs.
+// While it lives, the target has a device that runs nothing, so a program can make all the code that it needs.
 class StandIn {
  public:
   virtual ~StandIn() = default;
@@ -44,37 +44,38 @@ class StandIn {
 };
 
 struct Target {
-  Backend backend;  // whose kernels by hand are its library calls
-  // "cpu x86_64": in plans, and in the keys of compiled code.
+  Backend backend;  // the backend whose hand-written kernels are the target's library calls
+  // "cpu x86_64". Part of plans and of the keys of compiled code.
   std::string (*name)();
-  // The whole key: besides the name, all that code depends on and that is no part of a kernel.
+  // The whole key: the name, and everything else that code depends on besides the kernel itself.
   const io::HostKey& (*key)();
-  // Times on a device depend on this, and code does not: its model where the key has not got it, and the versions of
-  // its driver and libraries. One line. Null: the key says it.
+  // One line with what times on a device, but not code, depend on: the device's model if it is not in the key, and the
+  // versions of its driver and libraries. Null: the key contains all of it.
   std::string (*machine)(Device device) = nullptr;
-  // The ops that a library call can do on its own result (BackendEntry::absorbs); null: nothing.
+  // The ops that a library call can apply to its own result (BackendEntry::absorbs); null: none.
   AbsorbsFn (*absorbs)(const OpDef& op);
   // How the iteration space of a lowered kernel is split: LoopKernel::split_columns and chunk_rows. It fixes the order
-  // of every reduction, so it must follow from the kernel and its shape only.
+  // of every reduction, so it must depend on the kernel and its shape only.
   void (*schedule)(LoopKernel& kernel);
-  // True if compile() can work. Loads nothing.
+  // True if there is a compiler. Loads nothing.
   bool (*can_compile)();
-  // Gets the compiler ready, in one thread. Throws Error if there is none.
+  // Loads the compiler. Call it from one thread. Throws Error if there is none.
   void (*load_compiler)();
-  // Code that place() takes. Thread safe. REQUIRES: the kernel is verified and scheduled. Throws Error if there is no
-  // compiler, InternalError if it refuses the kernel.
+  // Returns code for place(). Thread safe. REQUIRES: the kernel is verified and scheduled. Throws Error if there is no
+  // compiler, InternalError if the compiler refuses the kernel.
   std::string (*compile)(const LoopKernel& kernel, const JitOptions& options);
-  // Loads code. kInvalidArgument: no code of ours, or damaged.
+  // Loads code. kInvalidArgument: not our code, or damaged.
   absl::StatusOr<std::shared_ptr<const MachineCode>> (*place)(const std::string& object);
-  // The checks of place(), without loading.
+  // The checks of place(), without loading the code.
   absl::Status (*check)(const std::string& object);
   Capabilities capabilities;
-  // True if its code runs on this device of `backend`; null: on all of them.
+  // True if the target's code runs on this device of `backend`; null: on all of them.
   bool (*runs_on)(Device device);
   std::span<const RuntimeCode> runtime_code = {};
-  // Throws Error if the process uses such devices. Null: code is made where it runs.
+  // Makes a StandIn. Throws Error if the process uses such devices. Null: code can only be made on the machine
+  // that runs it.
   std::unique_ptr<const StandIn> (*stand_in)() = nullptr;
-  // How the code that place() gave, and the library calls of `backend`, run.
+  // How code from place(), and the library calls of `backend`, are launched.
   LaunchFunctions launch;
 };
 

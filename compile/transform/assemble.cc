@@ -1,5 +1,6 @@
-// Parts that are written straight into the whole: the gradients of q, k and v go into the one buffer that their
-// projection's backward reads, instead of into three that are copied together. A whole may be a part of a larger one.
+// Writes parts directly into the whole that is assembled from them: the gradients of q, k and v go into the one buffer
+// that their projection's backward reads, instead of into three buffers that are then copied together. A whole may
+// itself be a part of a larger one.
 #include <algorithm>
 #include <optional>
 
@@ -9,15 +10,15 @@
 namespace rondo::compile {
 namespace {
 
-// How element m of a dense part lies in the whole: at (m / run) * pitch + m % run + offset.
+// How element m of a dense part is placed in the whole: (m / run) * pitch + m % run + offset.
 struct Interleave {
   int64_t run, pitch, offset;
 };
 
-// The layout of a view of the part, after the part has moved; nullopt if strides cannot express it.
+// The layout of a view of a part after the part has moved into the whole; nullopt if strides cannot express it.
 std::optional<Value> moved(const Value& view, const Interleave& lay, ValueId whole) {
   Value result = view;
-  int64_t inner = view.offset % lay.run;  // the farthest that indices within a run reach
+  int64_t inner = view.offset % lay.run;  // the largest offset within a run that the indices reach
   for (int d = 0; d < view.sizes.rank(); ++d) {
     const int64_t size = view.sizes[d], stride = view.strides[d];
     if (size == 1) continue;
@@ -60,14 +61,14 @@ class Assembler {
   }
 
  private:
-  // True if the value's producer can write it into a larger one.
+  // True if the value's producer can write it into a larger value.
   bool may_move(ValueId part) const {
     const Value& value = result_.value(part);
-    // A value has one place.
+    // A value can be in one place only.
     if (value.producer < 0 || value.root != part || placed_[part] || returned_[part]) return false;
     const GraphNode& maker = graph_.node(value.producer);
     if (maker.op->strided_outputs) return true;
-    // What else reads it would be fused with its producer, if it stayed where it is.
+    // If it has another reader, that one is better fused with the producer, so the part stays where it is.
     return writes_parts(*maker.op) && space_of(graph_, maker).unit.fused && views_[part].size() == 1 &&
            uses_[part] == 1;
   }
@@ -93,7 +94,7 @@ class Assembler {
       parts.push_back(part);
       return std::all_of(views_[part].begin(), views_[part].end(), [&](ValueId v) {
         const std::optional<Value> value = moved(result_.value(v), lay, whole);
-        // A library may sum in another order for another layout.
+        // With another layout, a library may add in another order.
         if (!value || (read_by_library_[v] && !(value->strides == graph_.value(v).strides))) return false;
         changes.emplace_back(v, *value);
         return true;
@@ -105,7 +106,7 @@ class Assembler {
     }
     for (auto& [id, value] : changes) {
       result_.value(id) = value;
-      views_[whole].push_back(id);  // they move with it
+      views_[whole].push_back(id);  // if the whole moves later, they move with it
     }
   }
 

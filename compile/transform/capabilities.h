@@ -1,4 +1,4 @@
-// The facts of an architecture that stages shared by all targets must know. Plain data.
+// The facts of an architecture that the stages shared by all targets need. Plain data.
 #pragma once
 
 #include <cstdint>
@@ -9,23 +9,22 @@
 namespace rondo::compile {
 
 struct Capabilities {
-  // The most ops of one kernel. Code takes more than twice as long to generate for twice as many, so every target has a
-  // bound.
+  // The most ops of one kernel. Twice as many ops take more than twice as long to compile, so every target has a limit.
   int32_t most_ops = 128;
   int32_t most_operands = INT32_MAX;
-  // Bytes, a power of two: of every value in the arena, for the widest accesses of the code.
+  // In bytes, a power of two: the alignment of every value in the arena, as needed for the widest accesses.
   int64_t alignment = static_cast<int64_t>(kAlignment);
-  // Elements that pay for waking a thread of the host. 0: the host does not split launches.
+  // With fewer elements, a second host thread is not worth waking. 0: the host does not split launches.
   int64_t grain = 1 << 14;
-  // The device's own copy (BackendTable::copy) is as fast as a kernel that only copies.
+  // True if the device's copy function (BackendTable::copy) is as fast as a kernel that only copies.
   bool copies = false;
-  // A launch costs more than what it adds up: the partial sums of several kernels wait for each other, and one launch
-  // adds up all of them.
+  // True if a launch costs more than adding up partial sums does. Then the sums of several kernels are gathered, and
+  // one launch adds up all of them.
   bool gathers_sums = false;
-  // Convolutions convert images that are not channels last: Note [Chosen layouts] in transform/lay_out.h.
+  // True if convolutions convert images that are not channels last: Note [Chosen layouts] in transform/lay_out.h.
   bool prefers_channels_last = false;
-  // Products add to, or activate, their own result for less than a kernel behind them costs. One that writes f32 takes
-  // an f32 bias, whatever its operands are.
+  // True if products add to, or activate, their own result faster than a separate kernel does. Such a product that
+  // writes f32 takes an f32 bias, whatever the dtype of its operands.
   bool epilogues_pay = false;
 };
 

@@ -11,7 +11,7 @@
 namespace rondo::compile {
 namespace {
 
-// Dinic's maximum flow; afterwards, the minimum cut that lies closest to the sink.
+// Dinic's maximum flow algorithm, and the minimum cut that is closest to the sink.
 class FlowNetwork {
  public:
   static constexpr int64_t kInfinite = std::numeric_limits<int64_t>::max() / 4;
@@ -30,7 +30,7 @@ class FlowNetwork {
       }
     }
   }
-  // By node: true if flow could still reach the sink from it. Edges from false to true are the cut.
+  // By node: true if more flow could reach the sink from it. Edges from false to true are the cut.
   std::vector<bool> reaches(size_t sink) const {
     std::vector<bool> reached(edges_of_.size(), false);
     std::vector<size_t> stack{sink};
@@ -51,7 +51,7 @@ class FlowNetwork {
  private:
   struct Edge {
     size_t to;
-    int64_t capacity;  // left
+    int64_t capacity;  // remaining
   };
   bool find_levels(size_t source, size_t sink) {
     level_.assign(edges_of_.size(), -1);
@@ -65,7 +65,8 @@ class FlowNetwork {
         }
     return level_[sink] >= 0;
   }
-  // Pushes what one path along the levels can take; 0: there is no path. No recursion: a graph may be long.
+  // Pushes as much flow as one path along the levels can take; returns 0 if there is no path. Not recursive, because a
+  // graph may be long.
   int64_t push(size_t source, size_t sink) {
     path_.clear();
     for (size_t node = source; node != sink;) {
@@ -99,9 +100,9 @@ class FlowNetwork {
   std::vector<size_t> next_, path_;
 };
 
-// An operand or a number, as a condition says. Where the operand is a leaf, which costs nothing to keep, a backward
-// would compute again all that follows: a softmax with a mask by hand then takes 1.5 times as long (bench_blocks,
-// 2048x1024).
+// True for ops that choose between an operand and a number by a condition. If the operand is a leaf, it costs nothing
+// to keep, so a backward would recompute everything that follows: a softmax with a hand-written mask would take 1.5
+// times as long (bench_blocks, 2048x1024).
 bool chooses_a_number(const Graph& graph, const GraphNode& node) {
   return node.attrs.floats.size() > 0 &&
          std::any_of(node.inputs.begin(), node.inputs.end(),
@@ -116,8 +117,9 @@ bool is_cheap(const Graph& graph, const GraphNode& node) {
 
 int64_t bytes_of(const Value& value) { return value.sizes.numel() * static_cast<int64_t>(size_of(value.dtype)); }
 
-// The cost of computing a node, in bytes moved: what it reads and writes, and its products at so many operations a
-// byte, about what processors do (480 GFLOP/s of products beside 25 GB/s from memory, measured on two cores of Zen 5).
+// The cost of computing a node, in bytes moved: the bytes that it reads and writes, and its products at kFlopsPerByte
+// operations per byte. That is about the ratio of processors (480 GFLOP/s of products beside 25 GB/s from memory,
+// measured on two cores of Zen 5).
 int64_t work_of(const Graph& graph, const GraphNode& node) {
   constexpr int64_t kFlopsPerByte = 20;
   int64_t work = 1 + flops_of(graph, node) / kFlopsPerByte;
@@ -131,19 +133,19 @@ class Chooser {
  public:
   Chooser(const Graph& forward, std::span<const ValueId> needed, bool any_input)
       : graph_(forward), needed_(needed), keeping_costs_(forward), work_(forward, 0) {
-    // The caller may write to his inputs and outputs before the backward runs. Eager execution allows that for all that
-    // its ops do not save, so nothing else of theirs is kept, but for parameters; and with `any_input`, what activation
-    // checkpointing keeps.
+    // The caller may write to inputs and outputs before the backward runs. Eager execution allows that for all values
+    // that its ops do not save. So among these, only saved values and parameters are kept; with `any_input` also
+    // inputs, as in activation checkpointing.
     ValueMap<bool> callers(forward, false), is_needed(forward, false);
     for (ValueId id : forward.inputs) callers[id] = true;
     for (ValueId id : forward.outputs) callers[forward.value(id).root] = true;
     for (ValueId id : needed) is_needed[id] = true;
     for (size_t v = 0; v < forward.values.size(); ++v) {
       const Value& value = forward.values[v];
-      // A view keeps the whole memory that it looks into.
+      // A view keeps the whole memory of its root.
       keeping_costs_[v] = std::max<int64_t>(bytes_of(forward.value(value.root)), 1);
       if (!callers[value.root]) continue;
-      // What the recording overwrites is gone by then.
+      // An input that the recording overwrites no longer exists then.
       const bool gone = forward.value(value.root).producer < 0 && forward.value(value.root).overwritten;
       const bool allowed = !gone && (is_needed[v] || value.leaf || (any_input && value.producer < 0));
       keeping_costs_[v] = allowed ? 0 : FlowNetwork::kInfinite;
@@ -154,12 +156,12 @@ class Chooser {
 
   struct Cut {
     std::vector<bool> keep;   // by value
-    std::vector<bool> again;  // by node: its work is done again
+    std::vector<bool> again;  // by node: recomputed, and not for free
   };
-  // By node, what computing it again costs in bytes.
+  // `costs`: by node, the cost of recomputing it, in bytes.
   Cut cut(const std::vector<int64_t>& costs) const {
-    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. The node
-    // that makes it hangs on the source by what it costs: cutting that is computing it again.
+    // Every value is two nodes, an edge between them that costs its bytes: cutting it is keeping the value. An edge
+    // from the source to the node that makes it costs what the node costs: cutting it is recomputing the node.
     const size_t n = graph_.values.size(), source = 2 * n, sink = 2 * n + 1;
     FlowNetwork network(2 * n + 2 + graph_.nodes.size());
     for (size_t v = 0; v < n; ++v) {
@@ -183,7 +185,7 @@ class Chooser {
     for (size_t i = 0; i < graph_.nodes.size(); ++i) cut.again.push_back(after[sink + 1 + i] && work_[i] > 0);
     return cut;
   }
-  // Work at `price` bytes a byte.
+  // The cut when a byte of work costs `price` bytes.
   Cut cut_at(double price) const {
     std::vector<int64_t> costs;
     for (int64_t work : work_)
@@ -191,7 +193,7 @@ class Chooser {
           std::min(price * static_cast<double>(work), static_cast<double>(FlowNetwork::kInfinite))));
     return cut(costs);
   }
-  // Only these nodes are computed again, at no cost, and those that cost nothing anyway.
+  // The cut in which only the nodes in `again`, and nodes without work, may be recomputed, at no cost.
   Cut cut_allowing(const std::vector<bool>& again) const {
     std::vector<int64_t> costs;
     for (size_t n = 0; n < work_.size(); ++n) costs.push_back(again[n] || work_[n] == 0 ? 0 : FlowNetwork::kInfinite);
@@ -204,7 +206,7 @@ class Chooser {
     const auto fits = [&](const Cut& cut) { return bytes_kept(graph_, cut.keep) <= budget; };
     Cut dear = cut_allowing(nothing_again()), cheap = cut_allowing(everything_again());
     if (fits(dear)) return dear.keep;
-    // Between a price at which too much is kept and one at which the budget is.
+    // Bisects between a price at which too much is kept and a price at which the budget is met.
     double high = static_cast<double>(FlowNetwork::kInfinite), low = 1e-9;
     while (high / low > 1 + 1e-6 && dear.again != cheap.again) {
       const double price = std::sqrt(high * low);
@@ -212,8 +214,8 @@ class Chooser {
       if (fits(middle)) low = price, cheap = std::move(middle);
       else high = price, dear = std::move(middle);
     }
-    // What becomes worth it at this one price, as like layers do, comes in the order of the program: the shortest part
-    // of it that keeps the budget.
+    // Many nodes, such as those of equal layers, may become worth recomputing at the same price. Of these, recomputes
+    // the shortest prefix in program order that meets the budget.
     std::vector<size_t> group;
     for (size_t n = 0; n < cheap.again.size(); ++n)
       if (cheap.again[n] && !dear.again[n]) group.push_back(n);
@@ -234,7 +236,7 @@ class Chooser {
   const Graph& graph_;
   std::span<const ValueId> needed_;
   ValueMap<int64_t> keeping_costs_;
-  NodeMap<int64_t> work_;  // 0: none worth counting
+  NodeMap<int64_t> work_;  // 0: no work worth counting
 };
 
 }  // namespace
@@ -244,7 +246,7 @@ int64_t flops_of(const Graph& graph, const GraphNode& node) {
       OpKind::kContraction)  // every element of the result is a sum along the first operand's last dimension
     return 2 * graph.value(node.outputs[0]).sizes.numel() * graph.value(node.inputs[0]).sizes.back();
   if (node.op->decompose == nullptr || node.op->lower != nullptr) return 0;
-  for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse what is empty
+  for (const ValueIds* list : {&node.inputs, &node.outputs})  // the parts may refuse empty tensors
     for (ValueId id : *list)
       if (id != kNoValue && graph.value(id).sizes.numel() == 0) return 0;
   NoGrad off;

@@ -1,4 +1,4 @@
-// Common subexpressions, calls that continue each other, and dead code.
+// Removes common subexpressions and dead code, joins calls that continue each other, and widens reductions.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -10,7 +10,7 @@
 namespace rondo::compile {
 namespace {
 
-// Copies the nodes that `keep` admits, with inputs and outputs renamed; drops values nobody defines any more.
+// Copies the nodes in `keep`, with inputs and outputs renamed; drops values that are no longer defined.
 Graph rebuild(const Graph& graph, const std::vector<bool>& keep, const ValueMap<ValueId>& renamed) {
   Graph result;
   result.values.reserve(graph.values.size());
@@ -47,9 +47,9 @@ ValueMap<ValueId> identity(const Graph& graph) {
 }  // namespace
 
 std::optional<Graph> eliminate_common_subexpressions(const Graph& graph) {
-  // Floats by their bits: 0 and -0 differ, and NaN equals itself.
+  // Floats are compared by their bits: 0 and -0 differ, and NaN equals itself.
   using Key = std::tuple<const OpDef*, ValueIds, std::vector<int64_t>, std::vector<uint64_t>>;
-  // The caller may write to what it gets: two results are two memories, even if they are equal.
+  // The caller may write to results, so each one needs its own memory, even if two are equal.
   ValueMap<bool> escapes(graph, false);
   for (ValueId id : graph.outputs) escapes[graph.value(id).root] = true;
   std::map<Key, size_t> seen;
@@ -96,7 +96,7 @@ std::optional<Graph> widen_reductions(const Graph& graph) {
         graph.value(reduction.inputs[0]).dtype != narrow.dtype || readers[sum] != 1 || views[sum] != 1)
       continue;
     if (!result) result = graph;
-    // The two nodes change places, and what stands between them is the widened operand.
+    // The two nodes swap places; the value between them becomes the widened operand.
     GraphNode &first = result->nodes[static_cast<size_t>(narrow.producer)], &second = result->nodes[n];
     std::swap(first.op, second.op);
     std::swap(first.attrs, second.attrs);
@@ -113,7 +113,7 @@ std::optional<Graph> widen_reductions(const Graph& graph) {
 
 namespace {
 
-// The ints of a chained call that are not those of an operand.
+// The number of leading ints of a chained call, before the ints of its operands.
 size_t header(const GraphNode& node) {
   return node.attrs.ints.size() - node.inputs.size() * static_cast<size_t>(node.op->chains);
 }
@@ -133,7 +133,7 @@ std::optional<Graph> join_chains(const Graph& graph) {
     for (ValueId id : node.inputs)
       if (id != kNoValue) ++uses[id];
   for (ValueId id : graph.outputs) ++uses[id];
-  // The call that node `n` continues; -1: none.
+  // The call that node `n` continues; -1 if there is none.
   const auto before = [&](size_t n) -> int32_t {
     const GraphNode& node = graph.nodes[n];
     if (node.op->chains < 0) return -1;

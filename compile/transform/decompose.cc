@@ -1,4 +1,5 @@
-// Runs decompositions on symbolic tensors. The results keep the original's inputs and outputs in number and order.
+// Runs decompositions on symbolic tensors. The resulting graph has as many inputs and outputs as the original, in
+// the same order.
 #include <algorithm>
 
 #include "rondo/compile/transform/passes.h"
@@ -10,8 +11,8 @@ namespace rondo::compile {
 
 namespace {
 
-// Without elements there is nothing to fuse, and the parts may be stricter than the whole: the maximum of nothing is an
-// error.
+// True for nodes without elements. There is nothing to fuse, and the parts may be stricter than the whole: the maximum
+// of no elements is an error.
 bool is_empty(const Graph& graph, const GraphNode& node) {
   for (const ValueIds* list : {&node.inputs, &node.outputs})
     for (ValueId id : *list)
@@ -19,7 +20,8 @@ bool is_empty(const Graph& graph, const GraphNode& node) {
   return false;
 }
 
-// Kernels reduce one run of dimensions, or the rows of a full reduction: ops/reduction_order.h.
+// True for reductions that need several steps: kernels reduce one run of dimensions, or the rows of a
+// full reduction (ops/reduction_order.h).
 bool has_steps(const Graph& graph, const GraphNode& node) {
   if (node.op->kind != OpKind::kReduction) return false;
   const Value& input = graph.value(node.inputs[0]);
@@ -43,7 +45,7 @@ std::optional<Graph> decompose_once(const Graph& graph) {
     std::vector<Tensor> inputs;
     for (ValueId id : node.inputs) inputs.push_back(id == kNoValue ? Tensor() : symbols[id]);
     node.op->decompose(inputs, node.attrs, outputs);
-    // A result keeps the layout that the call gave it.
+    // A result keeps the layout that the op gave it.
     for (size_t i = 0; i < outputs.size(); ++i)
       if (outputs[i].defined() && outputs[i].rank() == 4)
         outputs[i] = with_dense_strides(outputs[i], graph.value(node.outputs[i]).strides);
@@ -55,7 +57,7 @@ std::optional<Graph> decompose_once(const Graph& graph) {
 
 std::optional<Graph> decompose(const Graph& graph) {
   std::optional<Graph> parts = decompose_once(graph);
-  // A part may have parts: the reductions of a variance have runs.
+  // A part may itself decompose: the reductions of a variance may need several steps.
   if (parts)
     while (std::optional<Graph> smaller = decompose_once(*parts)) parts = std::move(smaller);
   return parts;

@@ -17,7 +17,7 @@ std::string location(const GraphNode& node) { return absl::StrCat(" (", location
 bool same_float(double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); }
 
 // Compares both recordings side by side, in the order of the program. Inputs are compared where they are first read, so
-// a cause is found before the differences that follow from it.
+// a cause is reported before its consequences.
 class Comparison {
  public:
   Comparison(const Graph& before, const Graph& now, std::span<const std::string> names)
@@ -82,7 +82,7 @@ class Comparison {
     if (a.leaf != b.leaf) return changed("is_leaf", yes_no(a.leaf), yes_no(b.leaf));
   }
 
-  // An operand in words, without numbers of values.
+  // An operand in words, without ids of values.
   std::string describe(const Graph& graph, const Positions& inputs, ValueId id) const {
     if (id == kNoValue) return "nothing";
     if (const auto at = inputs.find(id); at != inputs.end())
@@ -118,7 +118,7 @@ class Comparison {
     for (size_t k = 0; k < a.inputs.size(); ++k) {
       const ValueId x = a.inputs[k], y = b.inputs[k];
       if (!same_source(x, y)) {
-        // Reported in full, because "another tensor" is how aliasing and tied weights show.
+        // Reported in full, because "another tensor" is how aliasing and tied weights appear.
         differ(absl::StrCat("operand ", k, " of ", op, " is ", describe(now_, new_inputs_, y), ", was ",
                             describe(before_, old_inputs_, x)));
         continue;
@@ -149,7 +149,7 @@ class Comparison {
         return differ(absl::StrCat("scalar ", k, " of ", op, ": ", exact_text(was), " -> ", exact_text(is)));
   }
 
-  // The ops are equal, so the values are numbered alike.
+  // The ops are equal, so both graphs have the same value ids.
   void compare_outputs() {
     auto missing = [](const std::vector<ValueId>& from, const std::vector<ValueId>& in) {
       std::vector<ValueId> result;

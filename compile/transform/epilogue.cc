@@ -1,5 +1,5 @@
-// Elementwise ops that a product does on its own result before it is stored: what comes out of the product is then
-// written once and never read back.
+// Finds elementwise ops that a product applies to its own result before it stores it. The product's result is then
+// written once and not read back.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "rondo/compile/transform/passes.h"
@@ -25,7 +25,7 @@ class EpilogueFinder {
         reader_[written] = static_cast<int32_t>(n);
       }
     }
-    // The caller reads, too, and a part of what is assembled is read as the whole.
+    // The caller reads outputs, too, and a part of an assembled value is read as the whole.
     for (ValueId id : graph.outputs) reads_[graph.written(id)] += 2;
   }
 
@@ -34,7 +34,7 @@ class EpilogueFinder {
     const AbsorbsFn absorbs = absorbs_of_(*product.op);
     if (absorbs == nullptr || product.outputs.size() != 1) return chain;
     for (ValueId id : product.inputs)
-      if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // nothing is multiplied
+      if (id != kNoValue && graph_.value(id).sizes.numel() == 0) return chain;  // the product is empty
     std::vector<Epilogue> kinds;
     for (ValueId result = product.outputs[0];;) {
       if (!is_dense(graph_, result) || reads_[result] != 1) return chain;
@@ -49,7 +49,8 @@ class EpilogueFinder {
   }
 
  private:
-  // True if all operands and the result are as large as `result`, element by element.
+  // True if the node is an epilogue that works element by element: all operands and the result are as
+  // large as `result`.
   bool applies(const GraphNode& node, ValueId result) const {
     if (node.op->epilogue == Epilogue::kNone || node.outputs.size() != 1 || !is_dense(graph_, node.outputs[0]))
       return false;
@@ -71,8 +72,8 @@ class EpilogueFinder {
   const Graph& graph_;
   bool exact_;
   AbsorbsOf absorbs_of_;
-  ValueMap<int> reads_;       // by written value
-  ValueMap<int32_t> reader_;  // the last
+  ValueMap<int> reads_;       // number of reads, by written value
+  ValueMap<int32_t> reader_;  // the last node that reads it
 };
 
 }  // namespace
@@ -80,7 +81,7 @@ class EpilogueFinder {
 EpilogueChains find_epilogues(const Graph& graph, bool exact, AbsorbsOf absorbs) {
   const EpilogueFinder finder(graph, exact, absorbs);
   EpilogueChains chains(graph.nodes.size());
-  NodeMap<bool> taken(graph, false);  // the sum of two products is an epilogue of one
+  NodeMap<bool> taken(graph, false);  // a sum of two products can be an epilogue of only one of them
   for (size_t n = 0; n < graph.nodes.size(); ++n) {
     for (int32_t node : finder.chain_of(graph.nodes[n])) {
       if (taken[node]) break;

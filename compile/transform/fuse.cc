@@ -1,19 +1,19 @@
-// Fusion: pointwise chains and reductions with their producers and consumers, greedily by bytes saved.
+// Fusion: joins pointwise chains and reductions with their producers and consumers, greedily by bytes saved.
 //
-// Every fusible node has an iteration space (Note [Spaces] of spaces.h). Two units may become one kernel if their
-// spaces agree, no path through a third unit would close a cycle, and neither needs a result of the other that exists
-// only when all rows are done (a column sum).
+// Every fusible node has an iteration space (Note [Spaces] in spaces.h). Two units may become one kernel if their
+// spaces agree, no path through a third unit would close a cycle, and neither needs a result of the other that is
+// complete only after all rows (a column sum).
 //
-// Note [Fusion time]. Time grows linearly with the graph: fusion looks at windows of kWindow units, in the order of the
-//   program, and never fuses across two windows. A kernel has at most Capabilities::most_ops nodes, because the time to
-//   generate code grows faster than its length.
+// Note [Fusion time]. Time grows linearly with the graph: fusion works on windows of kWindow units, in program order,
+//   and never fuses across windows. A kernel has at most Capabilities::most_ops nodes, because the time to generate
+//   code grows faster than the kernel.
 //
-// Note [Checks that wait]. A check of indices (OpDef::checks) joins a kernel that reads them anyway, most often the one
-//   that looks up, so it is no launch of its own. It may then come later than in the program, behind other checks and
-//   behind kernels that looked up already (a lookup takes index 0 for a bad one): whoever runs a plan on the host's
-//   memory finds the first error of the program by running it op by op. The indices are an input of the graph, so that
-//   they are there to be looked at again. No check waits where processes talk to each other: what they say is an
-//   effect, too.
+// Note [Checks that wait]. A check of indices (OpDef::checks) is fused into a kernel that reads the indices anyway,
+//   usually the one with the lookup, so it needs no launch of its own. The check may then run later than in the
+//   program, after other checks and after kernels with lookups (a lookup uses index 0 instead of a bad one). After such
+//   an error, the caller of a plan in host memory runs it op by op to find the program's first error. The indices must
+//   be an input of the graph, so that they can be read again. No check waits in a graph with collectives, because these
+//   are effects, too.
 #include <algorithm>
 #include <bit>
 #include <queue>
@@ -53,7 +53,7 @@ ValueId shown_elements(const Graph& graph, ValueId id) {
 bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
   if (!node.op->is<trait::Convert>()) return false;
   const Value &from = graph.value(node.inputs[0]), &to = graph.value(node.outputs[0]);
-  // The caller may write to a result, so a result is no such copy.
+  // The caller may write to a result, so a result is not such a copy.
   for (ValueId id : graph.outputs)
     if (graph.value(id).root == node.outputs[0]) return false;
   return from.leaf && from.producer < 0 && from.dtype == kF32 && is_low_precision(to.dtype) &&
@@ -63,32 +63,32 @@ bool is_parameter_copy(const Graph& graph, const GraphNode& node) {
 namespace {
 
 constexpr size_t kWindow = 1024;
-constexpr int64_t kOfAllElements = 4096;  // Fuser::bytes_shared: beside what there is once for a row
+constexpr int64_t kOfAllElements = 4096;  // in bytes_shared(): weight of values as large as the space
 
-// The needs of units for each other, directly or not; kept up to date while units merge.
+// Which units need which others, directly or indirectly; updated when units merge.
 class Reachability {
  public:
   explicit Reachability(size_t n) : n_(n), words_((n + 63) / 64), after_(n * words_), before_(n * words_) {}
 
-  // `to` reads of `from`. REQUIRES: all edges to `from` were added before, and none from `to`.
+  // `to` reads a result of `from`. REQUIRES: all edges to `from` were added before, and none from `to` yet.
   void add_edge(size_t from, size_t to) {
     uint64_t* before = row(before_, to);
     for (size_t w = 0; w < words_; ++w) before[w] |= row(before_, from)[w];
     set(before, from);
   }
-  // To be called when all edges are there.
+  // Call this when all edges have been added.
   void complete() {
     for (size_t to = 0; to < n_; ++to) for_each(row(before_, to), [&](size_t from) { set(row(after_, from), to); });
   }
 
-  // True if a third unit stands between the two.
+  // True if a path from one to the other goes through a third unit.
   bool passes_through(size_t from, size_t to) const {
     const uint64_t *a = row(after_, from), *b = row(before_, to);
     for (size_t w = 0; w < words_; ++w)
       if ((a[w] & b[w]) != 0) return true;
     return false;
   }
-  // The one unit on all paths from one to the other. kNone: there are several, or none.
+  // The only unit on all paths from one to the other. kNone: there are several units, or none.
   static constexpr size_t kNone = SIZE_MAX;
   size_t only_between(size_t from, size_t to) const {
     size_t found = kNone;
@@ -101,7 +101,7 @@ class Reachability {
     }
     return found;
   }
-  // b becomes a part of a. REQUIRES: nothing stands between them.
+  // b becomes a part of a. REQUIRES: no unit is between them.
   void merge(size_t a, size_t b) {
     std::vector<uint64_t> sources(words_), targets(words_);
     for (size_t w = 0; w < words_; ++w) {
@@ -136,7 +136,7 @@ class Reachability {
   }
 
   size_t n_, words_;
-  std::vector<uint64_t> after_, before_;  // a row of bits for each unit
+  std::vector<uint64_t> after_, before_;  // one row of bits per unit
 };
 
 class Fuser {
@@ -162,7 +162,7 @@ class Fuser {
   }
 
  private:
-  // Units [begin, end). Each reads of earlier ones only, so no path between two of them leaves the window.
+  // Units [begin, end). Units read results of earlier units only, so no path between two of them leaves the window.
   void fuse_window(size_t begin, size_t end) {
     touches_.clear();
     for (size_t u = begin; u < end; ++u)
@@ -177,7 +177,7 @@ class Fuser {
       std::pop_heap(pairs_.begin(), pairs_.end());
       const Pair pair = pairs_.back();
       pairs_.pop_back();
-      // A merge that is impossible stays so until one of the two units changes, and then they are another pair.
+      // An impossible merge stays impossible until one of the units changes, and then there is a new pair.
       if (units_[pair.a].version != pair.a_version || units_[pair.b].version != pair.b_version ||
           !may_merge(pair.a, pair.b))
         continue;
@@ -199,7 +199,7 @@ class Fuser {
       if (units_[u].only_checks) join_check(u, begin, end, reach);
   }
 
-  // Note [Checks that wait]. At the end, so that a check does not choose the space of a kernel.
+  // Note [Checks that wait]. Checks are fused last, so that they do not determine the space of a kernel.
   void join_check(size_t check, size_t begin, size_t end, Reachability& reach) {
     const ValueId indices = graph_.written(graph_.node(units_[check].unit.nodes[0]).inputs[0]);
     const auto looks_up = [&](int32_t n) { return graph_.node(n).op->is<trait::Pick>(); };
@@ -218,9 +218,9 @@ class Fuser {
     }
   }
 
-  // True if unit `other` only makes numbers of what unit `first` knows of its rows. It then joins that unit before
-  // others of its own size: what reads those numbers may share all that the unit reads, as the squares of a variance
-  // share the read of its mean.
+  // True if unit `other` only computes pointwise values that have one number for each row of unit `first`. It then
+  // joins `first` before units of its own size, because the readers of those numbers may share all that `first` reads,
+  // as the squares of a variance share the read of its mean.
   bool makes_rows(size_t first, size_t other) const {
     const Candidate &rows = units_[first], &numbers = units_[other];
     return numbers.takes_any && numbers.unit.rows * numbers.unit.cols == rows.unit.rows && may_merge(first, other);
@@ -234,11 +234,11 @@ class Fuser {
     std::vector<ValueId> column_results;  // complete only after the last row
     std::vector<ValueId> touched;         // read or written, sorted
     bool reduces_rows = false, scans = false;
-    int32_t after = kNone;   // of a collective: the unit of the one before it
-    bool takes_any = false;  // it has only pointwise nodes of one domain, which take any space that fits
+    int32_t after = kNone;   // of a collective: the unit of the previous collective
+    bool takes_any = false;  // has only pointwise nodes of one domain, which take any space that fits
     bool only_checks = false;
   };
-  // Two units that share values. The best pair comes first; of equal pairs, the one that was recorded first.
+  // Two units that share values. The best pair comes first; among equal ones, the pair that was recorded first.
   struct Pair {
     int64_t saved;
     uint32_t a, b;  // a < b
@@ -247,8 +247,8 @@ class Fuser {
   };
 
   void make_singletons() {
-    // A product and its epilogues are one from the start, in the place of the last: what the others read is there by
-    // then.
+    // A product and its epilogues are one unit from the start, at the position of the last epilogue, where all
+    // operands are available.
     NodeMap<int32_t> ends(graph_, -1);  // of a product's last epilogue: the product
     NodeMap<bool> absorbed(graph_, false);
     int32_t latest_collective = kNone;
@@ -282,7 +282,7 @@ class Fuser {
       if (space.sums_rows) c.column_results = {node.outputs[0]};
       c.scans = node.op->is<trait::Scan>();
       c.reduces_rows = node.op->kind == OpKind::kReduction && !space.sums_rows;
-      // Kernels do not become one to share a random state.
+      // A shared random state is no reason to merge kernels.
       for (size_t k = 0; k < node.inputs.size(); ++k)
         if (static_cast<int32_t>(k) != node.op->random_state())
           c.touched.push_back(shown_elements(graph_, node.inputs[k]));
@@ -292,18 +292,18 @@ class Fuser {
     }
   }
 
-  // Note [Checks that wait]
+  // Note [Checks that wait]: true if the indices are an input and no collectives are in the graph.
   bool may_wait(const GraphNode& check) const {
     return graph_.value(graph_.written(check.inputs[0])).producer < 0 && !communicates_;
   }
 
-  // The unit that computes a value, seen through views; -1 for inputs.
+  // The unit that computes a value, looking through views; -1 for inputs.
   int unit_of_value(ValueId id) const {
     const int32_t producer = graph_.value(graph_.written(id)).producer;
     return producer < 0 ? -1 : unit_of_[producer];
   }
 
-  // The units that the nodes of a unit read from, and the collective before one.
+  // Visits the units that a unit reads from and, for a collective, the unit of the previous collective.
   template <class Visit> void for_each_source(size_t unit, Visit visit) const {
     if (units_[unit].after != kNone) visit(static_cast<size_t>(units_[unit].after));
     for (int32_t n : units_[unit].unit.nodes)
@@ -321,7 +321,7 @@ class Fuser {
     return reach;
   }
 
-  // Each value that is touched may be an operand.
+  // Each value in `touched` may be an operand.
   bool too_many_operands(const Candidate& a, const Candidate& b) const {
     if (a.touched.size() + b.touched.size() <= most_operands_) return false;
     std::vector<ValueId> both;
@@ -329,13 +329,13 @@ class Fuser {
     return both.size() > most_operands_;
   }
 
-  // The space of both units together; nullptr: there is none.
+  // The space of both units together; nullptr if there is none.
   const Unit* common_space(const Candidate& a, const Candidate& b) const {
     if (a.only_checks && b.only_checks) return nullptr;
     if (a.unit.rows == b.unit.rows && a.unit.inner == b.unit.inner) {
       if (a.unit.cols == b.unit.cols) return &a.unit;
-      // A unit of one value per row joins the space whose rows they are, unless it has sums over its single column,
-      // which would become sums over all of the other's.
+      // A unit with one value per row joins a space with the same rows, unless it has reductions over its single
+      // column, which would become reductions over all columns of the other space.
       const Candidate &narrow = a.unit.cols == 1 ? a : b, &wide = a.unit.cols == 1 ? b : a;
       if (narrow.unit.cols == 1 && narrow.column_results.empty() && !narrow.reduces_rows && !narrow.scans)
         return &wide.unit;
@@ -368,7 +368,7 @@ class Fuser {
     return consumes_in_place(*space, first, second) && consumes_in_place(*space, second, first);
   }
 
-  // Everything that unit `second` reads of unit `first` is there, row by row, when it is needed.
+  // True if everything that unit `second` reads from unit `first` is available, row by row, when it is needed.
   bool consumes_in_place(const Unit& space, size_t first, size_t second) const {
     const Candidate &producer = units_[first], &consumer = units_[second];
     for (int32_t n : consumer.unit.nodes) {
@@ -384,9 +384,9 @@ class Fuser {
     return true;
   }
 
-  // The gain of a merged kernel, which reads once instead of twice, or never writes: bytes per element of the space,
-  // and per row or column of it by far less. No sizes: a block is fused in the same way at every length, so that its
-  // code can be shared.
+  // The gain of a merged kernel, which reads values once instead of twice, or does not write them: in bytes per element
+  // of the space; bytes per row or column have far less weight. Independent of sizes: a block is fused in the same way
+  // at every length, so its code can be shared.
   int64_t bytes_shared(const Candidate& a, const Candidate& b) const {
     int64_t bytes = 0;
     const int64_t elements = std::max(a.unit.rows * a.unit.cols, b.unit.rows * b.unit.cols);
@@ -402,7 +402,7 @@ class Fuser {
     return bytes;
   }
 
-  // Puts the pairs of `unit` with units from `first` on at the end of the queue.
+  // Appends to pairs_ the pairs of `unit` with units from number `first` on.
   void add_pairs(size_t unit, size_t first) {
     others_.clear();
     for (ValueId id : units_[unit].touched)
@@ -454,7 +454,8 @@ class Fuser {
   }
 
   std::vector<Unit> in_order() const {
-    // Earliest first node among those that are ready: keeps the order of recording where it can.
+    // Among the units that are ready, takes the one with the earliest first node. This keeps the order of
+    // recording where possible.
     std::vector<std::vector<size_t>> readers(units_.size());
     std::vector<int> waits_for(units_.size(), 0);
     using Ready = std::pair<int32_t, size_t>;  // first node, unit
@@ -474,7 +475,7 @@ class Fuser {
       const size_t u = ready.top().second;
       ready.pop();
       result.push_back(units_[u].unit);
-      // The op's own call costs less than a kernel that does nothing else.
+      // A check alone costs less as a library call than as a kernel.
       if (units_[u].only_checks) result.back().fused = false;
       for (size_t reader : readers[u])
         if (--waits_for[reader] == 0) ready.emplace(units_[reader].unit.nodes[0], reader);
@@ -490,17 +491,17 @@ class Fuser {
   struct Extent {
     int64_t numel, element_bytes;
   };
-  std::vector<Extent> extents_;  // of each value
-  NodeMap<int> unit_of_;         // of each node; -1 for views and copies of parameters
+  std::vector<Extent> extents_;  // by value
+  NodeMap<int> unit_of_;         // by node; -1 for views and copies of parameters
   std::vector<Candidate> units_;
-  // The units that touch a value, in the window: a list for each value, of which some units may be gone.
+  // For each value, a linked list of the units in the window that touch it. Merged units may still be in it.
   struct Touch {
     size_t unit;
-    int32_t before;  // of touches_
+    int32_t before;  // the previous entry in touches_; kNone: none
   };
   std::vector<Touch> touches_;
-  ValueMap<int32_t> last_touch_;  // by value
-  std::vector<size_t> others_;    // of add_pairs()
+  ValueMap<int32_t> last_touch_;  // by value: the head of its list
+  std::vector<size_t> others_;    // scratch memory of add_pairs()
   std::vector<Pair> pairs_;       // a heap
 };
 

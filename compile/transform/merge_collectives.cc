@@ -1,6 +1,6 @@
-// Collectives that follow each other, none of which reads of another's result, become one message: a small one costs
-// its way there and back, not its bytes. Two normalisations side by side, as in the branches of a residual block, then
-// wait for the other processes once.
+// Merges successive collectives that do not depend on each other into one message: the cost of a small message is its
+// latency, not its bytes. Two normalisations side by side, as in the branches of a residual block, then wait for the
+// other processes once.
 #include <algorithm>
 #include <utility>
 
@@ -11,12 +11,13 @@
 namespace rondo::compile {
 namespace {
 
-// Larger ones cost their bytes, and to put them side by side would copy these.
+// For larger ones, the bytes matter, and concatenating would copy them.
 constexpr int64_t kMostElements = 1 << 16;
 
 using Group = std::vector<size_t>;  // nodes, in graph order
 
-// Depends on the structure of the graph only, and on sizes that all processes have: so they find the same groups.
+// Depends only on the structure of the graph and on sizes, which are the same in all processes. So all processes find
+// the same groups.
 std::vector<Group> find_groups(const Graph& graph) {
   std::vector<Group> groups;
   ValueMap<size_t> reads_of(graph, 0);  // by value: 1 + the latest group that it is computed from
@@ -41,7 +42,8 @@ std::vector<Group> find_groups(const Graph& graph) {
   return groups;
 }
 
-// The nodes of each group stand one behind the other, after all that they read and before all that reads of them.
+// Reorders the graph so that the nodes of each group are consecutive, after all values that they read and before all
+// nodes that read their results.
 Graph put_together(const Graph& graph, const std::vector<Group>& groups) {
   std::vector<size_t> order, waiting;
   ValueMap<bool> awaited(graph, false);
@@ -80,7 +82,7 @@ std::optional<Graph> merge_collectives(const Graph& graph) {
   if (std::all_of(groups.begin(), groups.end(), [](const Group& group) { return group.size() == 1; }))
     return std::nullopt;
   const Graph ordered = put_together(graph, groups);
-  ValueMap<bool> is_result(ordered, false);  // the caller gets memory of its own for each
+  ValueMap<bool> is_result(ordered, false);  // a result of the caller needs its own memory
   for (ValueId id : ordered.outputs) is_result[ordered.value(id).root] = true;
   size_t group = 0, member = 0;
   Tensor all;

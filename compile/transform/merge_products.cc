@@ -1,12 +1,12 @@
-// Many small products become one large one: what a loop over time leaves behind. Not exact: a product of other sizes
-// may sum in another order.
+// Many small products become one large one: a loop over time records many. Not exact: a product of another size may add
+// in another order.
 //
-//   rows   x_0 W, x_1 W, ...            (x_0; x_1; ...) W, cut into rows: the inputs' share of all gates, the gradients
-//                                       of the inputs
+//   rows   x_0 W, x_1 W, ...            (x_0; x_1; ...) W, split into rows: the inputs' share of all gates, the
+//                                       gradients of the inputs
 //   sums   a_0 b_0 + a_1 b_1 + ...      (a_0, a_1, ...) (b_0; b_1; ...): the gradients of the weights, which otherwise
-//                                       go through memory at each step
-//          sum(a_0) + sum(a_1) + ...    sum(a_0; a_1; ...), over rows: the gradients of the biases, where products have
-//                                       put a_0, a_1, ... side by side
+//                                       are read and written at each step
+//          sum(a_0) + sum(a_1) + ...    sum(a_0; a_1; ...), over rows: the gradients of the biases, if products
+//                                       concatenate a_0, a_1, ... anyway
 #include <algorithm>
 #include <map>
 #include <set>
@@ -20,16 +20,16 @@
 namespace rondo::compile {
 namespace {
 
-constexpr size_t kFewest = 4;       // that pay for putting operands side by side
-constexpr int64_t kMostRows = 128;  // of one product: a larger one is efficient by itself
+constexpr size_t kFewest = 4;       // products that are worth concatenating operands
+constexpr int64_t kMostRows = 128;  // of one product; larger ones are efficient on their own
 constexpr int64_t kMostSummed = 256;
 
 struct Products {
   enum Kind : uint8_t { kRows, kSummed } kind;  // kSummed: products, or sums of rows
   std::vector<int32_t> nodes = {};
   int32_t before = 0;              // kRows: computed before this node
-  std::vector<int32_t> adds = {};  // kSummed: one after the other; the last gives the result
-  ValueId start = kNoValue;        // kSummed: what the first one adds to, besides products
+  std::vector<int32_t> adds = {};  // kSummed: a chain of additions; the last one gives the result
+  ValueId start = kNoValue;        // kSummed: the first addition's other operand, if it is no product
 };
 
 class Finder {
@@ -39,7 +39,7 @@ class Finder {
       for (ValueId id : graph.nodes[n].inputs)
         if (id != kNoValue) {
           ++uses_[id];
-          int32_t& first = first_use_[graph.value(id).root];  // a view is used where it is made
+          int32_t& first = first_use_[graph.value(id).root];  // a view counts as used where it is made
           first = std::min(first, static_cast<int32_t>(n));
         }
     for (ValueId id : graph.outputs) ++uses_[id];
@@ -49,7 +49,7 @@ class Finder {
     NodeMap<bool> taken(graph_, false);
     std::vector<Products> found = sums(taken);
     for (Products& rows : rows(taken)) found.push_back(std::move(rows));
-    // Sums of rows pay where products have put the same operands side by side.
+    // Sums of rows are worth merging only if merged products concatenate the same operands anyway.
     std::set<std::vector<ValueId>> gathered;
     for (const Products& products : found)
       if (!is_sum_of_rows(graph_.node(products.nodes[0]))) gathered.insert(gathered_by(products));
@@ -69,7 +69,7 @@ class Finder {
            is_matrix(node.inputs[1]);
   }
 
-  // The operands 0 in memory.
+  // The values behind operand 0 of all products.
   std::vector<ValueId> gathered_by(const Products& products) const {
     std::vector<ValueId> operands;
     for (int32_t n : products.nodes) operands.push_back(graph_.written(graph_.node(n).inputs[0]));
@@ -92,7 +92,8 @@ class Finder {
     }
     std::vector<Products> found;
     for (const auto& [right, nodes] : by_right) {
-      // As many as can run at one time: when all their operands are there, before any of their results is read.
+      // Groups as many as can run together: after all their operands are computed and before any of their
+      // results is read.
       Products group{.kind = Products::kRows};
       int32_t ready = -1, wanted = kNever;
       const auto close = [&] {
@@ -120,7 +121,7 @@ class Finder {
     return found;
   }
 
-  // The product, or the sum of rows, whose result `id` is, if nothing else reads it.
+  // The node of a product, or of a sum of rows, whose result is `id`, if nothing else reads it; otherwise -1.
   int32_t term(ValueId id) const {
     const int32_t n = graph_.value(id).producer;
     if (n < 0 || uses_[id] != 1) return -1;
@@ -130,7 +131,7 @@ class Finder {
     if (is_sum_of_rows(node)) summed = 0;
     return summed >= 0 && graph_.value(node.inputs[0]).sizes[summed] <= kMostSummed ? n : -1;
   }
-  // The only op of two operands that products absorb adds.
+  // Addition is the only epilogue with two operands.
   bool is_add(const GraphNode& node) const {
     const Dims& sizes = graph_.value(node.outputs[0]).sizes;
     return node.op->epilogue != Epilogue::kNone && node.inputs.size() == 2 &&
@@ -177,7 +178,7 @@ class Finder {
   ValueMap<int32_t> first_use_;  // by root
 };
 
-// Records the graph again, with the merged products.
+// Records the graph again with merged products.
 class Rewriter {
  public:
   Rewriter(const Graph& graph, std::vector<Products> found)
@@ -185,8 +186,8 @@ class Rewriter {
 
   Graph run() {
     NoGrad off;
-    amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
-    const DeviceScope device(trace_.device);  // where calls without operands go
+    amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
+    const DeviceScope device(trace_.device);  // where calls without operands run
     RecorderScope record(&trace_);
     NodeMap<bool> gone(graph_, false);
     std::multimap<int32_t, const Products*> at;
@@ -208,7 +209,7 @@ class Rewriter {
   }
 
  private:
-  // What is not there yet is a view of something that is.
+  // If the value is not recorded yet, it is a view of a recorded value.
   Tensor symbol(ValueId id) {
     if (id == kNoValue) return {};
     if (!symbols_[id].defined()) again(graph_.node(graph_.value(id).producer));
@@ -248,7 +249,8 @@ class Rewriter {
     if (products.start != kNoValue) sum = call(*graph_.node(products.adds.back()).op, {symbol(products.start), sum});
     symbols_[graph_.node(products.adds.back()).outputs[0]] = sum;
   }
-  // Operand `which` of all products, along `dim`. Transposed ones are put together as they lie in memory.
+  // Concatenates operand `which` of all products along `dim`. Transposed operands are concatenated in
+  // their memory's layout.
   Tensor side_by_side(const Products& products, size_t which, int dim) {
     std::vector<Tensor> parts, sources;
     for (int32_t n : products.nodes) {
@@ -278,7 +280,7 @@ std::optional<Graph> merge_products(const Graph& graph) {
   std::vector<Products> found = Finder(graph).find();
   if (found.empty()) return std::nullopt;
   Graph merged = Rewriter(graph, std::move(found)).run();
-  // Two products of the same gradients put them side by side twice.
+  // Two products with the same gradients would concatenate them twice.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(merged)) merged = *std::move(simpler);
   return merged;

@@ -5,7 +5,7 @@
 namespace rondo::compile {
 namespace {
 
-// By value and by op: true if it is computed from a value whose gradient is asked for, or is that value.
+// By value and by op: true if it depends on a value whose gradient is requested, or is that value.
 struct Leading {
   ValueMap<bool> values;
   OpSet ops;
@@ -29,7 +29,7 @@ Leading leading(const Graph& recorded, const std::vector<bool>* inputs, const st
   return leads;
 }
 
-// Whether the eager tape saves operand `i` of the call.
+// True if the eager tape saves operand `i` of the call.
 bool saves_input(const Graph& recorded, const GraphNode& node, size_t i) {
   const SavedSpec& saved = node.op->saved;
   if (!saved.input(i) || node.inputs[i] == kNoValue) return false;

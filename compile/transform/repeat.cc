@@ -1,8 +1,9 @@
-// Cheap values that several kernels read: computed again in each, rather than stored by one and read by the others.
+// Cheap values that several kernels read are recomputed in each kernel, instead of being stored by one and read
+// by the others.
 //
-// Fusion cannot join two kernels where one needs a complete sum over the rows of the other. What both need is then
-// stored, even if it is one operation away from a value that is in memory anyway: x - mean, between the variance and
-// what is normalised by it. To read x there costs as much as to read the difference, and nothing is written.
+// Fusion cannot join two kernels if one needs a complete sum over the rows of the other. A value that both need is then
+// stored, even if it is one operation away from a value that is in memory anyway. An example is x - mean, which the
+// variance and the normalisation read. Reading x costs as much as reading the difference, and nothing is written.
 #include <algorithm>
 #include <set>
 
@@ -34,7 +35,7 @@ class Repeater {
  private:
   struct Reader {
     int32_t node;
-    ValueId seen;  // as it reads the value
+    ValueId seen;  // the value as this node reads it, perhaps a view
   };
 
   int64_t bytes(ValueId id) const {
@@ -45,7 +46,7 @@ class Repeater {
     const ValueId source = graph_.written(id);
     return graph_.value(source).producer < 0 || stored_[static_cast<size_t>(source)];
   }
-  // True if all that the node reads is in memory, and one operand at most has an element for each of its own.
+  // True if all operands of the node are in memory, and at most one of them is as large as its result.
   bool is_cheap(const GraphNode& node) const {
     const ValueId result = node.outputs[0];
     std::set<ValueId> large;
@@ -82,7 +83,7 @@ class Repeater {
       return;
     const Unit& own = units_[static_cast<size_t>(home)];
     const ValueId result = node.outputs[0];
-    // One number for each row is stored.
+    // A value with one number for each row stays stored.
     if (!own.fused || own.starts != kNoValue || graph_.value(result).root != result ||
         !stored_[static_cast<size_t>(result)] || returned_[result] ||
         graph_.value(result).sizes.numel() != own.rows * own.cols || !is_cheap(node))
@@ -113,7 +114,7 @@ class Repeater {
   const Graph& graph_;
   const Capabilities& limits_;
   std::vector<Unit>& units_;
-  NodeMap<int> unit_of_;  // before anything was repeated; -1: none
+  NodeMap<int> unit_of_;  // at the beginning; -1: none
   ValueMap<std::vector<Reader>> readers_;
   ValueMap<bool> returned_;
   std::vector<bool> stored_;

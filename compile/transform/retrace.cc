@@ -14,9 +14,9 @@ Graph retrace(const Graph& graph, Replace replace) {
 Graph retrace(const Graph& graph, Replace replace,
               absl::FunctionRef<Tensor(ValueId output, const Symbols& symbols)> result) {
   NoGrad off;
-  amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
+  amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
   Trace trace;
-  const DeviceScope device(trace.device);  // where calls without operands go
+  const DeviceScope device(trace.device);  // where calls without operands run
   RecorderScope record(&trace);
   trace.graph.values.reserve(graph.values.size());
   trace.graph.nodes.reserve(graph.nodes.size());
@@ -27,7 +27,7 @@ Graph retrace(const Graph& graph, Replace replace,
     std::vector<Tensor> outputs(node.outputs.size());
     trace.origin = &node.origin;
     if (const size_t first = trace.graph.nodes.size(); replace(n, symbols, outputs)) {
-      // An error of a part is one of the call.
+      // An error of a part names the line of the original call.
       for (size_t made = first; made < trace.graph.nodes.size(); ++made) trace.graph.nodes[made].where = node.where;
     } else {
       const Tensor none;
@@ -37,11 +37,11 @@ Graph retrace(const Graph& graph, Replace replace,
     }
     for (size_t i = 0; i < outputs.size(); ++i) symbols[node.outputs[i]] = outputs[i];
   }
-  std::vector<Tensor> results;  // of which each is alive when it is asked for
+  std::vector<Tensor> results;  // keeps all results alive until the last one is recorded
   for (ValueId id : graph.outputs) results.push_back(result(id, symbols));
   for (const Tensor& tensor : results) trace.graph.outputs.push_back(trace.value_of(tensor));
   invariant(trace.graph.inputs.size() == graph.inputs.size(), "a pass brought in a tensor of its own");
-  // What users asked of gradients stays with the inputs.
+  // Only the inputs keep requires_grad.
   return std::move(trace.graph);
 }
 

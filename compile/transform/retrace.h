@@ -1,4 +1,4 @@
-// Records a graph again, node by node, and makes some calls in another way.
+// Records a graph again, node by node, and replaces some calls.
 #pragma once
 
 #include "absl/functional/function_ref.h"
@@ -7,13 +7,13 @@
 
 namespace rondo::compile {
 
-using Symbols = ValueMap<Tensor>;  // of the new recording, by value of the old graph; undefined: not recorded yet
+using Symbols = ValueMap<Tensor>;  // in the new recording, by value of the old graph; undefined: not recorded yet
 
-// `replace` either records the replacement of a node, sets its outputs and returns true, or returns false: the node is
-// then recorded unchanged. The new graph has as many inputs and outputs as the original, in the same order.
+// `replace` either records a node's replacement, sets its outputs and returns true; or it returns false, and the node
+// is recorded unchanged. The new graph has as many inputs and outputs as the original, in the same order.
 using Replace = absl::FunctionRef<bool(size_t node, const Symbols& symbols, std::span<Tensor> outputs)>;
 Graph retrace(const Graph& graph, Replace replace);
-// `result` records the replacement of an output. It is called for each of the graph's outputs, in order.
+// `result` records an output's replacement. It is called for each of the graph's outputs, in order.
 Graph retrace(const Graph& graph, Replace replace,
               absl::FunctionRef<Tensor(ValueId output, const Symbols& symbols)> result);
 

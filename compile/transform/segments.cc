@@ -1,14 +1,14 @@
-// Sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As they were recorded,
-// a kernel writes all rows, and a library call reads them again in the order of the index. Here the indices are sorted
-// first; a kernel makes the rows in that order, each from the same operands, adds up neighbours and writes each sum
-// once.
+// Sums by index of rows that kernels make (message passing in graphs: gather, combine, add up). As recorded, a kernel
+// writes all rows, and a library call reads them again in the order of the index. With this pass, the indices are
+// sorted first, and a kernel makes the rows in that order, each from the same operands, adds up consecutive ones and
+// writes each sum once.
 //
-// Note [Rows in another order]. An elementwise node makes row i of its result of row i of its operands, of the same
-//   elements for all rows, or (trait::Pick) of a table's row that an index names. So a row of the result in another
-//   order is that of operands in this order. This holds unless the node has no operand with such rows, or draws random
-//   numbers, which depend on the place. It is a matter of an operand's role, and not of its value: reads_rows() says
-//   which operands are read row by row. One value may be both, as h is in gather(h, 0, index) + h: such a value is made
-//   in its own order, and its rows are picked from it.
+// Note [Rows in another order]. An elementwise node makes row i of its result from row i of its operands, from elements
+//   that are the same for all rows, or (trait::Pick) from a table's row that an index names. So if the operands' rows
+//   are reordered, the result's rows are reordered in the same way. This does not hold if no operand has such rows, or
+//   if the node draws random numbers, which depend on the position. What counts is the role of the operand, not the
+//   value: reads_rows() says which operands are read row by row. One value may have both roles, like h in gather(h, 0,
+//   index) + h. Such a value is computed in its own order, and its rows are picked from it.
 #include <algorithm>
 
 #include "rondo/compile/transform/passes.h"
@@ -35,8 +35,8 @@ class RowSorter {
     }
   }
 
-  // True if node `n` adds up, by index, rows that only it needs and that a kernel makes. Finds the nodes that make
-  // them.
+  // True if node `n` adds up, by index, rows that a kernel makes and only this node needs. Finds the nodes
+  // that make them.
   bool find(size_t n) {
     const GraphNode& node = graph_.nodes[n];
     made_.clear();
@@ -52,13 +52,13 @@ class RowSorter {
     return !made_.empty();
   }
 
-  // REQUIRES: find(n). The call that stands for node `n`.
+  // REQUIRES: find(n). Records the replacement of node `n`.
   Tensor record(size_t n, const Symbols& symbols) const {
     const GraphNode& node = graph_.nodes[n];
     const Value& out = graph_.value(node.outputs[0]);
     const Tensor index = one_for_each_row(symbols[node.inputs[1]]);
     const ops::SortedRows sorted = ops::sort_segments(*node.op, ops::reshape(index, {rows_}), out.sizes[0]);
-    Symbols ordered(graph_);  // values of made_
+    Symbols ordered(graph_);  // results of the nodes in made_
     for (int32_t m : made_) {
       const GraphNode& maker = graph_.node(m);
       std::vector<Tensor> results(maker.outputs.size()), inputs;
@@ -71,7 +71,7 @@ class RowSorter {
     }
     const Tensor& values = ordered[whole(node.inputs[0])];
     const ValueId onto = node.inputs.size() > 2 ? node.inputs[2] : kNoValue;
-    // A sum begins with 0, so it is not -0: added to zeros, it stays what it is.
+    // A sum starts at 0, so it is never -0, and adding it to zeros would not change it.
     if (onto == kNoValue || is_zeros(onto)) return ops::sum_segments(values, sorted.starts, Tensor());
     if (is_contiguous(out.sizes, graph_.value(onto).strides))
       return ops::sum_segments(values, sorted.starts, symbols[onto]);
@@ -79,7 +79,7 @@ class RowSorter {
   }
 
  private:
-  // The value that `id` shows as it is.
+  // The value whose elements `id` shows, if the shape is the same; otherwise `id`.
   ValueId whole(ValueId id) const {
     const ValueId same = same_elements(graph_, id);
     return graph_.value(same).sizes == graph_.value(id).sizes ? same : id;
@@ -89,7 +89,7 @@ class RowSorter {
     return maker >= 0 && graph_.node(maker).op->fills_zeros();
   }
 
-  // One index belongs to each row of the values, and names a row of the result.
+  // True if each row of the values has one index, which names a row of the result.
   bool names_rows(const GraphNode& node, const Value& values, const Value& index) const {
     if (index.sizes.rank() + 1 == values.sizes.rank()) return index.sizes.rank() == 1;
     const Dims& result = graph_.value(node.outputs[0]).sizes;
@@ -102,8 +102,8 @@ class RowSorter {
 
   bool has_rows(const Dims& sizes, int rank) const { return sizes.rank() == rank && sizes[0] == rows_; }
 
-  // Note [Rows in another order]. True if row i of the node's result is made of row i of operand `at`, and of no other
-  // row of it: neither a table nor what broadcasts to all rows.
+  // Note [Rows in another order]. True if row i of the node's result is made from row i of operand `at` and no other
+  // row of it: the operand is neither a table nor broadcast to all rows.
   bool reads_rows(const GraphNode& node, size_t at) const {
     const ValueId id = node.inputs[at];
     const bool is_table = node.op->is<trait::Pick>() && at == 0;
@@ -127,13 +127,13 @@ class RowSorter {
     int32_t node;
     size_t operand;
   };
-  // True if the sum, or a node of made_, reads rows there.
+  // True if this operand belongs to the sum or to a node of made_, and is read row by row.
   bool takes_rows(const Read& read) const {
     if (read.node == sum_) return read.operand == 0;
     return contains(read.node) && reads_rows(graph_.node(read.node), read.operand);
   }
-  // Adds the maker of `id` and those of its operands, in graph order, if nothing else is made of them than rows of the
-  // sum.
+  // Adds the node that makes `id` to made_, and the nodes that make its operands, in graph order, if all their readers
+  // use the rows for the sum only.
   void collect(ValueId id) {
     const ValueId value = whole(id);
     const int32_t maker = graph_.value(value).producer;
@@ -150,14 +150,14 @@ class RowSorter {
   }
   bool contains(int32_t n) const { return std::binary_search(made_.begin(), made_.end(), n); }
 
-  // A tensor without what repeats each row's element along it.
+  // The tensor without the dimensions that repeat one element per row.
   static Tensor one_for_each_row(Tensor t) {
     for (int d = 1; d < t.rank(); ++d)
       if (t.sizes()[d] > 1 && t.strides()[d] == 0) t = t.slice(d, {0, 1});
     return t;
   }
 
-  // Operand `i` of a node of made_: its rows in order, if the node reads rows.
+  // Operand `i` of a node of made_. If the node reads it row by row, its rows are in sorted order.
   Tensor operand(const GraphNode& node, size_t i, const Symbols& symbols, const Symbols& ordered,
                  const Tensor& order) const {
     const ValueId id = node.inputs[i];
@@ -169,11 +169,11 @@ class RowSorter {
   }
 
   const Graph& graph_;
-  ValueMap<std::vector<Read>> reads_;  // by nodes, but views
-  ValueMap<bool> is_seen_;             // returned, or in another way than whole
+  ValueMap<std::vector<Read>> reads_;  // by value: the nodes that read it, except views
+  ValueMap<bool> is_seen_;             // by value: returned, or read as a partial view
   int32_t sum_ = -1;                   // the node that adds up
   int64_t rows_ = 0;
-  std::vector<int32_t> made_;  // nodes, in graph order
+  std::vector<int32_t> made_;  // the nodes that make the rows, in graph order
 };
 
 }  // namespace

@@ -8,13 +8,13 @@
 namespace rondo::compile {
 namespace {
 
-// From so many neighbours on, a reduction over the first dimensions has enough rows for vectors and threads. Up to so
-// many columns, a thread of a GPU takes a row in no time.
+// kManyRows: with at least this many rows, a reduction over the first dimensions has enough rows for vectors and
+// threads. kShortRow: up to this many columns, one GPU thread takes a row quickly.
 constexpr int64_t kManyRows = 1 << 10, kShortRow = 1 << 10;
-// Up to so many elements, one thread reduces them sooner than the launches around a call of a library are made.
+// Up to this many elements, one thread reduces them faster than a library call can be launched.
 constexpr int64_t kOneRow = 1 << 13;
 
-// The space of a reduction over one run: Note [Spaces].
+// The space of a reduction over one run: see Note [Spaces].
 NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
   NodeSpace space;
   const Value& input = graph.value(node.inputs[0]);
@@ -30,7 +30,8 @@ NodeSpace reduction_space(const Graph& graph, const GraphNode& node) {
     unit.rows = run.outer * run.inner;
     unit.cols = run.reduced;
     unit.inner = run.inner;
-    // One thread takes a row. It takes the one row of a decoded token, too, where eager sums it in row order.
+    // One thread takes a whole row. This includes the single row of a decoded token, if eager execution adds it
+    // in row order.
     const bool one_long_row = unit.rows == 1 &&
                               (unit.cols > kOneRow || run.by_columns ||
                                is_full_reduction(node.attrs.ints[0], node.attrs.ints[1] != 0, input.sizes.rank()));
@@ -149,14 +150,14 @@ bool sums_rows(const Unit& unit, const Dims& domain, int64_t mask) {
 bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
   const Dims& domain = domain_of(graph, node);
   const std::optional<DimRange> columns = columns_of(unit, domain);
-  // Code for vectors along rows neither looks up, nor checks, nor draws numbers.
+  // Kernels along rows have no code for lookups, checks and random numbers.
   const bool row_by_row = node.op->is<trait::Pick>() || node.op->checks || node.op->random_state() >= 0;
   if (!columns || (unit.inner > 1 && row_by_row)) return false;
   for (size_t i = 0; i < node.inputs.size(); ++i) {
     if (static_cast<int32_t>(i) == node.op->random_state()) continue;
     if (!merged_stride(domain, strides_over(graph, node, i, domain), *columns)) return false;
   }
-  // A part of a larger value is written row by row.
+  // A part of a larger value must be writable row by row.
   return std::all_of(node.outputs.begin(), node.outputs.end(), [&](ValueId id) {
     const Value& value = graph.value(id);
     return value.root == id || (unit.inner == 1 && merged_stride(domain, value.strides, *columns));
@@ -165,7 +166,7 @@ bool fits(const Graph& graph, const GraphNode& node, const Unit& unit) {
 
 namespace {
 
-// True if the view repeats the one element of each row along it.
+// True if the view repeats one element for each row, along the whole row.
 bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& domain, DimRange columns) {
   const Value& view = graph.value(id);
   if (shown_elements(graph, id) != view.root || graph.value(view.root).sizes.numel() != unit.rows ||
@@ -176,7 +177,7 @@ bool shows_rows(const Graph& graph, const Unit& unit, ValueId id, const Dims& do
   return true;
 }
 
-// Equal but for dimensions of size 1 in front: a vector, seen by the one row that there is.
+// True if the shapes are equal except for leading dimensions of size 1, as for a vector in a domain with a single row.
 bool is_same_shape(const Dims& seen, const Dims& domain) {
   const int lead = domain.rank() - seen.rank();
   if (lead < 0) return false;
@@ -199,11 +200,11 @@ bool reads_in_place(const Graph& graph, const Unit& unit, const GraphNode& consu
   const std::optional<DimRange> columns = columns_of(unit, domain);
   if (!columns) return false;
   if (same != value.root) return shows_rows(graph, unit, id, domain, *columns);
-  // The element order must be the space's own.
+  // The order of elements must be that of the space.
   const int64_t n = value.sizes.numel();
   if (n == unit.rows * unit.cols) return is_same_shape(seen, domain);
   if (n != unit.rows) return false;
-  // One for each row.
+  // The value has one element for each row.
   const int lead = domain.rank() - seen.rank();
   for (int d = 0; d < domain.rank(); ++d)
     if ((d < lead ? 1 : seen[d - lead]) != (columns->contains(d) ? 1 : domain[d])) return false;

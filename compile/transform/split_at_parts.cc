@@ -1,11 +1,10 @@
-// Values that are laid side by side, and slices of values, end kernels: the whole has another space than its parts. So
-// what is computed from the whole is computed from each part, and what is computed for slices is computed slice by
-// slice:
+// Concatenations and slices of values end kernels, because the whole has another space than its parts. So this pass
+// computes from each part what is computed from the whole, and for each slice what is computed for slices:
 //
 //   cat(a, b) * k                    cat(a * k[:n], b * k[n:])
 //   sum(cat(a, b))                   sum(a) + sum(b), over the dimension of cat: not exact
 //   (x * y)[:n] + (x * y)[n:]        x[:n] * y[:n] + x[n:] * y[n:]
-//   slice_grad(a, b), without gaps   cat(a, b), which its producers write in place
+//   slice_grad(a, b), without gaps   cat(a, b), which its producers write directly
 //
 // Rotary embeddings, and their gradients, become one kernel each.
 #include <algorithm>
@@ -29,7 +28,7 @@ struct Window {
 };
 using Windows = std::vector<Window>;
 
-// The window of a dense tensor that a view of it shows, if the view keeps the dimensions and steps over nothing.
+// The window of a dense tensor that a view of it shows, if the view keeps the dimensions and skips no elements.
 std::optional<Window> window_of(const Dims& whole, const TensorMeta& view) {
   if (view.sizes.rank() != whole.rank() || view.sizes.numel() == 0) return std::nullopt;
   const Dims strides = contiguous_strides(whole);
@@ -44,7 +43,7 @@ std::optional<Window> window_of(const Dims& whole, const TensorMeta& view) {
   return window;
 }
 
-// Finds the values that are split, and the places where.
+// Finds the values to split, and their windows.
 class SplitFinder {
  public:
   SplitFinder(const Graph& graph, bool exact)
@@ -75,7 +74,7 @@ class SplitFinder {
              return !parts_[node.outputs[0]].empty() && !node.op->is<trait::SideBySide>();
            });
   }
-  // The parts of a node that only lays its operands side by side.
+  // The parts of a node that only concatenates its operands.
   std::optional<ops::SideBySide> side_by_side(const GraphNode& node) const {
     std::vector<Dims> sizes;
     for (ValueId id : node.inputs) {
@@ -84,9 +83,9 @@ class SplitFinder {
     }
     return ops::side_by_side(*node.op, node.attrs, sizes, graph_.value(node.outputs[0]).sizes);
   }
-  // By value: the windows in which it is computed; none: it is computed whole.
+  // By value: the windows in which it is computed; empty: it is computed whole.
   const Windows& windows(ValueId id) const { return windows_[id]; }
-  // By value that is laid side by side from others: their windows in it, in order along the dimension.
+  // By value that is a concatenation: the windows of its parts, in order along the dimension.
   const Windows& parts(ValueId id) const { return parts_[id]; }
   // True if the readers of the value read its parts.
   bool is_split(ValueId id) const { return split_[id]; }
@@ -100,8 +99,8 @@ class SplitFinder {
   bool is_whole_operand(const GraphNode& node, ValueId id) const {
     return graph_.value(id).sizes == graph_.value(node.outputs[0]).sizes;
   }
-  // The window that result `k` of a view shows, if nothing but kernels reads it: a library may sum in another order for
-  // another layout, and what is returned keeps its memory.
+  // The window that result `k` of a view shows, if only kernels read it. (With another layout, a library may add in
+  // another order, and a returned value must stay in its memory.)
   std::optional<Window> window(const GraphNode& view, size_t k) const {
     if (view.op->kind != OpKind::kView || view.inputs.size() != 1 || returned_[view.outputs[k]]) return std::nullopt;
     for (int32_t reader : readers_[view.outputs[k]])
@@ -109,8 +108,8 @@ class SplitFinder {
     const std::vector<TensorMeta> metas = infer_results(graph_, view, Operands::kDense);
     return window_of(graph_.value(view.inputs[0]).sizes, metas[k]);
   }
-  // Sums over (at least) the dimension along which the operand is split. A sum that is a library call stays one: more
-  // calls, for its parts and to add these up, cost more than the parts' copies.
+  // True for sums over (at least) the dimension along which the operand is split. A sum that is a library call is not
+  // split: several calls and the additions cost more than copying the parts.
   bool adds_parts(const GraphNode& node) const {
     if (exact_ || node.op->kind != OpKind::kReduction || !node.op->is_additive() || node.inputs.size() != 1 ||
         !space_of(graph_, node).unit.fused)
@@ -137,10 +136,9 @@ class SplitFinder {
     return parts;
   }
 
-  // ---- From parts on to what reads the whole
+  // ---- From parts to the readers of the whole
 
-  // Finds the values that can be split: those that are laid side by side, and what is computed from them, as long as
-  // that can be split, too.
+  // Finds the values that can be split: concatenations, and values computed from them that can be split, too.
   void find_split() {
     for (const GraphNode& node : graph_.nodes) {
       const ValueId out = node.outputs[0];
@@ -163,7 +161,7 @@ class SplitFinder {
   Windows split_in(ValueId id) const {
     return !split_[id] ? Windows() : windows_[id].empty() ? parts_[id] : windows_[id];
   }
-  // The windows in which operands of the node come; none if they differ.
+  // The windows of the node's split operands; empty if these differ.
   Windows common_parts(const GraphNode& node) const {
     Windows common;
     for (ValueId id : node.inputs) {
@@ -174,12 +172,12 @@ class SplitFinder {
     }
     return common;
   }
-  // True if it is laid side by side itself, or an operand of its node is still split.
+  // True if the value is itself a concatenation, or operands of its node are still split in the same windows.
   bool follows_parts(ValueId id) const {
     return windows_[id].empty() || common_parts(graph_.node(graph_.value(id).producer)) == windows_[id];
   }
   bool may_be_split(ValueId id) const {
-    const bool computed = !windows_[id].empty();  // else its parts are written into one memory only if nobody wants it
+    const bool computed = !windows_[id].empty();  // else: a concatenation whose parts need no common memory
     if (returned_[id] && !computed) return false;
     const Windows windows = split_in(id);
     return std::all_of(readers_[id].begin(), readers_[id].end(), [&](int32_t n) {
@@ -199,7 +197,7 @@ class SplitFinder {
     }
     return true;
   }
-  // The value is in memory for this reader whoever computes it.
+  // True if this reader needs the value in memory in any case.
   bool wants_memory(const GraphNode& reader) const {
     if (reader.op->kind != OpKind::kView) return !space_of(graph_, reader).unit.fused;
     return std::all_of(reader.outputs.begin(), reader.outputs.end(), [&](ValueId id) {
@@ -208,7 +206,7 @@ class SplitFinder {
     });
   }
 
-  // ---- From slices back to what computes the whole
+  // ---- From slices back to the nodes that compute the whole
 
   void find_narrowed() {
     for (size_t n = graph_.nodes.size(); n-- > 0;) {
@@ -219,7 +217,7 @@ class SplitFinder {
       if (!barred_[out] && !returned_[out] && is_pointwise(node)) windows_[out] = windows_read(out);
     }
   }
-  // All that is read of a value; none if it is read whole, or if to compute the windows would be more work.
+  // The windows of a value that are read; empty if it is read whole, or if computing the windows would be more work.
   Windows windows_read(ValueId id) const {
     Windows read;
     const auto note = [&](const Window& window) {
@@ -245,7 +243,8 @@ class SplitFinder {
     if (read.size() > kMostParts || elements > sizes.numel() || (read.size() == 1 && read[0].sizes == sizes)) return {};
     return read;
   }
-  // Instead of a narrowed value its operands are stored, if kernels compute them whole. More than one would be a loss.
+  // A narrowed value is not stored, but its operands are, if kernels compute them whole. More than one such operand
+  // would be a loss.
   bool bar_costly() {
     bool changes = false;
     for (const GraphNode& node : graph_.nodes) {
@@ -270,7 +269,7 @@ class SplitFinder {
   ValueMap<bool> split_, barred_;
 };
 
-// Records the graph again.
+// Records the graph again, with values split.
 class SplitRewriter {
  public:
   SplitRewriter(const Graph& graph, const SplitFinder& found, bool exact)
@@ -278,8 +277,8 @@ class SplitRewriter {
 
   Graph run() {
     NoGrad off;
-    amp::Autocast as_recorded(std::nullopt);  // casts are in the recording already
-    const DeviceScope device(trace_.device);  // where calls without operands go
+    amp::Autocast as_recorded(std::nullopt);  // the recording contains the casts
+    const DeviceScope device(trace_.device);  // where calls without operands run
     RecorderScope record(&trace_);
     for (ValueId id : graph_.inputs) whole_[id] = trace_.placeholder(graph_.value(id));
     for (const GraphNode& node : graph_.nodes) {
@@ -303,7 +302,7 @@ class SplitRewriter {
       const std::optional<ops::SideBySide> side = found_.side_by_side(node);
       for (size_t i : side->order) {
         const Tensor part = whole(node.inputs[i]);
-        // The gradient of slices adds all but its first operand to zeros: -0 becomes 0.
+        // The gradient of slices adds all operands but the first to zeros, so -0 becomes 0.
         narrow_[out].push_back(exact_ && !node.op->is<trait::SideBySide>() && i > 0 ? part + 0.0 : part);
       }
       if (!found_.is_split(out)) whole(out);
@@ -320,7 +319,7 @@ class SplitRewriter {
       again(node);
     }
   }
-  // Windows that are there already, and what else the view shows.
+  // Reuses windows that are recorded already; records the view for its other results.
   void emit_view(const GraphNode& node) {
     const ValueId source = node.inputs[0];
     bool all = true;
@@ -329,7 +328,7 @@ class SplitRewriter {
       if (window) whole_[node.outputs[k]] = narrow(source, *window);
       all = all && whole_[node.outputs[k]].defined();
     }
-    // A value that is computed in windows is read so, but for one that is wanted in memory, too.
+    // A value that is computed in windows is only read in windows, unless it is also needed in memory.
     if (!all && (narrow_[source].empty() || found_.is_split(source) || !found_.parts(source).empty())) again(node);
   }
   void again(const GraphNode& node) {
@@ -345,7 +344,7 @@ class SplitRewriter {
     return list;
   }
 
-  // The value; if it was computed in parts, these are laid side by side.
+  // The value; if it was computed in parts, the parts are concatenated.
   Tensor whole(ValueId id) {
     Tensor& all = whole_[id];
     if (all.defined()) return all;
@@ -356,14 +355,14 @@ class SplitRewriter {
     while (dim + 1 < sizes.rank() && windows[0].sizes[dim] == sizes[dim]) ++dim;
     return all = ops::cat(narrow_[id], dim);
   }
-  // The window of a value that has it; undefined: it has not.
+  // This window of a value; undefined if the value is not computed in this window.
   Tensor narrow(ValueId id, const Window& window) const {
     const Windows& windows = found_.windows(id).empty() ? found_.parts(id) : found_.windows(id);
     const auto found = std::find(windows.begin(), windows.end(), window);
     return found == windows.end() || narrow_[id].empty() ? Tensor()
                                                          : narrow_[id][static_cast<size_t>(found - windows.begin())];
   }
-  // What the window of a pointwise node's result is computed from.
+  // Operand `id` of a pointwise node, restricted to what a window of its result needs.
   Tensor operand(const GraphNode& node, ValueId id, const Window& window) {
     if (found_.is_whole_operand(node, id))
       if (Tensor there = narrow(id, window); there.defined()) return there;
@@ -391,7 +390,7 @@ std::optional<Graph> split_at_parts(const Graph& graph, bool exact) {
   const SplitFinder found(graph, exact);
   if (found.finds_nothing()) return std::nullopt;
   Graph made = SplitRewriter(graph, found, exact).run();
-  // An operand is sliced for each of its readers, and what is read in parts need not be laid side by side.
+  // Operands were sliced once per reader, and concatenations that are only read in parts are dead.
   for (const auto pass : {&eliminate_common_subexpressions, &eliminate_dead_code})
     if (std::optional<Graph> simpler = pass(made)) made = *std::move(simpler);
   return made;

@@ -1,7 +1,7 @@
-// A rank's next collective, in 64 bytes that the ranks exchange before a tensor moves. Sizes that differ would break
-// the group's connections; equal sizes with another meaning would give wrong numbers.
+// A rank's next collective, described in 64 bytes that the ranks exchange before a tensor moves. Without this check,
+// different sizes would break the group's connections, and equal sizes with another meaning would give wrong numbers.
 //
-// No sockets and no threads here.
+// No sockets and no threads in this file.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +17,11 @@ namespace rondo::dist {
 
 enum class CollectiveKind : uint8_t { kAllReduce, kBroadcast, kAllGather, kReduceScatter, kBarrier };
 
-// On the wire as it is in memory: all ranks run the same build.
+// Sent as it is in memory: all ranks run the same build.
 struct Call {
-  uint64_t number = 0;  // of the collective, from 1
-  uint64_t name = 0;    // a hash of its name
-  int64_t numel = 0;    // of the tensor that a rank sends
+  uint64_t number = 0;  // the collective's number, from 1 on
+  uint64_t name = 0;    // a hash of the collective's name
+  int64_t numel = 0;    // elements of the tensor that a rank sends
   int32_t root = 0;
   CollectiveKind kind = CollectiveKind::kBarrier;
   ReduceOp op = ReduceOp::kSum;
@@ -32,7 +32,8 @@ struct Call {
   bool operator==(const Call&) const = default;
 };
 
-// A tensor that fits comes along, so that the smallest collectives (a loss, the end of a step) take one message.
+// A tensor of at most kInline bytes is sent with the call, so the smallest collectives (a loss, the end of a step)
+// take one message.
 constexpr size_t kInline = 32;
 struct CallMessage {
   Call call;
@@ -41,24 +42,24 @@ struct CallMessage {
 static_assert(sizeof(CallMessage) == 64);
 
 uint64_t hash_of_name(std::string_view name);
-// "all_reduce 2 (gradients; 8 f32, average)". Any bytes may be in `call`: it may come from a peer.
+// "all_reduce 2 (gradients; 8 f32, average)". Any bytes are allowed in `call`, which may come from a peer.
 std::string describe(const Call& call, std::string_view name);
-// Every field has a value that this build knows.
+// True if this build knows the value of every field.
 bool is_valid(const Call& call, int world_size);
-// The first rank whose call is not that of rank 0; 0 if all agree.
+// The first rank whose call differs from rank 0's; 0 if all agree.
 size_t first_that_differs(std::span<const CallMessage> calls, int world_size);
 
-// Texts of lines that should be equal: the first rank whose text is not that of rank 0, and the first line that
-// differs.
+// The first rank whose text differs from rank 0's, and the first line that differs.
 struct TextDifference {
   size_t rank, line;
   std::string there, first;  // the line on that rank and on rank 0: quoted, or "nothing more"
 };
 std::optional<TextDifference> first_difference(std::span<const std::string> texts);
 
-// Up to this many bytes a tensor is exchanged whole, and every rank computes the result by itself.
+// Tensors of up to this many bytes are exchanged whole, and every rank computes the result itself.
 constexpr size_t kSmall = 768;
-// The result of a collective from the tensors of all ranks, in the order of the ranks: the same bits on every rank.
+// The result of a collective, computed from the tensors of all ranks, in the order of the ranks: the same bits
+// on every rank.
 // `all`: world_size times call.bytes(); `to`: this rank's output. REQUIRES: call.bytes() <= kSmall.
 void combine_small(const Call& call, int rank, int world_size, const unsigned char* all, void* to);
 

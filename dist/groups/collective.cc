@@ -13,7 +13,7 @@ void Work::State::finish(Outcome with, std::string why) {
   done_changed.notify_all();
 }
 
-// Every call throws an exception of its own: one object must not be shared by the threads that catch it.
+// Every call throws a new exception object: the threads that catch it must not share one.
 void Work::State::throw_error(std::unique_lock<std::mutex>&) const {
   switch (outcome) {
     case Outcome::kLate: throw TimeoutError(error);

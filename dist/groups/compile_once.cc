@@ -12,10 +12,10 @@ namespace {
 
 constexpr const char* kName = "compiled code";
 
-// Rank 0's outcome, on every rank.
+// Rank 0's outcome, which every rank receives.
 struct Outcome {
   bool failed = false;
-  std::string bytes;  // artifacts, or why there are none
+  std::string bytes;  // artifacts, or the error's message
 };
 void broadcast(ProcessGroup& group, Outcome& outcome) {
   Tensor header = Tensor::from<int64_t>({outcome.failed, static_cast<int64_t>(outcome.bytes.size())}, {2}, kCPU);
@@ -35,7 +35,7 @@ int load(const std::string& bytes) {
     return compile::load_artifact_bytes(bytes);
   } catch (const compile::ArtifactError& error) {
     if (error.cause() == compile::ArtifactError::Cause::kDamaged) throw;
-    return 0;  // made for what rank 0 runs on
+    return 0;  // made for another processor, device or build
   }
 }
 

@@ -1,4 +1,4 @@
-// ProcessGroup::connect(): the one place that knows all kinds of groups.
+// ProcessGroup::connect() is in a file of its own because it includes all kinds of groups.
 #include <algorithm>
 #include <map>
 
@@ -20,8 +20,8 @@ std::string kind_of(Device device) {
   return name;
 }
 
-// A collective of one message. Throws MismatchError if the ranks have different options, which could leave one of them
-// waiting for the others.
+// A collective of one message. Throws MismatchError if the ranks have different options: with these, one rank could
+// wait for the others forever.
 void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   constexpr int64_t kNone = -1;
   const Tensor mine = Tensor::from<int64_t>(
@@ -48,7 +48,7 @@ void agree_on_options(ProcessGroup& host, const GroupOptions& options) {
   if (!differences.empty()) throw MismatchError("the ranks connect with different GroupOptions" + differences);
 }
 
-// Clocks count nanoseconds in 64 bits, so they cannot express a time 300 years from now.
+// A deadline in 64 bits of nanoseconds cannot be 300 years away.
 constexpr Milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 
 }  // namespace

@@ -22,13 +22,13 @@ void DeviceWork::join_communication() {
 
 void DeviceWork::enqueued() { done_ = table_.record(device_, Stream::kCommunication); }
 
-// The compute stream waits for the collective before the memory can be used again.
+// Makes the compute stream wait for the collective before the memory can be reused.
 void DeviceWork::let_go() noexcept {
   if (!out_.defined() && !in_.defined()) return;
   try {
     if (done_ != nullptr) table_.wait(device_, Stream::kCompute, done_);
   } catch (const std::exception&) {
-    // The device is lost, and its memory with it.
+    // The device has failed, and its memory is lost.
   }
   out_ = Tensor();
   in_ = Tensor();
@@ -42,7 +42,7 @@ void DeviceWork::wait() {
   in_ = Tensor();
 }
 
-// Asks again and again: a kernel that waits for a rank that never comes would hold up any other wait for ever.
+// Polls: any other wait would block forever behind a kernel that waits for a rank that never comes.
 void DeviceWork::synchronize() {
   constexpr int kYields = 100;
   constexpr std::chrono::microseconds kLongestPause{200};

@@ -1,4 +1,4 @@
-// A collective of a device's tensors that is on its way: Note [Device collectives] in nccl_communicator.h.
+// A collective of device tensors in flight: Note [Device collectives] in nccl_communicator.h.
 //
 // Thread safety: all functions may be called from any thread.
 #pragma once
@@ -18,7 +18,7 @@ class DeviceWork final : public Work::State {
   DeviceWork(Device device, const NamedCall& call, Tensor out, Tensor in);
   ~DeviceWork() override;
 
-  // Before and after the collective is enqueued.
+  // Call before and after the collective is enqueued.
   void join_communication();
   void enqueued();
 
@@ -27,15 +27,15 @@ class DeviceWork final : public Work::State {
   bool is_done() override;
 
   const NamedCall& call() const { return call_; }
-  // When the device's work before the collective was seen to be done. Nothing: not yet. For one thread.
+  // When the device was first seen to have finished the work before the collective; nullopt: not yet. For one thread.
   std::optional<std::chrono::steady_clock::time_point> started();
-  // The collective is lost: its error is known from now on. Before it is aborted: an event that is reached afterwards
-  // does not say that it is done.
+  // The collective is lost and has this error from now on. Call this before the abort: when the device reaches the
+  // event after an abort, the collective is not done.
   void lose(Work::Outcome outcome, const std::string& why) noexcept;
 
  private:
   bool is_reached() { return done_ != nullptr && table_.reached(device_, done_); }
-  void let_go() noexcept;  // of the tensors. REQUIRES: mutex is held
+  void let_go() noexcept;  // drops the tensors. REQUIRES: mutex is held
 
   const BackendTable& table_;
   const int device_;

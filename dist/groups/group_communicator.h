@@ -1,10 +1,9 @@
-// GroupCommunicator: a process group as what layers add up their statistics with (runtime/op/communicator.h).
+// GroupCommunicator: lets layers sum their statistics over a process group (runtime/op/communicator.h).
 //
-//   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module() or
-//   DistributedDataParallel
+//   auto statistics = dist::convert_sync_batchnorm(model, group);  // before compile_module(), DistributedDataParallel
 //
-// Every rank then makes the same calls of `model` in the same order: a training step of a normalisation is a
-// collective, forward and backward, also for a rank whose batch is empty. Evaluation sends nothing.
+// Every rank then makes the same calls of `model` in the same order: in training, each normalisation is a collective in
+// forward and in backward, also for a rank whose batch is empty. Evaluation sends nothing.
 #pragma once
 
 #include <memory>
@@ -18,14 +17,15 @@ namespace rondo::dist {
 
 class GroupCommunicator final : public rondo::Communicator {
  public:
-  // A subgroup of the ranks has connections of its own, so its small messages do not wait behind buckets of gradients.
+  // Use a subgroup with its own connections, so that these small messages do not wait behind buckets of gradients.
   explicit GroupCommunicator(std::shared_ptr<ProcessGroup> group) : group_(std::move(group)) {}
 
-  // Throws Error if the group does not take the tensor. Also throws the group's errors: Note [Where an error surfaces].
+  // Throws Error if the group does not accept the tensor. Also throws the group's errors: Note [Where
+  // an error surfaces].
   void all_reduce_sum(const Tensor& tensor) override;
 
-  // How many messages, and how many bytes of each rank's tensors, were sent so far. Any thread that issues collectives
-  // may ask.
+  // How many messages, and how many bytes of each rank's tensors, have been sent so far. Any thread that issues
+  // collectives may call these.
   int64_t messages() const { return messages_; }
   int64_t bytes() const { return bytes_; }
 
@@ -35,8 +35,8 @@ class GroupCommunicator final : public rondo::Communicator {
 };
 
 // Ioffe and Szegedy's batch normalisation over the batches of all ranks: every BatchNorm1d and BatchNorm2d of `model`
-// takes its statistics in training from the sum over the ranks of 2 C + 1 numbers in f64, one message forward and one
-// backward. Batches may have different sizes, and a rank's may be empty. Names and state stay as they are. Throws Error
+// computes its statistics in training from 2 C + 1 f64 numbers summed over the ranks: one message in forward and one in
+// backward. Batches may have different sizes, and may be empty. Names and state do not change. Throws Error
 // if the model has no such layer.
 std::shared_ptr<GroupCommunicator> convert_sync_batchnorm(nn::ModuleBase& model, std::shared_ptr<ProcessGroup> group);
 

@@ -22,7 +22,7 @@ void check_members(const std::vector<int>& ranks, int world_size, std::string_vi
   }
 }
 
-// One process: nothing to move. Tensors of a device stay in the order of its compute stream.
+// One process has nothing to send. Device tensors need no wait: the compute stream orders them.
 class SoloGroup final : public HostGroup {
  public:
   SoloGroup(const GroupOptions& options, int rank_in_job) : options_(options), rank_in_job_(rank_in_job) {}
@@ -133,7 +133,7 @@ void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, s
 }
 
 namespace {
-// True if `all` has a row of the shape and dtype of `one` for each rank.
+// True if `all` is (world_size, ...) for `one` (...), with the same dtype.
 bool is_row_per_rank(const Tensor& all, const Tensor& one, int world_size) {
   bool fits = all.rank() == one.rank() + 1 && all.dtype() == one.dtype() && all.size(0) == world_size;
   for (int d = 0; fits && d < one.rank(); ++d) fits = all.size(d + 1) == one.size(d);
@@ -146,7 +146,6 @@ void check_same_device(const Tensor& out, const Tensor& in, std::string_view col
                              ", the result on ", to_string(out.device())));
 }
 
-// True if the two tensors share bytes.
 bool overlap(const Tensor& a, const Tensor& b) {
   return a.storage() == b.storage() && a.address() < b.address() + b.nbytes() && b.address() < a.address() + a.nbytes();
 }

@@ -1,5 +1,5 @@
-// HostGroup: a ProcessGroup of host tensors, as the group of a device builds on it (nccl_group.h). It carries what the
-// hosts tell each other, and both fail together. Below it: what all kinds of groups share.
+// HostGroup: a ProcessGroup of host tensors on which a device's group builds (nccl_group.h). It carries the messages
+// between the hosts, and both groups fail together. Below the class: functions that all kinds of groups share.
 #pragma once
 
 #include <memory>
@@ -16,26 +16,26 @@ class PeerStatus;
 
 class HostGroup : public ProcessGroup {
  public:
-  std::string failure() override = 0;  // returns at once
-  // The device's side has failed, and has told the launcher and the other ranks why: no collective can run any more.
-  // Returns at once. Any thread may call it.
+  std::string failure() override = 0;  // must return at once
+  // The device's group has failed, and has told the launcher and the other ranks why. From now on no collective can
+  // run. Returns at once. Any thread may call it.
   virtual void give_up(const std::string& sentence) = 0;
-  // Null: this process is the only one.
+  // Null if this process is the only one.
   virtual PeerStatus* peers() = 0;
   int rank_in_job(int rank) const override = 0;
-  // As ProcessGroup::subgroup().
+  // Like ProcessGroup::subgroup().
   virtual std::shared_ptr<HostGroup> host_subgroup(const std::vector<int>& ranks, std::string_view name) = 0;
   std::shared_ptr<ProcessGroup> subgroup(const std::vector<int>& ranks, std::string_view name) override {
     return host_subgroup(ranks, name);
   }
 };
 
-// One process, with no messages and no threads. `rank_in_job`: of this process.
+// A group of one process, with no messages and no threads. `rank_in_job`: of this process.
 std::shared_ptr<HostGroup> make_solo_group(const GroupOptions& options, int rank_in_job = 0);
-// Part of a subgroup's making: checks `ranks`, and that all ranks of `group` name the same.
+// Used when a subgroup is made: checks `ranks`, and that all ranks of `group` pass the same list. A collective.
 void agree_on_members(ProcessGroup& group, const std::vector<int>& ranks, std::string_view name);
 
-// The checks that every group makes before it takes a tensor. They throw Error. `device`: the group's, if it has one.
+// The checks that every group makes before it accepts a tensor. They throw Error. `device`: the group's, if it has one.
 void check_reducible(const Tensor& tensor, ReduceOp op, std::string_view name, std::optional<Device> device = {},
                      std::string_view collective = "all_reduce");
 void check_dense(const Tensor& tensor, std::string_view collective, std::string_view name,

@@ -8,10 +8,10 @@
 namespace rondo::dist {
 namespace {
 
-// How often the thread looks at collectives in flight; after how long without an end it asks the store and the host's
-// group about other ranks, and how often; how often it posts where it is.
+// kGlance: how often the thread looks at the collectives in flight. kDoubt: after how long without a result, and then
+// how often, it asks the store and the host's group about other ranks. kPost: how often it posts its progress.
 constexpr Milliseconds kGlance{2}, kDoubt{200}, kPost{50};
-// How long a group that is destroyed waits for what is in flight.
+// How long the destructor of a group waits for collectives in flight.
 constexpr Milliseconds kFinalizing{2'000};
 
 const char* name_of_kind(CollectiveKind kind) {
@@ -36,7 +36,7 @@ NcclCommunicator::NcclCommunicator(const NcclLibrary& library, const NcclId& id,
   connect(id);
 }
 
-NcclCommunicator::~NcclCommunicator() { abort(); }  // nothing is left to abort after watch()
+NcclCommunicator::~NcclCommunicator() { abort(); }  // after watch() has returned, there is nothing to abort
 
 std::shared_ptr<HostGroup> NcclCommunicator::host() {
   const std::lock_guard lock(mutex_);
@@ -106,7 +106,7 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
     throw;
   }
   if (result != NcclResult::kSuccess) {
-    // The kernel may be there, and would wait for ever.
+    // The kernel may have been enqueued, and would wait forever.
     fail(call, /*late=*/result == NcclResult::kInProgress, describe(library_, result, nullptr));
     return lost();
   }
@@ -119,19 +119,20 @@ Work NcclCommunicator::issue(const NamedCall& call, const Tensor& out, const Ten
     }
   }
   if (wake) changed_.notify_all();
-  else if (failing_.load()) return lost();  // the thread may not have seen this one
+  else if (failing_.load()) return lost();  // the watching thread may not have seen this collective
   return Work(work);
 }
 
 NcclResult NcclCommunicator::run(Enqueue enqueue, void* stream, const NamedCall& call) {
   const std::lock_guard lock(library_mutex_);
-  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // aborted a moment ago
+  if (comm_ == nullptr) return NcclResult::kInvalidUsage;  // just aborted
   const NcclResult result = enqueue(library_, comm_, stream);
   return result == NcclResult::kInProgress ? settle(call) : result;
 }
 
-// A communicator that does not block may enqueue in a thread of its own, and the first collectives connect to other
-// ranks: nothing may be recorded on the stream before that is done. REQUIRES: library_mutex_ is held.
+// A non-blocking communicator may enqueue in a thread of its own, and the first collectives connect to other
+// ranks. So this waits: nothing may be recorded on the stream before the collective is enqueued. REQUIRES:
+// library_mutex_ is held.
 NcclResult NcclCommunicator::settle(const NamedCall& call) {
   const auto began = Clock::now();
   bool posted = false;
@@ -183,7 +184,7 @@ void NcclCommunicator::watch() {
   changed_.notify_all();
 }
 
-// Takes away what is done, in order. False if the device cannot be asked.
+// Removes finished collectives from in_flight_, in order. False if the device reports an error.
 bool NcclCommunicator::drop_reached() {
   for (;;) {
     std::shared_ptr<DeviceWork> first;
@@ -220,23 +221,23 @@ void NcclCommunicator::look() {
   }
 }
 
-// What NCCL itself has noticed; empty: nothing.
+// The error that NCCL itself has noticed; empty if there is none.
 std::string NcclCommunicator::library_error() {
   const std::unique_lock lock(library_mutex_, std::try_to_lock);
-  if (!lock.owns_lock() || comm_ == nullptr) return "";  // settle() is asking, or it is aborted
+  if (!lock.owns_lock() || comm_ == nullptr) return "";  // settle() is using it, or it was aborted
   NcclResult result = NcclResult::kSuccess;
   if (library_.async_error(comm_, &result) != NcclResult::kSuccess) result = NcclResult::kInternalError;
   if (result == NcclResult::kSuccess || result == NcclResult::kInProgress) return "";
   return describe(library_, result, comm_);
 }
 
-// `first`: the first collective that is not done. Those behind it wait for it.
+// `first`: the first collective that is not done. The later ones wait for it.
 void NcclCommunicator::look_for_trouble(DeviceWork& first) {
   const NamedCall& call = first.call();
   if (const std::string error = library_error(); !error.empty()) return fail(call, /*late=*/false, error);
   const auto started = first.started();
   const auto now = Clock::now();
-  if (!started) {  // the device is not there yet: nothing is late
+  if (!started) {  // the device has not reached it yet, so nothing is late
     if (now - last_post_ >= kPost) post_done();
     return;
   }
@@ -267,16 +268,16 @@ void NcclCommunicator::post_progress(const NamedCall& call) {
   last_post_ = Clock::now();
 }
 
-// Where this rank was last, if it goes no further for a while: it is not there yet where others wait for it.
+// Posts the last collective that this rank has finished, so that ranks that wait for it know how far it has come.
 void NcclCommunicator::post_done() {
   if (posted_ >= done_.call.number) return;
   post_progress(done_);
-  posted_ = done_.call.number;  // also where nobody is told
+  posted_ = done_.call.number;  // also if there are no peers to tell
 }
 
 // ---- Failing: Note [Watching]
 
-// Finds out who is to blame for a collective that cannot complete.
+// Finds which rank is to blame for a collective that cannot complete, and fails with that diagnosis.
 void NcclCommunicator::fail(const NamedCall& call, bool late, const std::string& error) {
   if (failing_.exchange(true)) return;
   PeerStatus::Diagnosis diagnosis{
@@ -301,7 +302,8 @@ void NcclCommunicator::fail_mismatched(const std::string& sentence) {
   fail_with(Work::Outcome::kMismatch, sentence, {}, /*tell=*/true);
 }
 
-// REQUIRES: this thread has set failing_.
+// Fails every collective in flight, and aborts. `tell`: the launcher and the other ranks. REQUIRES: this thread
+// has set failing_.
 void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sentence, const std::vector<int>& causes,
                                  bool tell) {
   const std::shared_ptr<HostGroup> group = host();
@@ -319,14 +321,14 @@ void NcclCommunicator::fail_with(Work::Outcome outcome, const std::string& sente
   if (group != nullptr) group->give_up(sentence);
 }
 
-// The sentence of the failure that is under way.
+// Waits for the message of the failure in progress.
 std::string NcclCommunicator::await_failure() {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return !failure_.empty() || ended_; });
   return failure_.empty() ? "the process group was closed" : failure_;
 }
 
-// Note [A device with an aborted collective]
+// Note [A device with an aborted collective]: from now on reads of its tensors throw.
 void NcclCommunicator::fail_device(Work::Outcome outcome, const std::string& sentence) {
   std::exception_ptr error;
   switch (outcome) {
@@ -345,13 +347,13 @@ void NcclCommunicator::abort() noexcept {
     table_.call_library(options_.device.index, Stream::kCommunication, "the abort of NCCL's collectives",
                         [&](void*) { static_cast<void>(library_.abort(comm)); });
   } catch (const std::exception&) {
-    // The device is lost, and nothing runs there any more. The communicator goes with the process.
+    // The device has failed and runs nothing any more. The communicator is freed when the process ends.
   }
 }
 
 // ---- The end
 
-// True if everything in flight has ended, on this rank.
+// True if every collective in flight has ended on this rank.
 bool NcclCommunicator::finalize() noexcept {
   const std::lock_guard lock(library_mutex_);
   if (comm_ == nullptr) return false;
@@ -368,7 +370,7 @@ bool NcclCommunicator::finalize() noexcept {
       static_cast<void>(library_.destroy(std::exchange(comm_, nullptr)));
     });
   } catch (const std::exception&) {
-    // As in abort().
+    // The device has failed, as in abort().
   }
   return done;
 }
@@ -376,7 +378,7 @@ bool NcclCommunicator::finalize() noexcept {
 void NcclCommunicator::tear_down(bool unwinds) {
   if (failing_.load()) return static_cast<void>(await_failure());
   const bool done = !unwinds && finalize();
-  if (!done && !drop_reached()) return;  // the device is lost
+  if (!done && !drop_reached()) return;  // the device has failed
   std::deque<std::shared_ptr<DeviceWork>> left;
   {
     const std::lock_guard lock(mutex_);
@@ -391,7 +393,7 @@ void NcclCommunicator::tear_down(bool unwinds) {
     for (const auto& work : left) work->lose(Work::Outcome::kLost, error_of(*work));
     abort();
   }
-  // What other ranks see of a rank that has left: how far it has really come.
+  // Other ranks may still ask how far this rank came before it left.
   if (const std::shared_ptr<HostGroup> group = host(); group != nullptr && group->peers() != nullptr) {
     const uint64_t last = done && !left.empty() ? left.back()->call().call.number : done_.call.number;
     group->peers()->begin(PeerStatus::Lane::kDevice, last, "its last one");

@@ -1,27 +1,27 @@
-// A communicator of NCCL: collectives of tensors of one device, enqueued on its communication stream, and a thread that
-// watches them.
+// A communicator of NCCL: enqueues collectives of one device's tensors on its communication stream. A
+// thread watches them.
 //
-// Note [Device collectives]. issue() records an event of the compute stream, lets the communication stream wait for it,
-// enqueues the collective there, and records an event behind it. Work::wait() lets the compute stream wait for that
-// event. So the host waits for nothing, and the device overlaps a collective with all that was enqueued between the two
-// calls. A tensor in flight is kept alive until the compute stream waits for its collective, or until the collective
-// is known to be done: memory is freed in the order of the compute stream (Note [Stream order] in
-// runtime/device/backend.h), so its next owner's work comes after the collective.
+// Note [Device collectives]. issue() records an event of the compute stream, makes the communication stream wait for
+// it, enqueues the collective there, and records an event behind the collective. Work::wait() makes the compute stream
+// wait for that second event. So the host waits for nothing, and the device overlaps a collective with everything
+// enqueued between the two calls. A tensor in flight is kept alive until the compute stream waits for its collective,
+// or until the collective is known to be done: memory is freed in the order of the compute stream (Note [Stream order]
+// in runtime/device/backend.h), so its next owner's work comes after the collective.
 //
-// Note [Watching]. A kernel of NCCL whose peers do not come spins for ever, and nothing of the device says so. A thread
-// asks: has the device come to the first collective that is not done, and when? Is it done? Does NCCL know of an error?
-// Has the store heard of a rank that has ended or failed? Has the host's group failed? When one of these, or the
-// timeout, says that the collective cannot complete, the thread finds out which rank is to blame
-// (PeerStatus::diagnose), tells the launcher and the other ranks, makes the device fail (below), aborts the
-// communicator, which ends its kernels, and gives every collective in flight its error. Nothing can be issued from then
-// on.
+// Note [Watching]. A kernel of NCCL whose peers do not come spins forever, and the device reports no error. So a
+// thread asks: has the device reached the first unfinished collective, and when? Is that collective done? Does
+// NCCL know of an error? Does the store know of a rank that has ended or failed? Has the host's group failed? When
+// one of the answers, or the timeout, shows that the collective cannot complete, the thread finds which rank is to
+// blame (PeerStatus::diagnose), tells the launcher and the other ranks, makes the device fail (below), aborts the
+// communicator, which ends its kernels, and gives every collective in flight this error. Nothing can be issued
+// from then on.
 //
-// Note [A device with an aborted collective]. The compute stream goes on after an abort, with numbers that mean
-// nothing. So the device fails before the abort (runtime/device/device_failure.h): from then on every read of its
-// tensors throws the error, until the group is destroyed and the program has called rondo::synchronize(). No loss is
-// printed and no checkpoint is written from such numbers.
+// Note [A device with an aborted collective]. The compute stream continues after an abort with meaningless numbers. So
+// the device fails before the abort (runtime/device/device_failure.h): from then on every read of its tensors throws
+// the error, until the group is destroyed and the program has called rondo::synchronize(). So no loss is printed and no
+// checkpoint is written from meaningless numbers.
 //
-// Thread safety: one thread issues; Works may be waited for anywhere.
+// Thread safety: one thread issues; any thread may wait for a Work.
 #pragma once
 
 #include <atomic>
@@ -52,29 +52,30 @@ class NcclCommunicator {
     Device device;
     int rank = 0, world_size = 1;  // in the communicator
     Milliseconds timeout{0};
-    std::string label;  // of a subgroup, for messages
+    std::string label;  // names a subgroup in messages
   };
 
-  // Waits until all ranks have come with this id. `host`: the group of the same ranks, in the same order. Throws
+  // Waits until all ranks have called this with the same id. `host`: the group of the same ranks, in the
+  // same order. Throws
   // TimeoutError, or ConnectionError with NCCL's reason.
   NcclCommunicator(const NcclLibrary& library, const NcclId& id, Options options, std::shared_ptr<HostGroup> host);
   ~NcclCommunicator();
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
-  // Enqueues a collective. `in` and `out` are kept alive; undefined ones are none. Throws DeviceError if the device
-  // refuses. After an error of the group the Work has it already.
+  // Enqueues a collective. Keeps `in` and `out` alive; they may be undefined. Throws DeviceError if the device refuses.
+  // If the group has failed, the returned Work already has the error.
   using Enqueue = absl::FunctionRef<NcclResult(const NcclLibrary& library, NcclComm comm, void* stream)>;
   Work issue(const NamedCall& call, const Tensor& out, const Tensor& in, Enqueue enqueue);
 
-  // The body of the thread that watches, until close().
+  // The main function of the watching thread; returns after close().
   void watch();
-  // Waits up to `patience` for collectives in flight. False if the thread needs longer to end.
+  // Waits up to `patience` for collectives in flight. False if the watching thread needs longer to end.
   bool close(bool unwinds, Milliseconds patience);
 
-  // Nothing can be issued any more; collectives in flight are aborted. Any thread.
+  // Aborts the collectives in flight; nothing can be issued any more. Any thread.
   void fail_mismatched(const std::string& sentence);
-  // As ProcessGroup::failure(). Not empty from the moment on at which the device may throw the error, or at which a
+  // Like ProcessGroup::failure(). Not empty from the moment when the device may throw the error or a
   // collective is aborted.
   std::string failure() { return failing_.load() ? await_failure() : ""; }
 
@@ -104,22 +105,22 @@ class NcclCommunicator {
   const Options options_;
   const BackendTable& table_;
   const int rank_in_job_;
-  std::optional<DeviceFailure> device_failure_;  // made once, by the thread that has set failing_
-  std::atomic<bool> failing_{false};             // from the first sign of a failure on: nothing can be issued any more
+  std::optional<DeviceFailure> device_failure_;  // made once, by the thread that set failing_
+  std::atomic<bool> failing_{false};             // set at the first sign of a failure: nothing can be issued any more
 
   std::mutex library_mutex_;  // one call of NCCL at a time; guards comm_
   NcclComm comm_ = nullptr;   // null: aborted or destroyed
 
-  std::mutex mutex_;  // guards what follows. Not held while NCCL or the device is called
+  std::mutex mutex_;  // guards the members below. Not held while NCCL or the device is called
   std::condition_variable changed_;
-  std::shared_ptr<HostGroup> host_;  // null once close() has let it go
+  std::shared_ptr<HostGroup> host_;  // null once close() has dropped it
   std::deque<std::shared_ptr<DeviceWork>> in_flight_;
   bool idle_ = false, closing_ = false, unwinds_ = false, ended_ = false;
   std::string failure_;
 
-  std::atomic<uint64_t> posted_{0};  // what other ranks know: the number of a collective
+  std::atomic<uint64_t> posted_{0};  // the number of the collective that this rank last told the others of
 
-  // The watching thread's own
+  // Used by the watching thread only
   NamedCall done_;  // the last collective that is done
   Clock::time_point last_post_, last_look_;
 };

@@ -17,7 +17,7 @@
 namespace rondo::dist {
 namespace {
 
-// How long a group that is destroyed waits for NCCL: for what is in flight, then for the abort; for the abort alone.
+// How long the destructor waits for NCCL: first for collectives in flight and then the abort; for the abort alone.
 constexpr Milliseconds kLeavingNccl{3'000}, kAbortingNccl{1'000};
 
 NcclType nccl_type(DType dtype) {
@@ -28,7 +28,7 @@ NcclType nccl_type(DType dtype) {
     case kF16: return NcclType::kF16;
     case kI64: return NcclType::kI64;
     case kI32: return NcclType::kI32;
-    default: return NcclType::kU8;  // bool and u8, which only move
+    default: return NcclType::kU8;  // bool and u8, which are only copied
   }
 }
 NcclOp nccl_op(ReduceOp op) { return op == ReduceOp::kSum ? NcclOp::kSum : NcclOp::kAverage; }
@@ -83,7 +83,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
     check_root(root, world_size(), name);
     if (!is_mine(tensor)) return host_->broadcast(tensor, root, name);
     Tensor out = tensor;
-    // The root only reads.
+    // The root only reads its tensor.
     void* const data = root == rank() ? const_cast<std::byte*>(out.address()) : out.mutable_address();
     const auto bytes = static_cast<size_t>(out.nbytes());
     return issue({.numel = out.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = out.dtype()}, name,
@@ -156,7 +156,7 @@ class NcclGroup final : public ProcessGroup, public std::enable_shared_from_this
   SequenceRecord record_;
 };
 
-// What each rank tells the others before they connect: why it cannot, or its GPU.
+// What each rank tells the others before they connect: why it cannot connect, or its GPU.
 constexpr char kCannot[] = "!", kUnit[] = "=";
 constexpr int64_t kLongestReason = 512;
 
@@ -205,7 +205,7 @@ std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<HostGroup> host, c
 std::shared_ptr<ProcessGroup> connect_nccl(std::shared_ptr<HostGroup> host, const GroupOptions& options) {
   std::string why_not;
   const NcclLibrary* const library = find_nccl(&why_not);
-  check_devices(*host, *options.device);  // NCCL says late, and without names, that two ranks use one GPU
+  check_devices(*host, *options.device);  // NCCL would report two ranks on one GPU late, and without their numbers
   return make_nccl_group(std::move(host), options, library, why_not);
 }
 

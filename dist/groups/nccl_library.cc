@@ -21,20 +21,20 @@ struct FoundNccl {
   bool asked = false;
   const NcclLibrary* library = nullptr;
   std::string why_not;
-  std::vector<std::unique_ptr<const NcclLibrary>> all;  // also those that were forgotten: whoever has one may use it
+  std::vector<std::unique_ptr<const NcclLibrary>> all;  // never freed: forgotten ones may still be in use
 };
 FoundNccl& found_nccl() {
-  static FoundNccl* found = new FoundNccl;  // never destroyed: a group may end after main()
+  static FoundNccl* found = new FoundNccl;  // never destroyed: a group may be destroyed after main()
   return *found;
 }
 
-// NCCL_VERSION_CODE, which has had two forms.
+// The text of an NCCL_VERSION_CODE, whose encoding changed with NCCL 2.9.
 std::string version_text(int code) {
   return code < 10'000 ? absl::StrCat(code / 1000, ".", code % 1000 / 100, ".", code % 100)
                        : absl::StrCat(code / 10'000, ".", code % 10'000 / 100, ".", code % 100);
 }
 
-// The library of this handle, or null and the reason.
+// The table of the library with this handle, or null and the reason.
 std::unique_ptr<const NcclLibrary> table_of(void* handle, const std::string& path, std::string* why_not) {
   auto library = std::make_unique<NcclLibrary>();
   library->path = path;

@@ -1,9 +1,9 @@
-// A table of the functions of NCCL, the library that moves tensors between GPUs. NCCL is found as CUDA's libraries are
-// (Note [Finding CUDA] in runtime/cuda/driver.h), and opened when it is first asked for. No header of NCCL is needed:
-// the declarations here are those of NCCL 2.18, and later versions take them, too. tests/dist/nccl_headers_test.cc
-// compares them with nccl.h.
+// A table of the functions of NCCL, the library that moves tensors between GPUs. NCCL is searched for like CUDA's
+// libraries (Note [Finding CUDA] in runtime/cuda/driver.h), and opened at first use. No header of NCCL is needed: the
+// declarations here are those of NCCL 2.18, which later versions accept, too. tests/dist/nccl_headers_test.cc compares
+// them with nccl.h.
 //
-// Thread safety: all functions here may be called from any thread. A library that was opened is never closed.
+// Thread safety: all functions here may be called from any thread. An opened library is never closed.
 #pragma once
 
 #include <climits>
@@ -21,7 +21,7 @@ enum class NcclResult : int {
   kInvalidArgument = 4,
   kInvalidUsage = 5,
   kRemoteError = 6,  // another rank has ended, or the network failed
-  kInProgress = 7,   // of communicators that do not block: ask async_error() until it says otherwise
+  kInProgress = 7,   // for non-blocking communicators: call async_error() until it returns another result
 };
 enum class NcclType : int { kU8 = 1, kI32 = 2, kI64 = 4, kF16 = 6, kF32 = 7, kF64 = 8, kBF16 = 9 };
 enum class NcclOp : int { kSum = 0, kAverage = 4 };
@@ -30,7 +30,7 @@ struct NcclId {
   char bytes[128];
 };
 inline constexpr int kNcclUndefined = INT_MIN;  // the library chooses
-// As of 2.18; `size` and `version` tell a later library so.
+// The layout of 2.18; `size` and `version` tell this to a later library.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef, version = 21800;
@@ -40,7 +40,7 @@ struct NcclConfig {
   int split_share = kNcclUndefined;
 };
 
-// F(member, exported name, signature). A stream is CUDA's own handle (BackendTable::call_library).
+// F(member, exported name, signature). The stream is the last void*: CUDA's own handle (BackendTable::call_library).
 #define RONDO_NCCL(F)                                                                                     \
   F(version, ncclGetVersion, NcclResult(int*))                                                            \
   F(error_string, ncclGetErrorString, const char*(NcclResult))                                            \
@@ -63,12 +63,12 @@ struct NcclLibrary {
 };
 #undef RONDO_NCCL_MEMBER
 
-// Null: there is none, or it is older than 2.18, and `*why_not` is the reason in one line. The answer is kept.
+// Null if there is none or it is older than 2.18; then `*why_not` is the reason in one line. The result is cached.
 const NcclLibrary* find_nccl(std::string* why_not);
-// The next find_nccl() searches again. For programs that change RONDO_CUDA_PATH while they run: tests.
+// The next find_nccl() searches again. For tests, which change RONDO_CUDA_PATH while they run.
 void forget_nccl();
 
-// "unhandled system error (connection refused)": the library's words for a result and, if it has more, for its cause.
+// The library's text for a result, with its last error if there is one: "unhandled system error (connection refused)".
 std::string describe(const NcclLibrary& library, NcclResult result, NcclComm comm);
 
 }  // namespace rondo::dist

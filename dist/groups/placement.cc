@@ -23,7 +23,7 @@
 namespace rondo::dist {
 namespace {
 
-// One line of a file of the system; empty if it cannot be read.
+// The first line of a system file; empty if the file cannot be read.
 std::string line_of(const std::string& path) {
   std::ifstream file(path);
   std::string line;
@@ -31,7 +31,7 @@ std::string line_of(const std::string& path) {
   return line;
 }
 
-// Equal for all processes of a machine, also in containers; another after each start of another machine.
+// An id that is equal for all processes of a machine, also in containers, and differs between machines and boots.
 std::string this_machine() {
   const std::string boot = line_of("/proc/sys/kernel/random/boot_id");
   if (!boot.empty()) return boot;
@@ -39,10 +39,10 @@ std::string this_machine() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
 }
 
-// "cuda" of "cuda:1".
+// "cuda" from "cuda:1".
 std::string_view kind_of(std::string_view device) { return device.substr(0, device.find(':')); }
 
-// "0-3,8" as the system writes it. Nothing if the text is no such list, or names no core that a cpu_set_t can hold.
+// Reads "0-3,8", the system's format. Empty if the text is not such a list, or has a core too large for a cpu_set_t.
 std::optional<cpu_set_t> parse_cores(const std::string& text) {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -68,7 +68,7 @@ std::string to_text(const cpu_set_t& cores) {
   return absl::StrJoin(ranges, ",");
 }
 
-// Narrows what one thread may use. False if it may use none of the cores; then nothing is changed.
+// Restricts a thread to those of its cores that are in `cores`. If there are none, changes nothing and returns false.
 bool narrow_thread(pid_t thread, const cpu_set_t& cores) {
   cpu_set_t allowed, both;
   if (::sched_getaffinity(thread, sizeof allowed, &allowed) != 0) return false;
@@ -76,7 +76,7 @@ bool narrow_thread(pid_t thread, const cpu_set_t& cores) {
   return CPU_COUNT(&both) > 0 && ::sched_setaffinity(thread, sizeof both, &both) == 0;
 }
 
-// The ids of this process's threads but the calling one's.
+// The ids of this process's threads, without the calling thread.
 std::vector<pid_t> other_threads() {
   std::vector<pid_t> threads;
   const std::unique_ptr<DIR, int (*)(DIR*)> folder(::opendir("/proc/self/task"), &::closedir);
@@ -156,7 +156,7 @@ Pinned pin_threads(Device device, const std::string& sysfs) {
   const std::optional<cpu_set_t> near = parse_cores(list);
   if (!near) return nothing(path, " is no list of cores: \"", list, "\"");
   if (!narrow_thread(0, *near)) return nothing("this process may use none of the cores ", list, " near ", name);
-  // A thread that ends meanwhile, or that has cores of its own choice elsewhere, stays as it is.
+  // Ignores threads that have ended, and threads already restricted to other cores.
   for (const pid_t thread : other_threads()) narrow_thread(thread, *near);
   cpu_set_t now;
   CPU_ZERO(&now);

@@ -1,4 +1,4 @@
-// Placement: which device and which cores the ranks of a machine work on.
+// Placement: which device and which cores each rank of a machine uses.
 //
 //   const auto job = dist::Environment::from_process();
 //   const Device device = dist::device_of_rank("cuda", job);   // cuda:1 for the second rank of this machine
@@ -6,8 +6,8 @@
 //   const auto group = dist::ProcessGroup::connect(job);
 //   dist::check_devices(*group, device);                       // no two ranks use the same GPU
 //
-// Thread safety: pin_threads() changes all threads of the process, so one thread calls it, early. The others: any
-// thread.
+// Thread safety: pin_threads() changes all threads of the process, so call it early and from one thread. The other
+// functions: any thread.
 #pragma once
 
 #include <string>
@@ -20,31 +20,31 @@
 #pragma GCC visibility push(default)
 namespace rondo::dist {
 
-// The device that `text` means on this rank. A text without a number ("cuda") means the device of the rank's number on
-// this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the process sees one device
-// only, it is that one: srun can show each rank its own. A text with a number ("cuda:1"), "cpu", and a job with one
-// process on this machine: as parse_device(). Throws Error if this process has no such device.
+// The device that `text` means on this rank. A text without a number ("cuda") means the device whose number is the
+// rank's number on this machine (LOCAL_RANK), among those that the process sees (CUDA_VISIBLE_DEVICES). If the process
+// sees only one device, it means that one: srun can show each rank its own. A text with a number ("cuda:1"), "cpu", and
+// a job with one process on this machine: like parse_device(). Throws Error if this process has no such device.
 Device device_of_rank(std::string_view text, const Environment& environment);
 
-// What a rank says about its device. `machine` keeps apart devices of different machines.
+// What a rank tells the others about its device.
 struct DeviceClaim {
   std::string device;   // "cuda:1"
   std::string machine;  // equal on all ranks of a machine, and on no other
-  std::string unit;     // DevicePlace::unit; empty: any number of ranks may share it
+  std::string unit;     // DevicePlace::unit: which device of the machine it is; empty: any number of ranks may share it
 };
 DeviceClaim claim_of(Device device);
-// A collective. Throws Error on every rank if two ranks of a machine use the same device, or if some ranks train on
-// another kind of device than the others. The message names both ranks.
+// A collective. Throws Error on every rank if two ranks of a machine use the same device, or if some ranks use another
+// kind of device than the others. The message names both ranks.
 void check_devices(ProcessGroup& group, const DeviceClaim& mine);
 void check_devices(ProcessGroup& group, Device device);
 
 struct Pinned {
-  int cores = 0;     // that the threads may use now; 0: nothing was changed
+  int cores = 0;     // cores that the threads may use now; 0: nothing was changed
   std::string text;  // "threads run on cores 0-15, near cuda:0 (0000:3b:00.0)", or why nothing was changed
 };
-// Lets the threads of this process, and those that they start, run only on the cores near the device, as far as the
-// process may use them: local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the system does
-// not say which these are, or if the process may use none of them. Never throws.
+// Restricts the threads of this process, and those that they start later, to the cores near the device that the process
+// may use. Reads local_cpulist of the device's PCI address below `sysfs`. Nothing is changed if the system does not
+// list these cores, or if the process may use none of these. Never throws.
 Pinned pin_threads(Device device, const std::string& sysfs = "/sys");
 
 }  // namespace rondo::dist

@@ -22,8 +22,8 @@ std::vector<std::string> gather_texts(ProcessGroup& group, std::string_view text
                                       std::string_view name) {
   const auto n = static_cast<size_t>(group.world_size());
   text = text.substr(0, static_cast<size_t>(max_bytes));
-  // On the CPU, whatever default_device() is. The lengths are sent first: a row is then no longer than the longest
-  // text, and no row is sent if all texts are empty.
+  // These tensors are on the CPU, whatever default_device() is. The lengths are sent first. So rows are as long as the
+  // longest text only, and no row is sent if all texts are empty.
   const Tensor length = Tensor::from<int64_t>({static_cast<int64_t>(text.size())}, {1}, kCPU);
   Tensor lengths = Tensor::zeros({group.world_size(), 1}, {kI64, kCPU});
   group.all_gather(lengths, length, name).wait();
@@ -47,20 +47,20 @@ namespace {
 
 constexpr int64_t kLongestText = 4096;
 
-// What a rank sends. The text follows: `reserved` bytes.
+// What a rank sends, followed by `reserved` bytes of text.
 struct CheckHeader {
   uint64_t count = 0, hash = 0;
-  uint32_t text_bytes = 0, has_more = 0;  // has_more: the text did not fit
+  uint32_t text_bytes = 0, has_more = 0;  // has_more: the text is longer than `reserved`
 };
 static_assert(sizeof(CheckHeader) == 24);
 
-// Where two sequences part: the number of the collective, and the first rank that differs from rank 0 there.
+// Where two sequences differ first: the collective's number, and the first rank that differs from rank 0 there.
 struct Difference {
   uint64_t number = 0;
   size_t rank = 0;
 };
 
-// A collective. Nothing if the ranks part before what all of them have kept.
+// A collective. Empty if the sequences differ first in a call that not all ranks have kept.
 std::optional<Difference> find_difference(ProcessGroup& group, const SequenceRecord& record, uint64_t count,
                                           const std::string& name) {
   const auto n = static_cast<size_t>(group.world_size());
@@ -83,7 +83,7 @@ std::optional<Difference> find_difference(ProcessGroup& group, const SequenceRec
   for (int64_t i = 0; i < length; ++i)
     for (size_t r = 1; r < n; ++r)
       if (has(r, i) != has(0, i) || at[static_cast<int64_t>(r) * length + i] != at[i])
-        // Hashes are of all calls so far: a first one that differs may be due to one that is forgotten.
+        // A hash covers all calls so far. So if the first kept hash differs, the cause may be a call that was dropped.
         return i == 0 && static_cast<uint64_t>(from) != record.agreed() + 1
                    ? std::nullopt
                    : std::optional(Difference{static_cast<uint64_t>(from + i), r});

@@ -1,11 +1,11 @@
-// The collectives that a rank has called on its device: what ranks compare once per step (ProcessGroup::check_sequence)
-// instead of before each collective.
+// A record of the device collectives that a rank has called. Ranks compare these records once per step
+// (ProcessGroup::check_sequence) instead of comparing before each collective.
 //
-//   record.add(call, "bucket 3 of step 5");   // some 0.1 us; no message
-//   record.hash();                            // of all calls so far, the first one to the last
+//   record.add(call, "bucket 3 of step 5");   // about 0.1 us; no message
+//   record.hash();                            // of all calls so far
 //
-// The last kMost calls since the last comparison are kept with their names, so that the first one that differs can be
-// named. The hash is of all calls, whether they are kept or not.
+// Up to kMost calls since the last comparison are kept with their names, so that the first one that differs can be
+// named. The hash is over all calls, kept or not.
 //
 // Thread safety: one thread.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace rondo::dist {
 
-// A call with its name, without a block of memory of its own.
+// A call with its name, which is stored inside: no allocation.
 struct NamedCall {
   static constexpr size_t kLongestName = 80;
   NamedCall() = default;
@@ -36,19 +36,19 @@ class SequenceRecord {
  public:
   static constexpr size_t kMost = 4096;
 
-  // Numbers the call, from 1 on, and adds it.
+  // Numbers the call (from 1 on) and adds it.
   const NamedCall& add(Call call, std::string_view name);
   uint64_t count() const { return count_; }
   uint64_t hash() const { return hash_; }
-  // All ranks have called the same up to this number: their names are not needed any more.
+  // All ranks have made the same calls up to this number, so their names can be dropped.
   void set_agreed(uint64_t number);
   uint64_t agreed() const { return agreed_; }
 
-  // The number of the first call that is kept; count() + 1 if none is.
+  // The number of the first call that is kept; count() + 1 if there is none.
   uint64_t first() const { return count_ + 1 - entries_.size(); }
   // The hash of all calls up to `number`. REQUIRES: first() <= number <= count().
   uint64_t hash_at(uint64_t number) const { return entries_[number - first()].hash; }
-  // "all_reduce 3 (bucket 2; 8 f32)", or that there is no call of this number.
+  // "all_reduce 3 (bucket 2; 8 f32)", or a text that says that no call has this number.
   std::string describe_at(uint64_t number) const;
 
  private:

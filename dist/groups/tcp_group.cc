@@ -28,13 +28,13 @@ namespace rondo::dist {
 namespace {
 
 constexpr size_t kLongestName = 80;
-// kLeaving: how long a group that is destroyed waits for a collective that already moves data. kStoreLeaving: how long
-// it waits for the ranks that still use its store.
+// kLeaving: how long a group that is being destroyed waits for a collective that already moves data. kStoreLeaving: how
+// long it waits for the ranks that still use its store.
 constexpr Milliseconds kLeaving{2'000}, kStoreLeaving{5'000};
 // If ranks disagree, a rank waits this long for another rank's description of its call.
 constexpr Milliseconds kTelling{5'000};
 
-// One collective on its way.
+// One collective that was issued.
 struct Job {
   Call call;
   std::string name;
@@ -46,10 +46,10 @@ struct Job {
   std::string text() const { return describe(call, name); }
 };
 
-// The ranks of a group. A subgroup has some of those of the job.
+// The ranks of a group. A subgroup has some of the job's ranks.
 struct Members {
   std::vector<int> ranks;  // in the job
-  std::string prefix;      // of the subgroup's keys in the store; empty: all ranks of the job, which meet
+  std::string prefix;      // of the subgroup's keys in the store; empty: the whole job, and meet() chooses it
   std::string label;       // " of subgroup NAME (ranks 1, 3)", for messages
 
   int position_of(int rank) const {
@@ -76,7 +76,7 @@ std::unique_ptr<Store> open_store(const Environment& environment, Milliseconds t
   }
 }
 
-// The store of a job without a launcher.
+// Opens the store of a job without a launcher.
 std::unique_ptr<StoreServer> keep_store(const Environment& e) {
   try {
     return std::make_unique<StoreServer>(e.master_addr, e.master_port, e.store_token);
@@ -87,7 +87,7 @@ std::unique_ptr<StoreServer> keep_store(const Environment& e) {
   }
 }
 
-// The communication thread's side of a group: takes jobs in order, and runs each one to its end.
+// The part of a group that the communication thread uses. The thread takes jobs in order and finishes each one.
 class Communicator {
  public:
   Communicator(const Environment& job, Milliseconds timeout, Members members)
@@ -120,7 +120,7 @@ class Communicator {
   const std::string& prefix() const { return prefix_; }
   PeerStatus& peers() { return *peers_; }
 
-  // This process is a fork of the one that connected: it has no communication thread, and the sockets are its parent's.
+  // True in a fork of the process that connected: it has no communication thread, and the sockets are its parent's.
   bool is_in_fork() const { return ::getpid() != process_; }
 
   Work issue(Job job, std::string_view name) {
@@ -140,9 +140,9 @@ class Communicator {
     return work;
   }
 
-  // Until close() is called and every job has an outcome.
+  // The communication thread's main function. Returns when close() was called and every job has an outcome.
   void run() {
-    const FloatingPointScope floating_point;  // sums of gradients
+    const FloatingPointScope floating_point;  // the thread sums gradients
     for (;;) {
       Job job;
       {
@@ -151,7 +151,7 @@ class Communicator {
         if (was_given_up()) {
           failure_ = failed_with_;
           lock.unlock();
-          transport_->close();  // the others see at once that this rank is of no more use
+          transport_->close();  // so that the other ranks notice at once
           continue;
         }
         if (jobs_.empty()) break;
@@ -168,8 +168,8 @@ class Communicator {
     changed_.notify_all();
   }
 
-  // Jobs that have not begun get an error. Waits `patience` for one that moves data: its peers are there. False if it
-  // takes longer: the thread then ends by itself when the group's timeout is over.
+  // Jobs that have not begun get an error. Waits up to `patience` for a job that already moves data, since its peers
+  // take part. False if the job takes longer: the thread then ends by itself when the group's timeout has passed.
   bool close(const char* how, bool failed, Milliseconds patience) {
     bool first = false;
     {
@@ -198,13 +198,13 @@ class Communicator {
     transport_->interrupt();
     changed_.notify_all();
   }
-  // Adds to the transport's text that it counts the ranks of the group.
+  // Adds to a text of the transport that its rank numbers are those of the group.
   std::string counted_in_group(std::string text) const {
     return members_.label.empty() ? text : absl::StrCat(text, " (its ranks are counted", members_.label, ")");
   }
 
  private:
-  // By give_up(), since the communication thread last looked. REQUIRES: mutex_ is held.
+  // True if give_up() was called since the communication thread last looked. REQUIRES: mutex_ is held.
   bool was_given_up() const { return failure_.empty() && !failed_with_.empty(); }
 
   void finish(Job job) {
@@ -220,7 +220,7 @@ class Communicator {
                                                         : Work::Outcome::kLost;
     }
     const std::shared_ptr<Work::State> state = job.state;
-    job = Job();  // before a waiting thread goes on, because the tensors are its own again
+    job = Job();  // drop the tensors before the waiting thread continues: it owns them again
     state->finish(outcome, std::move(error));
   }
 
@@ -242,14 +242,14 @@ class Communicator {
       const bool late = std::chrono::steady_clock::now() - began >= timeout_;
       const PeerStatus::Diagnosis diagnosis = peers_->diagnose(PeerStatus::Lane::kHost, job.call.number, what, late,
                                                                timeout_, counted_in_group(e.what()));
-      throw_if_given_up(what);  // by a device, whose diagnosis names the cause
+      throw_if_given_up(what);  // the device's diagnosis names the real cause
       fail(diagnosis.sentence, diagnosis.causes);
       if (late) throw TimeoutError(diagnosis.sentence);
       throw ConnectionError(diagnosis.sentence);
     }
   }
 
-  // The group was closed or given up while the collective that `what` describes was under way.
+  // Throws if the group was closed or given up during the collective that `what` describes.
   void throw_if_given_up(const std::string& what) {
     std::string why;
     {
@@ -269,13 +269,13 @@ class Communicator {
       if (failed_with_.empty()) failed_with_ = sentence;
     }
     peers_->fail(sentence, causes);
-    transport_->close();  // the others need not wait until they run out of patience
+    transport_->close();  // so that the other ranks need not wait for their timeout
   }
 
   std::string text_of(const Job& job) const { return job.text() + members_.label; }
 
   // ---- Agreement
-  // Throws MismatchError, the same sentence on every rank, unless all ranks are about to do the same.
+  // Throws MismatchError, with the same text on every rank, unless all ranks call the same collective.
   std::vector<CallMessage> agree(const Job& job) {
     CallMessage mine{.call = job.call};
     if (sends(job.call) && job.call.bytes() <= kInline && job.call.bytes() > 0)
@@ -336,7 +336,8 @@ class Communicator {
 
   Block block_of(size_t n) const { return {n, static_cast<size_t>(world_size_), static_cast<size_t>(rank_)}; }
 
-  // `reduced`: receives this rank's block of the sums or averages, in the dtype of the call. May be that block of `in`.
+  // `reduced` receives this rank's block of the sums or averages, in the dtype of the call. It may be that
+  // block of `in`.
   void reduce(const Call& call, const void* in, void* reduced) {
     const auto n = static_cast<size_t>(call.numel), mine = block_of(n).size();
     const DType wire = wire_dtype(call.dtype);
@@ -357,19 +358,19 @@ class Communicator {
   std::unique_ptr<PeerStatus> peers_;
   std::unique_ptr<TcpTransport> transport_;
 
-  std::mutex mutex_;  // guards what follows
+  std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Job> jobs_;
   uint64_t issued_ = 0;
   bool closing_ = false, ended_ = false;
-  std::string failed_with_;  // why it has failed, if it has
+  std::string failed_with_;  // why the group has failed; empty if it has not
 
-  std::string failure_;  // the communication thread's own: why no job can run any more
+  std::string failure_;  // why no job can run any more; used by the communication thread only
 };
 
 class TcpGroup final : public HostGroup, public std::enable_shared_from_this<TcpGroup> {
  public:
-  // `parent`: the group that this is a subgroup of. It keeps the store.
+  // `parent`: the group that this subgroup was made from; it keeps the store.
   TcpGroup(const Environment& environment, GroupOptions options, Members members,
            std::shared_ptr<HostGroup> parent = nullptr)
       : environment_(environment),
@@ -433,7 +434,7 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     Job job;
     job.call = {.numel = tensor.numel(), .root = root, .kind = CollectiveKind::kBroadcast, .dtype = tensor.dtype()};
     job.out = tensor;
-    // The root only reads.
+    // The root only reads its tensor.
     job.to = root == rank_ ? const_cast<void*>(tensor.raw_data()) : job.out.raw_mutable_data();
     return communicator_->issue(std::move(job), name);
   }
@@ -460,8 +461,8 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
   Work barrier(std::string_view name) override { return communicator_->issue(Job(), name); }
 
  private:
-  // In the process that keeps the store: waits until the other ranks have left it, so that they can still ask it what
-  // went wrong.
+  // Used in the process that keeps the store: its destructor waits until the other ranks have left, so that they can
+  // still ask the store what went wrong.
   class Lookout {
    public:
     explicit Lookout(const Environment& environment) : environment_(environment) {}
@@ -483,8 +484,8 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     const Environment environment_;
   };
 
-  // In a fork. What it has are copies: to destroy them would wait for threads that it has not, and tell the other ranks
-  // and the parent's threads, over sockets that it shares with the parent, that this rank leaves.
+  // In a fork, the members are copies. Destroying them would wait for threads that do not exist here. It would also
+  // tell the other ranks and the parent's threads, over shared sockets, that this rank leaves. So they are leaked.
   void leave_to_parent() {
     struct Copies {
       std::unique_ptr<StoreServer> server;
@@ -496,7 +497,7 @@ class TcpGroup final : public HostGroup, public std::enable_shared_from_this<Tcp
     kept->push_back({std::move(server_), std::move(lookout_), std::move(communicator_), std::move(thread_)});
   }
 
-  const Environment environment_;  // of this process in its job
+  const Environment environment_;  // this process in its job
   const GroupOptions options_;
   const int rank_, world_size_;  // in the group
   const int exceptions_;

@@ -1,9 +1,9 @@
 // Note [Collectives over our own connections]
-// What a connection sends is acted upon only after it has proved that it is a rank of the job (mesh.h). Libraries of
-// collectives make connections of their own: Gloo's takes the first that comes to a port, and believes the sizes and
-// places in what it reads. Its collectives alone, over connections of ours, were no longer than these here with all
-// that Gloo wants to know of a transport. And Debian 13's Gloo needs MPI, which needs UCX, whose start installs
-// handlers for five signals in every program that links it.
+// Data from a connection is used only after the connection has proved that it is a rank of the job (mesh.h). Libraries
+// of collectives make their own connections: Gloo's transport accepts the first connection to a port and trusts the
+// sizes and offsets that it reads. Using only Gloo's collectives, over our connections, took no fewer lines than this
+// file, because Gloo expects a lot from a transport. And Debian 13's Gloo needs MPI, which needs UCX, which installs
+// handlers for five signals at the start of every program that links it.
 #include "rondo/dist/groups/tcp_transport.h"
 
 #include <algorithm>
@@ -18,10 +18,10 @@
 namespace rondo::dist {
 namespace {
 
-// Large tensors travel in pieces of this size: a rank adds one while the next is under way.
+// Large tensors are sent in pieces of this size, so that a rank adds one piece while it receives the next.
 constexpr size_t kPieceBytes = 1 << 19;
 
-// Messages of a count, which are given up if they are not waited for.
+// Messages of one count. The destructor drops those that nobody has waited for.
 struct Pending {
   Messages& messages;
   Messages::Count count = {};
@@ -34,13 +34,13 @@ struct TcpTransport::State {
   const size_t me, ranks;
   const Milliseconds timeout;
   Messages messages;
-  uint64_t slot = 0;  // of the next message; the same on all ranks, as they make the same calls
+  uint64_t slot = 0;  // of the next message; the same on all ranks because they make the same calls
 
-  // The rank `distance` places behind this one, and before it, in a circle.
+  // The ranks me + distance and me - distance, modulo the number of ranks.
   int behind(size_t distance) const { return static_cast<int>((me + distance) % ranks); }
   int before(size_t distance) const { return static_cast<int>((me + ranks - distance) % ranks); }
 
-  // Sends to one rank and receives from another, at once.
+  // Sends to one rank and receives from another at the same time.
   void send_and_receive(const void* out, size_t out_bytes, int to, void* in, size_t in_bytes, int from,
                         Deadline deadline) {
     Pending pending{messages};
@@ -65,7 +65,7 @@ TcpTransport::TcpTransport(Store& store, const std::string& prefix, const Enviro
 
 TcpTransport::~TcpTransport() = default;
 
-// Bruck's algorithm: before round k a rank has the blocks of 2^k ranks, its own and those behind it.
+// Bruck's algorithm: before round k, a rank has the blocks of 2^k ranks: me, me + 1, and so on.
 void TcpTransport::exchange(const void* mine, size_t bytes, void* all) {
   State& s = *state_;
   const Deadline deadline = after(s.timeout);
@@ -80,8 +80,8 @@ void TcpTransport::exchange(const void* mine, size_t bytes, void* all) {
     std::memcpy(static_cast<unsigned char*>(all) + (s.me + i) % s.ranks * bytes, blocks.data() + i * bytes, bytes);
 }
 
-// A binomial tree: counted from the root, rank r has its data from r without its lowest bit, and sends them to those
-// that have a lower bit more. Pieces go on as they come.
+// A binomial tree. With ranks counted from the root, rank r receives from r without its lowest set bit, and sends to r
+// plus each lower bit. Pieces are forwarded as they arrive.
 void TcpTransport::broadcast(void* data, size_t bytes, int root) {
   State& s = *state_;
   const size_t from_root = (s.me + s.ranks - static_cast<size_t>(root)) % s.ranks;
@@ -106,7 +106,7 @@ void TcpTransport::broadcast(void* data, size_t bytes, int root) {
   for (size_t i = 0; i < sends; ++i) s.messages.wait_sent(sent.count, deadline);
 }
 
-// To and from all others at once.
+// Sends to all other ranks, and receives from them, at the same time.
 void TcpTransport::all_gather(void* values, size_t width, size_t n) {
   State& s = *state_;
   const Deadline deadline = after(s.timeout);
@@ -125,8 +125,8 @@ void TcpTransport::all_gather(void* values, size_t width, size_t n) {
   }
 }
 
-// In round k a rank sends the block of the rank k before it and receives its own from the rank k behind it, so
-// (ranks - 1) / ranks of the bytes leave each rank, and 16-bit numbers travel as such.
+// In round k a rank sends to rank me - k that rank's block, and receives its own block from rank me + k. So each rank
+// sends (ranks - 1) / ranks of the bytes. 16-bit numbers are sent as 16 bits.
 void TcpTransport::reduce_scatter(const void* in, DType dtype, size_t n, void* sums) {
   State& s = *state_;
   const size_t width = size_of(dtype), piece = kPieceBytes / width;
@@ -145,7 +145,7 @@ void TcpTransport::reduce_scatter(const void* in, DType dtype, size_t n, void* s
   const uint64_t first_slot = s.slot;
   const size_t pieces = (longest + piece - 1) / piece, total = pieces * (s.ranks - 1);
   s.slot += total;
-  // Elements of the i-th piece that travels between two ranks, in the block that it is of. It may be empty.
+  // The range of the i-th piece within its block: its first element, and its size, which may be 0.
   const auto begin_of = [&](size_t i) { return i % pieces * piece; };
   const auto size_of_piece = [&](size_t i, const Block& block) {
     return std::min(piece, block.size() - std::min(block.size(), begin_of(i)));

@@ -1,5 +1,5 @@
-// Collectives over the proved connections between the ranks of a group. Knows nothing of names, agreement or who is to
-// blame.
+// Collectives over the proved connections between the ranks of a group. Names, agreement and blame are the
+// job of tcp_group.cc.
 //
 // Thread safety: one thread calls the collectives; interrupt() may be called from another.
 #pragma once
@@ -14,8 +14,7 @@
 
 namespace rondo::dist {
 
-// n elements in a block for each of `ranks` ranks, as even as they can be: the elements from `begin` to before `end`
-// are those of block `rank`.
+// Divides n elements into one block for each of `ranks` ranks, as evenly as possible. Block `rank` is [begin, end).
 struct Block {
   Block(size_t n, size_t ranks, size_t rank)
       : begin(n / ranks * rank + n % ranks * rank / ranks),
@@ -26,27 +25,28 @@ struct Block {
 
 class TcpTransport {
  public:
-  // Connects all ranks. `prefix`: of the keys in the store, where they find each other's addresses. Throws DistError.
+  // Connects all ranks. `prefix`: of the store's keys under which the ranks publish their addresses. Throws DistError.
   TcpTransport(Store& store, const std::string& prefix, const Environment& environment, Milliseconds timeout);
   ~TcpTransport();
   TcpTransport(const TcpTransport&) = delete;
   TcpTransport& operator=(const TcpTransport&) = delete;
 
-  // all (world_size times `bytes`) receives `mine` of every rank. In log2(world_size) messages, and interrupt() ends
-  // it: here a rank waits for one that is late. REQUIRES: the same `bytes` on all ranks.
+  // `all` (world_size times `bytes`) receives `mine` of every rank. Takes log2(world_size) messages. Ranks wait for
+  // late ones here, so interrupt() can end it. REQUIRES: the same `bytes` on all ranks.
   void exchange(const void* mine, size_t bytes, void* all);
 
-  // The rest throw if a rank ends or the timeout is over. REQUIRES: the same sizes and dtypes on all ranks.
+  // The other collectives throw if a rank ends or the timeout passes. REQUIRES: the same sizes and dtypes on all ranks.
   void broadcast(void* data, size_t bytes, int root);
-  // Block r of `values`, n elements of `width` bytes, is sent by rank r and received by all others.
+  // Rank r sends block r of `values` (n elements of `width` bytes each) and receives the other blocks.
   void all_gather(void* values, size_t width, size_t n);
-  // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of `dtype`. In
-  // the wire dtype, in the order of the ranks from this one on. `sums` may be that block of `in`.
+  // sums[i] is the sum over the ranks of element i of this rank's block of `in`, which has n elements of
+  // `dtype`. `sums` has the wire dtype. Adds in the order of the ranks, beginning with this one. `sums` may be
+  // that block of `in`.
   void reduce_scatter(const void* in, DType dtype, size_t n, void* sums);
 
-  // Ends an exchange() that is under way, and every later one, with ConnectionError.
+  // Ends an exchange() in progress, and every later one, with ConnectionError.
   void interrupt();
-  // The other ranks see at once that this one is of no more use.
+  // Shuts the connections down, so that the other ranks notice at once.
   void close() noexcept;
 
  private:

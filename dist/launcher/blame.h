@@ -1,10 +1,10 @@
 // Which rank made a job fail.
 //
-// Note [Who is to blame]. When one rank fails, the others fail because of it, and may even end before it: with an
-// exit code, an uncaught ConnectionError (SIGABRT), or a shell's code for a signal. So neither the kind of end nor
-// its order decides alone. A rank whose process group fails writes a FailureRecord: when, and which ranks it misses.
-// The launcher starts at the first failure in time, by record or by exit, and goes on to the rank that this one
-// misses, until it finds a rank that misses none. That rank may have exited with 0, or be stopped.
+// Note [Who is to blame]. When one rank fails, the others fail because of it, and may even end before it: with an exit
+// code, an uncaught ConnectionError (SIGABRT), or a shell's code for a signal. So neither how a rank ended nor when it
+// ended decides alone. A rank whose process group fails writes a FailureRecord: the time, and the ranks that caused the
+// failure. The launcher starts at the earliest failure, by record or by exit, and follows the causes until it finds a
+// rank whose failure names no other rank. That rank may have exited with 0, or be stopped.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,7 @@ struct LaunchedRank {
   std::optional<int> status;  // as waitpid() gives it; nullopt: the rank has not ended
   int64_t ended_at = 0;       // microseconds since 1970
   std::optional<FailureRecord> failure;
-  bool failed() const;  // it has ended, and not with 0
+  bool failed() const;  // it has ended, but not with exit code 0
 };
 
 struct Culprit {

@@ -31,7 +31,8 @@ std::vector<ProcessInfo> all_processes() {
   return all;
 }
 
-// The process may have ended, and its number may belong to another process by now. A pidfd cannot change its process.
+// The process may have ended, and its number may now belong to another process. A pidfd always refers to
+// the same process.
 void kill_exactly(const ProcessInfo& process) {
   const Fd handle(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
   ProcessInfo now;
@@ -54,7 +55,8 @@ bool read_process(pid_t pid, ProcessInfo& info) {
   const ssize_t n = file ? ::read(file.get(), text, sizeof text - 1) : -1;
   if (n <= 0) return false;
   text[n] = '\0';
-  // PID (NAME) STATE PPID PGRP ...; NAME may hold anything, also brackets. The start time is the 20th field after it.
+  // PID (NAME) STATE PPID PGRP ...; NAME may contain anything, also parentheses. The start time is the 20th
+  // field after it.
   const char* at = std::strrchr(text, ')');
   int parent = 0, group = 0;
   unsigned long long start = 0;

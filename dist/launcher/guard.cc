@@ -23,14 +23,14 @@ extern char** environ;
 namespace rondo::dist {
 namespace {
 
-// How long processes that got SIGKILL may take to end.
+// How long processes that received SIGKILL may take to end.
 constexpr Milliseconds kDying{10'000};
-// The longest order: a command line and the variables of a rank.
+// The longest order: a rank's command line and variables.
 constexpr size_t kLongestOrder = 1 << 20;
 
 enum class Order : uint8_t { kStart, kSignal, kEndAll };
 
-// An event without its descriptors.
+// An event, without its file descriptors, as it is sent over the connection.
 struct Report {
   Guard::Event::Kind kind;
   int rank;
@@ -60,12 +60,12 @@ class GuardProcess {
  public:
   GuardProcess(Fd connection, const sigset_t& mask) : connection_(std::move(connection)), mask_(mask) {}
 
-  // Returns when the launcher asks for the end, or has ended.
+  // Returns when the launcher asks it to end, or has ended.
   void run() {
     ::setpgid(0, 0);
     ::prctl(PR_SET_NAME, "rondo-guard");
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
-    ::signal(SIGCHLD, SIG_DFL);  // where it is ignored no exit status could be read
+    ::signal(SIGCHLD, SIG_DFL);  // if it is ignored, no exit status can be read
     sigset_t all, child;
     sigfillset(&all);
     ::sigprocmask(SIG_BLOCK, &all, nullptr);
@@ -91,7 +91,7 @@ class GuardProcess {
     if (n < 0) return errno == EAGAIN || errno == EINTR;
     if (n == 0) return false;
     MessageReader fields(std::string_view(order_.data(), static_cast<size_t>(n)));
-    fields.get<uint32_t>();  // its length
+    fields.get<uint32_t>();  // the message's length
     const auto order = static_cast<Order>(fields.get<uint8_t>());
     const auto rank = fields.get<int32_t>();
     if (order == Order::kStart) {
@@ -107,7 +107,7 @@ class GuardProcess {
       for (const auto& [pid, r] : ranks_) {
         if (rank != Guard::kEveryRank && rank != r) continue;
         ::kill(-pid, number);
-        ::kill(-pid, SIGCONT);  // a stopped process would not see it
+        ::kill(-pid, SIGCONT);  // a stopped process would not handle it
       }
     }
     return order != Order::kEndAll;
@@ -132,7 +132,7 @@ class GuardProcess {
     const pid_t guard = ::getpid(), pid = ::fork();
     if (pid < 0) return report_failed_start(rank, errno);
     if (pid == 0) {
-      ::setpgid(0, 0);  // a terminal's Ctrl-C goes to the launcher alone, which passes it on once
+      ::setpgid(0, 0);  // so that Ctrl-C in a terminal reaches only the launcher, which passes it on once
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != guard) ::_exit(1);
       ::signal(SIGPIPE, SIG_DFL);
@@ -144,11 +144,11 @@ class GuardProcess {
       ::dup2(err.write.get(), STDERR_FILENO);
       ::execvpe(arguments[0], arguments.data(), assignments.data());
       const int error = errno;
-      // Nothing helps if this fails, too: the exit code tells.
+      // If this write fails, too, the exit code says so.
       if (::write(failure.write.get(), &error, sizeof error) < 0) ::_exit(126);
       ::_exit(127);
     }
-    ::setpgid(pid, pid);  // here as well: the child may not have run yet when it is to be killed
+    ::setpgid(pid, pid);  // also in the parent: a signal may come before the child has run
     failure.write.reset();
     int error = 0;
     ssize_t n = 0;
@@ -167,19 +167,19 @@ class GuardProcess {
   void reap() {
     for (;;) {
       siginfo_t info = {};
-      // WNOWAIT: while the dead rank is not reaped, its process group cannot be another's.
+      // WNOWAIT: while the dead rank is not reaped, its process group id cannot be reused.
       if (::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
       const auto rank = ranks_.find(info.si_pid);
       const int64_t time = now_in_microseconds();
       int status = 0;
-      if (rank != ranks_.end()) ::kill(-info.si_pid, SIGKILL);  // what it left behind in its group
+      if (rank != ranks_.end()) ::kill(-info.si_pid, SIGKILL);  // processes that it left behind in its group
       if (::waitpid(info.si_pid, &status, 0) != info.si_pid || rank == ranks_.end()) continue;
       report({Guard::Event::Kind::kExited, rank->second, rank->first, status, time}, nullptr);
       ranks_.erase(rank);
     }
   }
 
-  // `streams`: two descriptors that go along, or null.
+  // `streams`: two descriptors to send along, or null.
   void report(const Report& report, const int* streams) {
     iovec bytes = {const_cast<Report*>(&report), sizeof report};
     msghdr message = {};
@@ -201,7 +201,7 @@ class GuardProcess {
 
   Fd connection_;
   const sigset_t mask_;
-  std::map<pid_t, int> ranks_;  // that run
+  std::map<pid_t, int> ranks_;  // the running ranks
   std::string order_;
 };
 
@@ -235,7 +235,7 @@ Guard::~Guard() {
       }
     }
   }
-  // Only if the guard was killed: its ranks' processes are now below this one.
+  // Only if the guard was killed: the ranks' processes are now descendants of this one.
   std::vector<pid_t> except = strangers_;
   except.push_back(pid_);
   kill_descendants(after(kDying), except);

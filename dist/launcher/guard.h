@@ -5,11 +5,11 @@
 //                     `- rank 1
 //
 // Note [Who ends whom]. PR_SET_PDEATHSIG ends a rank with its parent, but a rank's own children do not inherit it. The
-// guard is a subreaper, so every orphan below it stays below it, also after setsid(). It sees the launcher's end by the
-// end of their connection, and has a process group of its own: a signal to the launcher's group does not reach it. If
-// the guard itself is killed, the ranks get SIGKILL by PR_SET_PDEATHSIG, and the launcher, a subreaper too, ends what
-// they leave. Not covered: SIGKILL to launcher and guard within the same moment (then only the ranks end), processes
-// of another user (setuid), and processes that a service outside of the job starts on request.
+// guard is a subreaper, so orphans remain its descendants, also after setsid(). It notices the launcher's end because
+// their connection closes. It has its own process group, so a signal to the launcher's group does not reach it. If the
+// guard itself is killed, the ranks get SIGKILL by PR_SET_PDEATHSIG, and the launcher, a subreaper too, ends what they
+// leave. Not covered: SIGKILL to launcher and guard at the same time (then only the ranks end), processes of another
+// user (setuid), and processes that a service outside of the job starts on request.
 #pragma once
 
 #include <sys/types.h>
@@ -32,10 +32,10 @@ class Guard {
     pid_t pid = -1;
     int status = 0;    // as waitpid() gives it; an errno for kCannotStart
     int64_t time = 0;  // microseconds since 1970
-    Fd out, err;       // kStarted: what the rank writes to stdout and stderr
+    Fd out, err;       // kStarted: the pipes of the rank's stdout and stderr
   };
 
-  // Forks the guard. REQUIRES: no thread of this process holds a lock that the child needs; so call this before
+  // Forks the guard. REQUIRES: no thread of this process holds a lock that the child needs, so call this before
   // starting threads. `mask`: the signals that the ranks block.
   explicit Guard(const sigset_t& mask);
   // Ends the guard and every process below it.
@@ -43,9 +43,9 @@ class Guard {
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
 
-  // `variables` ("NAME=value") are added to this process's environment, or replace what it has.
+  // `variables` ("NAME=value") are added to this process's environment; they replace variables of the same name.
   void start(int rank, const std::vector<std::string>& command, const std::vector<std::string>& variables);
-  // Sends a signal to the process group of a rank; kEveryRank: to all ranks that run. A stopped rank is continued.
+  // Sends a signal to the process group of a rank; kEveryRank: to all running ranks. A stopped rank is continued.
   void signal(int rank, int signal);
   static constexpr int kEveryRank = -1;
   // Kills every process below the guard, also those that left their rank's process group. The guard then ends.
@@ -53,9 +53,9 @@ class Guard {
 
   // Readable when there is an event.
   int fd() const { return connection_.get(); }
-  // The next event, if there is one. Nothing more comes after lost() is true.
+  // The next event, if there is one. Returns nothing more once lost() is true.
   std::optional<Event> next();
-  // The guard has ended.
+  // True if the guard has ended.
   bool lost() const { return lost_; }
 
  private:
@@ -64,7 +64,7 @@ class Guard {
   Fd connection_;
   pid_t pid_ = -1;
   bool lost_ = false;
-  std::vector<pid_t> strangers_;  // children that this process had before
+  std::vector<pid_t> strangers_;  // children that this process had before the guard
 };
 
 }  // namespace rondo::dist

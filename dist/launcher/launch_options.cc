@@ -57,7 +57,7 @@ LaunchOptions parse_launch_options(const std::vector<std::string>& args) {
     else if (name == "--master-port") options.master_port = number(1, 65535);
     else if (name == "--grace-period") options.grace_period = Milliseconds(1000) * number(0, 3600);
     else if (name == "--no-prefix") options.prefix = false;
-    else if (name == "--standalone") continue;  // torchrun's: one machine
+    else if (name == "--standalone") continue;  // as in torchrun: one machine
     else if (name == "--nnodes") {
       if (const std::string n = value_text(); n != "1")
         throw Error(absl::StrCat("--nnodes=", n, ": rondorun starts the processes of one machine only (--nnodes=1)"));

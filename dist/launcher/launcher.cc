@@ -29,9 +29,9 @@
 namespace rondo::dist {
 namespace {
 
-// Failures this close together may have one cause: all of them are named.
+// Failures this close together may have one cause: they are all reported.
 constexpr Milliseconds kSettle{300};
-// How long output is waited for that nobody can be expected to write, or to read, any more.
+// How long to wait for output when no rank may be left to write it, or no reader to read it.
 constexpr Milliseconds kDrain{500};
 // How long the rank to blame may take to end, after another rank has reported it.
 constexpr Milliseconds kEnding{1'000};
@@ -54,8 +54,9 @@ bool is_stopped(const LaunchedRank& rank) {
   return std::any_of(all.begin(), all.end(), [](const ProcessInfo& process) { return process.state == 'T'; });
 }
 
-// Takes from this thread, and from threads that it starts, the signals that ask a program to end. A signal that this
-// process inherited as ignored stays ignored: that is how nohup, and a shell that starts a job with &, ask for it.
+// Blocks the signals that ask a program to end, in this thread and in threads that it starts, and reads them from a
+// descriptor. A signal that this process inherited as ignored stays ignored: nohup, and a shell that starts a job with
+// &, rely on this.
 class Signals {
  public:
   Signals() {
@@ -77,7 +78,7 @@ class Signals {
   Signals& operator=(const Signals&) = delete;
   int fd() const { return fd_.get(); }
   const sigset_t& before() const { return before_; }
-  // The next signal that came, or 0.
+  // The next signal that has come, or 0.
   int take() {
     signalfd_siginfo info;
     if (::read(fd_.get(), &info, sizeof info) != sizeof info) return 0;
@@ -119,7 +120,7 @@ class LaunchedJob {
     return code_;
   }
 
-  // A rank failed, and nobody asked the job to end.
+  // True if a rank failed, and nobody asked the job to end.
   bool may_start_again() const {
     return has_blamed_ && !signals_.have_come() && store_.restart() < options_.max_restarts;
   }
@@ -133,7 +134,7 @@ class LaunchedJob {
   void start_all() {
     const int n = options_.nproc_per_node;
     std::vector<std::string> variables = store_.variables();
-    // Each rank gets its share of the cores, unless the user has decided.
+    // Each rank gets an equal share of the cores, unless the user has set the number.
     const char* threads = std::getenv("OMP_NUM_THREADS");
     std::string quota;
     const std::string share = threads != nullptr ? threads : absl::StrCat(std::max(1, usable_cores(&quota) / n));
@@ -146,7 +147,7 @@ class LaunchedJob {
       std::vector<std::string> all = variables;
       for (const char* name : {"RANK=", "LOCAL_RANK=", "ROLE_RANK="}) all.push_back(absl::StrCat(name, r));
       guard_.start(r, options_.command, all);
-      // One after the other: a program that is not there is reported once.
+      // Starts one rank after another, so that a missing program is reported once.
       while (ranks_[static_cast<size_t>(r)].pid < 0) {
         wait_for_something(std::nullopt);
         take_events();
@@ -175,7 +176,7 @@ class LaunchedJob {
   }
 
   // ---- While it runs
-  // A rank was blamed, or a signal came.
+  // True if a rank was blamed, or a signal came.
   bool is_ending() const { return has_blamed_ || signals_.have_come(); }
 
   std::optional<Deadline> next_deadline() const {
@@ -183,7 +184,7 @@ class LaunchedJob {
     return blame_at_ ? blame_at_ : kill_at_;
   }
 
-  // Until a signal, an event, output or the deadline comes. Takes output. Returns false if there was none.
+  // Waits for a signal, an event, output or the deadline. Reads output; returns false if there was none.
   bool wait_for_something(std::optional<Deadline> deadline) {
     std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}, {guard_.lost() ? -1 : guard_.fd(), POLLIN, 0}};
     const size_t first = fds.size();
@@ -193,7 +194,7 @@ class LaunchedJob {
   }
 
   // ---- Its end
-  // Says which rank failed first, then the others, in the order in which they ended; and ends the job.
+  // Says which rank failed first, then the others, in the order in which they ended. Ends the job.
   void blame() {
     blame_at_.reset();
     for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r].failure = store_.record_of(static_cast<int>(r));
@@ -201,7 +202,7 @@ class LaunchedJob {
     if (!culprit) return;
     const LaunchedRank& root = ranks_[culprit->rank];
     const bool stopped = is_stopped(root);
-    if (!root.status && !stopped && !has_waited_) {  // it may be about to end
+    if (!root.status && !stopped && !has_waited_) {  // wait: it may be about to end
       has_waited_ = true;
       blame_at_ = after(kEnding);
       return;
@@ -256,8 +257,8 @@ class LaunchedJob {
     guard_.signal(Guard::kEveryRank, SIGKILL);
   }
 
-  // No rank is left: ends the processes that they left behind, then delivers the rest of the output. A reader that is
-  // merely slow is waited for; after a signal it is not.
+  // All ranks have ended: ends the processes that they left behind, then delivers the rest of the output. Waits for a
+  // slow reader, unless a signal came.
   void end() {
     if (guard_.lost() && any_runs()) {
       output_.say("the guard process was killed; the job ends");
@@ -281,7 +282,7 @@ class LaunchedJob {
       while (const int signal = signals_.take()) pass_on_late(signal);
     }
   }
-  // A signal when no rank is there to get it: the reader is waited for no longer.
+  // A signal came when all ranks had ended: stops waiting for the reader.
   void pass_on_late(int signal) {
     output_.drop();
     if (code_ == 0) code_ = 128 + signal;
@@ -290,12 +291,12 @@ class LaunchedJob {
   const LaunchOptions& options_;
   Signals& signals_;
   SubreaperScope subreaper_;  // Note [Who ends whom]
-  Guard guard_;               // before all threads: it forks
+  Guard guard_;               // constructed before any thread: it forks
   JobStore store_;
   RankOutput output_;
   std::vector<LaunchedRank> ranks_;
   std::optional<Deadline> blame_at_, kill_at_;
-  bool has_waited_ = false;  // for the rank to blame to end
+  bool has_waited_ = false;  // blame() has given the culprit time to end
   bool has_blamed_ = false;
   int code_ = 0;
 };
@@ -303,7 +304,7 @@ class LaunchedJob {
 }  // namespace
 
 int launch(const LaunchOptions& options, const LaunchOutput& output) {
-  Signals signals;  // before all threads: they take none of these signals either
+  Signals signals;  // before any thread, so that all threads block these signals
   const std::string run_id = absl::BytesToHexString(random_bytes(8));
   for (int restart = 0;; ++restart) {
     LaunchedJob job(options, run_id, restart, signals, output);

@@ -18,7 +18,7 @@ struct OutputQueue::Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::string pending;
-  size_t in_flight = 0;  // bytes that the writer has
+  size_t in_flight = 0;  // bytes that the writer is writing
   bool closing = false;
   std::thread thread;
 };
@@ -38,12 +38,12 @@ OutputQueue::OutputQueue(Writer writer) : progress_(std::make_shared<Fd>(::event
         lock.unlock();
         try {
           writer(s == 0 ? STDOUT_FILENO : STDERR_FILENO, text);
-        } catch (const std::exception&) {  // what cannot be written is dropped
+        } catch (const std::exception&) {  // text that cannot be written is dropped
         }
         lock.lock();
         stream->in_flight = 0;
         const uint64_t one = 1;
-        // An eventfd takes any write that does not overflow it.
+        // The write fails only if the eventfd's counter would overflow.
         if (::write(progress->get(), &one, sizeof one) < 0) break;
       }
     });
@@ -91,7 +91,7 @@ int OutputQueue::fd() const { return progress_->get(); }
 
 void OutputQueue::clear() {
   uint64_t count = 0;
-  if (::read(progress_->get(), &count, sizeof count) < 0) return;  // nothing happened since
+  if (::read(progress_->get(), &count, sizeof count) < 0) return;  // no writer has returned since
 }
 
 }  // namespace rondo::dist

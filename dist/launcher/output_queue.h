@@ -1,4 +1,4 @@
-// Text on its way to a reader that may be slow, stopped or gone. Writing happens on threads of this class, one for each
+// Queues text for a reader that may be slow, stopped or gone. This class writes on its own threads, one for each
 // stream, so the launcher itself never waits for a reader.
 //
 // Thread safety: one thread uses the object. The writer may be called from two threads at once, for different streams.
@@ -16,22 +16,21 @@ class OutputQueue {
  public:
   // Writes text to a stream: STDOUT_FILENO or STDERR_FILENO. May block.
   using Writer = std::function<void(int stream, std::string_view text)>;
-  // A stream has no room while this many bytes of its text, or more, are on their way.
+  // A stream has no room while at least this many bytes of its text are queued or being written.
   static constexpr size_t kLimit = 1 << 20;
 
   explicit OutputQueue(Writer writer);
-  // Drops text that is not written by now. If the writer of a thread does not return, the thread is left to the end of
-  // the process.
+  // Drops text that has not been written yet. If a writer does not return, its thread is detached.
   ~OutputQueue();
   OutputQueue(const OutputQueue&) = delete;
   OutputQueue& operator=(const OutputQueue&) = delete;
 
-  // Always takes the text: the caller asks has_room() before it reads more.
+  // Always accepts the text: the caller should check has_room() before it reads more.
   void push(int stream, std::string_view text);
   bool has_room(int stream) const;
-  // True if everything was handed to the writer, and the writer has returned.
+  // True if everything has been passed to the writer, and the writer has returned.
   bool is_empty() const;
-  // Readable when a writer has returned since the last call of clear().
+  // Readable when a writer has returned since the last clear().
   int fd() const;
   void clear();
 

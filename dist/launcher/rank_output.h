@@ -1,7 +1,7 @@
-// RankOutput: passes on what the ranks print to stdout and stderr, line by line.
+// RankOutput: forwards what the ranks print to stdout and stderr, line by line.
 //
 // If the reader is slow, output stays in the rank's pipe, and the rank blocks as it would without a launcher. After
-// drop() output that has no room is lost, so that the rank can end.
+// drop() output without room is dropped, so that the ranks can end.
 #pragma once
 
 #include <poll.h>
@@ -18,25 +18,26 @@ namespace rondo::dist {
 
 class RankOutput {
  public:
-  // `prefix`: "[rank 1] " stands before each line.
+  // `prefix`: each line begins with "[rank 1] ".
   RankOutput(int n_ranks, bool prefix, OutputQueue::Writer writer);
 
-  // A line of the launcher itself.
+  // Prints a line of the launcher itself.
   void say(std::string_view text);
   // Call when a rank has started. `out`, `err`: the pipes of its stdout and stderr.
   void open(size_t rank, Fd out, Fd err);
   bool any_open() const;
 
-  // Appends what poll() should wait for.
+  // Appends the descriptors that poll() should wait for.
   void watch(std::vector<pollfd>& fds) const;
-  // Reads the output that has come. `fds`: what watch() appended, after poll(). Returns false if there was no output.
+  // Reads the output that has arrived. `fds`: what watch() appended, after poll(). Returns false if there
+  // was no output.
   bool take(std::span<const pollfd> fds);
-  // Call when no more output comes: passes on unfinished lines.
+  // Call when no more output will come: forwards unfinished lines.
   void end_lines();
 
   // True if the reader of stdout or of stderr is behind.
   bool waits_for_reader() const;
-  // True if the readers have got everything.
+  // True if the readers have received everything.
   bool is_empty() const { return queue_.is_empty(); }
   void drop() { drops_ = true; }
   bool drops() const { return drops_; }
@@ -44,7 +45,7 @@ class RankOutput {
  private:
   struct Stream {
     Fd fd;
-    std::string line;  // the beginning of a line whose end has not come yet
+    std::string line;  // the beginning of a line whose end has not arrived yet
   };
   struct Streams {
     Stream of[2];  // stdout, stderr

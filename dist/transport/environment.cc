@@ -17,7 +17,7 @@ std::string text_of(const char* name) {
   return text == nullptr ? "" : text;
 }
 
-// The number in [least, most] that the variable holds; `otherwise` if it is not set.
+// The variable's value, or `otherwise` if it is not set. Throws Error unless it is a number in [least, most].
 int number_of(const char* name, int otherwise, int least, int most) {
   const std::string text = text_of(name);
   if (text.empty()) return otherwise;
@@ -27,18 +27,18 @@ int number_of(const char* name, int otherwise, int least, int most) {
   return value;
 }
 
-// How a launcher that is not ours tells a process its rank.
+// The variables by which another launcher tells a process its rank.
 struct Launcher {
   const char* name;
-  const char* rank;  // the others count only if this and world_size are set. One of the two alone is an error
+  const char* rank;  // if this or world_size is not set, the others are ignored; only one of the two set is an error
   const char* world_size;
   const char* local_rank;
   const char* local_world_size;  // or the number of machines, if counts_machines
   bool counts_machines;
-  std::vector<const char*> job;  // together they name the job on this machine
+  std::vector<const char*> job;  // these variables together identify the job on this machine
   bool may_have_rank_alone = false;
 };
-// A shell of sbatch has SLURM_PROCID, too, but is no step and has no SLURM_STEP_NUM_TASKS: a job of one process.
+// A shell that sbatch starts also has SLURM_PROCID, but no SLURM_STEP_NUM_TASKS: it is a job of one process.
 const std::vector<Launcher>& launchers() {
   static const auto* const all = new std::vector<Launcher>{
       {"mpirun (Open MPI)",
@@ -61,7 +61,7 @@ const std::vector<Launcher>& launchers() {
   return *all;
 }
 
-// The same number in all processes of a job. Below the ports that systems hand out by themselves (32768 on Linux).
+// A port that all processes of a job derive from its name. It is below the ephemeral ports (from 32768 on Linux).
 int port_of(std::string_view job) {
   io::Checksum sum;
   sum.update(job);
@@ -88,7 +88,7 @@ void read_launcher(const Launcher& launcher, Environment& e, int most) {
   e.master_port = port_of(job);
 }
 
-// Throws if the launcher's variables say that there are other processes, and not which one this is.
+// Throws Error if the launcher's variables say that there are other processes, but not which rank this process has.
 void require_whole(const Launcher& launcher, int most) {
   const auto complain = [&](const char* set, const char* missing) {
     throw Error(absl::StrCat("the variable ", set, "=", text_of(set), " without ", missing,
@@ -138,7 +138,7 @@ Environment Environment::from_process() {
   e.store_token = text_of("RONDO_STORE_TOKEN");
   if (const std::string id = text_of("TORCHELASTIC_RUN_ID"); !id.empty()) e.run_id = id;
   e.restart_count = number_of("TORCHELASTIC_RESTART_COUNT", 0, 0, 1 << 30);
-  // Newer versions of torchrun keep a store of PyTorch's own at this port: rank 0 cannot open one there.
+  // Newer versions of torchrun keep PyTorch's own store at this port, so rank 0 cannot open a store there.
   if (text_of("TORCHELASTIC_USE_AGENT_STORE") == "True" && e.master_port > 0)
     e.master_port = port_of(absl::StrCat(e.master_port, ".", e.run_id, ".", e.restart_count));
   if (e.world_size > 1 && e.master_port == 0 && e.store.empty())

@@ -1,4 +1,4 @@
-// Errors between processes. Every message names the rank or the address that it is about.
+// Errors between processes. Every message names the rank or the address concerned.
 #pragma once
 
 #include "rondo/runtime/base/error.h"
@@ -24,7 +24,7 @@ class ConnectionError : public DistError {
   using DistError::DistError;
 };
 
-// The ranks do not do the same: they call different collectives, have different plans, or one lacks a gradient.
+// The ranks differ: they call different collectives, have different plans, or one lacks a gradient.
 class MismatchError : public DistError {
  public:
   using DistError::DistError;

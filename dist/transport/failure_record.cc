@@ -22,11 +22,11 @@ void write_failure_of_this_process(const std::string& message) noexcept {
     FailureRecord record = FailureRecord::now({}, message);
     if (const std::optional<std::string> text = store.get_if_there(failure_key(environment, environment.rank))) {
       const std::optional<FailureRecord> before = FailureRecord::from_text(*text);
-      if (before && !before->causes.empty()) return;  // it says more: whose failure this rank reports
+      if (before && !before->causes.empty()) return;  // the older record names the ranks that caused this
       if (before) record.time = before->time;
     }
     write_failure(store, environment, record);
-  } catch (const std::exception&) {  // the launcher reports the exit code all the same
+  } catch (const std::exception&) {  // the launcher still reports the exit code
   }
 }
 
@@ -69,7 +69,7 @@ std::string failure_key(const Environment& environment, int rank) {
 void write_failure(Store& store, const Environment& environment, const FailureRecord& record) noexcept {
   try {
     store.set(failure_key(environment, environment.rank), record.to_text());
-  } catch (const std::exception&) {  // the launcher reports the exit code all the same
+  } catch (const std::exception&) {  // the launcher still reports the exit code
   }
 }
 

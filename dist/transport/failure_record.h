@@ -1,5 +1,5 @@
-// Why a rank failed, as it writes it into the job's store before it ends. The launcher reads these records to name the
-// rank that failed first, and not one that failed because of it. Note [Who is to blame] in blame.h.
+// Why a rank failed: a record that the rank writes into the job's store before it ends. The launcher reads these
+// records to name the rank that failed first, not one that failed because of it. Note [Who is to blame] in blame.h.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,18 @@ struct FailureRecord {
 
   static FailureRecord now(std::vector<int> causes, std::string message);
   std::string to_text() const;
-  // Nothing if the text is no record.
+  // Returns nullopt if the text is not a record.
   static std::optional<FailureRecord> from_text(std::string_view text);
 };
 
-// The store's keys of one job, and of one start of it: a job that is restarted never meets what is left of the last
-// one.
+// The prefix of the store's keys for this start of the job. A restart has another prefix, so it never reads old keys.
 std::string job_prefix(const Environment& environment);
 std::string failure_key(const Environment& environment, int rank);
 // Writes the record of this process's rank.
 void write_failure(Store& store, const Environment& environment, const FailureRecord& record) noexcept;
 
-// Runs `body` and returns what it returns. If it throws, writes the error's text into the job's store, for the launcher
-// to report, and throws it on. Without a launcher it only runs `body`.
+// Runs `body` and returns what it returns. If `body` throws, writes the error's text into the job's store, for the
+// launcher to report, and rethrows. Without a launcher, only runs `body`.
 //   int main(int argc, char** argv) { return dist::record_errors([&] { return train(argc, argv); }); }
 int record_errors(const std::function<int()>& body);
 

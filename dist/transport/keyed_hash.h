@@ -1,9 +1,8 @@
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104): with them the processes of a job prove that they know its token.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104): the processes of a job use them to prove that they know its token.
 //
-//   const std::string challenge = random_bytes(32);                 // one side makes it, and never uses it again
+//   const std::string challenge = random_bytes(32);                 // one side makes it and uses it only once
 //   const std::string proof = keyed_hash(token, challenge);         // the other side answers
-//   if (!same_bytes(proof, keyed_hash(token, challenge))) drop();   // only a process that knows the token gets it
-//   right
+//   if (!same_bytes(proof, keyed_hash(token, challenge))) drop();   // the other side does not know the token
 #pragma once
 
 #include <cstddef>
@@ -17,9 +16,9 @@ inline constexpr size_t kHashBytes = 32;
 std::string sha256(std::string_view bytes);
 // HMAC-SHA-256, kHashBytes long. `key` may have any length, and may be empty.
 std::string keyed_hash(std::string_view key, std::string_view message);
-// From the kernel's generator, which nobody can predict. Throws Error if there is none.
+// Unpredictable bytes from the kernel's generator. Throws Error if there is none.
 std::string random_bytes(size_t n);
-// Takes the same time wherever the texts differ.
+// Constant-time comparison: the time does not depend on where the texts differ.
 bool same_bytes(std::string_view a, std::string_view b);
 
 }  // namespace rondo::dist

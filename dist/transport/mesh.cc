@@ -24,11 +24,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::string_view kMagic = "RONDOPR1";
 constexpr size_t kRandom = 32;
-// Connections that have not proved anything yet. Beyond, the oldest one ends.
+// The most connections without a proof. Beyond this, the oldest one is closed.
 constexpr size_t kMaxStrangers = 128;
-// Connections that are accepted before the others are looked at again.
+// The most connections accepted before the others are looked at again.
 constexpr int kAtOnce = 64;
-// How long a rank waits before it connects again to one that proved nothing, or accepts again without descriptors.
+// How long to wait before connecting again to a rank that gave no proof, or accepting again without free descriptors.
 constexpr Milliseconds kPause{50};
 
 // The first bytes from the rank that connects.
@@ -75,7 +75,7 @@ class Mesh {
   }
 
  private:
-  // A connection to a lower rank, which has not answered yet.
+  // A connection to a lower rank that has not answered yet.
   struct Attempt {
     Peer peer;
     Hello hello = {};
@@ -84,7 +84,7 @@ class Mesh {
     Deadline again{};  // when to connect again, if there is no socket
     std::string trouble;
   };
-  // A connection that this rank has accepted, and that has proved nothing yet.
+  // A connection that this rank has accepted and that has no proof yet.
   struct Stranger {
     Fd socket;
     std::string bytes;
@@ -135,7 +135,7 @@ class Mesh {
     return peer;
   }
 
-  // `word` tells the two directions apart.
+  // `word` differs between the two directions: "connects" or "listens".
   std::string proof(std::string_view word, const Hello& hello, std::string_view challenge) const {
     MessageWriter message(0);
     message.text(word).text(options_.prefix).put(hello.from).put(hello.to).text(challenge);
@@ -183,11 +183,11 @@ class Mesh {
     for (int i = 0; i < kAtOnce; ++i) {
       Fd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (!socket) {
-        // Without a descriptor left, ones that strangers hold must come back first.
+        // All descriptors are in use, maybe by strangers: wait until some are free.
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) accept_again_ = after(kPause);
         return;
       }
-      // A rank's bytes are usually there by now, so a crowd of silent strangers does not push a rank out.
+      // A rank's bytes have usually arrived already, so a crowd of silent strangers does not push a rank out.
       Stranger stranger{std::move(socket), "", after(options_.proof_time)};
       if (!examine(stranger)) continue;
       if (strangers_.size() >= kMaxStrangers) strangers_.pop_front();
@@ -195,7 +195,7 @@ class Mesh {
     }
   }
 
-  // False if the connection is of no more use here.
+  // False if the stranger must be dropped: it is invalid, or has become a connection.
   bool examine(Stranger& s) {
     char bytes[sizeof(Hello)];
     const ssize_t n = ::recv(s.socket.get(), bytes, sizeof bytes - s.bytes.size(), 0);
@@ -210,18 +210,18 @@ class Mesh {
         !same_bytes(std::string_view(hello.proof, kHashBytes), proof("connects", hello, challenge_)))
       return false;
     Fd& connection = connections_[index(hello.from)];
-    if (connection) return false;  // that rank has this proof's answer already
+    if (connection) return false;  // that rank is connected already
     const int on = 1;
     setsockopt(s.socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     const std::string answer = proof("listens", hello, challenge_);
-    // The socket is new, so it takes these few bytes at once, or it is broken.
+    // The socket is new, so it takes these few bytes at once unless it is broken.
     if (::send(s.socket.get(), answer.data(), answer.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(answer.size()))
       return false;
     connection = std::move(s.socket);
     return false;
   }
 
-  // Waits for the next thing that happens to any connection, and deals with it.
+  // Waits for the next event of any connection and handles it.
   void step() {
     const Deadline now = Clock::now();
     Deadline next = deadline_;

@@ -1,8 +1,8 @@
-// Messages between ranks over connections that are there. The thread that waits moves the bytes: there is no thread
-// behind it, so nothing moves while nobody waits, except what fits into the kernel's buffers.
+// Messages between ranks over connected sockets. The thread that calls wait_*() moves the bytes; there is no background
+// thread. So nothing moves while nobody waits, except what fits into the kernel's buffers.
 //
 // Messages between two ranks are received in the order in which they were sent. Each has a slot and a size, and the
-// receiver must ask for the same.
+// receiver must ask for the same slot and size.
 //
 // Thread safety: one thread; interrupt() may be called from another.
 #pragma once
@@ -20,7 +20,7 @@ namespace rondo::dist {
 
 class Messages {
  public:
-  // Completed messages that nobody has waited for yet. Lives until all its messages are completed, or forget().
+  // The completed messages that nobody has waited for yet. Must outlive all its messages, or be passed to forget().
   struct Count {
     size_t sent = 0, received = 0;
   };
@@ -28,22 +28,23 @@ class Messages {
   // `connections`: one to each rank; the one to this rank itself is empty. REQUIRES: they do not block.
   explicit Messages(std::vector<Fd> connections);
 
-  // The bytes are not copied: they must stay until the message is completed. A message counts as sent when the kernel
-  // has it. Throws ConnectionError.
+  // Start a message. The bytes are not copied and must stay valid until the message is completed. A message counts as
+  // sent when the kernel has taken it. Throws ConnectionError.
   void send(int to, uint64_t slot, const void* data, size_t bytes, Count& count);
   void receive(int from, uint64_t slot, void* data, size_t bytes, Count& count);
 
-  // Wait for one more message of the count, and take it from the count. Throw TimeoutError or ConnectionError: after
-  // that no message can be sent or received any more.
+  // Wait for one more message of the count, and subtract it from the count. Throw TimeoutError or ConnectionError:
+  // after that no message can be sent or received any more.
   void wait_sent(Count& count, Deadline deadline) { wait(count.sent, deadline, false); }
   void wait_received(Count& count, Deadline deadline) { wait(count.received, deadline, false); }
-  // As these, but false after interrupt().
+  // Like these, but return false after interrupt().
   bool wait_sent_or_interrupted(Count& count, Deadline deadline) { return wait(count.sent, deadline, true); }
   bool wait_received_or_interrupted(Count& count, Deadline deadline) { return wait(count.received, deadline, true); }
 
-  // The count and the bytes of its messages go away. If a message was under way, its connection is closed.
+  // Drops the unfinished messages of the count and closes their connections. Call it before the count or the bytes of
+  // such a message are freed.
   void forget(const Count& count) noexcept;
-  // The other ranks see at once that this one is of no more use.
+  // Shuts all connections down, so that the other ranks notice at once. interrupt() ends a wait_*_or_interrupted().
   void close() noexcept;
   void interrupt();
 
@@ -52,7 +53,7 @@ class Messages {
     uint64_t slot = 0, bytes = 0;
   };
   struct Transfer {
-    Header header = {}, came = {};  // the second: what was received as the header
+    Header header = {}, came = {};  // `came`: the header that was received
     char* data = nullptr;
     size_t done = 0;  // bytes, the header's included
     size_t* completed = nullptr;

@@ -13,11 +13,11 @@
 namespace rondo::dist {
 namespace {
 
-// For the store to learn what a socket told already.
+// The store may learn of a rank's end later than a socket does: how long to look, and the pause between looks.
 constexpr Milliseconds kLook{2'000}, kLookPause{20};
 constexpr size_t kLongestCall = 200;
 
-// A peer's text goes into messages: nothing in it may steer a terminal.
+// A peer's text goes into messages: it must not contain control characters of a terminal.
 std::string printable(std::string text) {
   text.resize(std::min(text.size(), kLongestCall));
   for (char& c : text)
@@ -42,7 +42,7 @@ std::string PeerStatus::key(const char* what, int rank) const { return absl::Str
 void PeerStatus::begin(Lane lane, uint64_t number, std::string_view description) noexcept {
   try {
     store_.post(key(progress_key(lane), environment_.rank), absl::StrCat(number, " ", std::string(description)));
-  } catch (const std::exception&) {  // only messages are the poorer for it
+  } catch (const std::exception&) {  // errors will only say less about this rank's progress
   }
 }
 
@@ -61,7 +61,7 @@ void PeerStatus::leave(const char* how) noexcept {
   try {
     store_.post(key("gone", environment_.rank), how);
     store_.set_last_message("", "");
-  } catch (const std::exception&) {  // without a store the others learn it from their sockets
+  } catch (const std::exception&) {  // without a store, the other ranks notice from their sockets
   }
 }
 
@@ -131,7 +131,7 @@ PeerStatus::Diagnosis PeerStatus::diagnose(Lane lane, uint64_t number, std::stri
            {std::tuple(State::kGone, peers.size(), true), std::tuple(State::kFailed, size_t{1}, true),
             std::tuple(State::kBehind, peers.size(), late)})
         if (Diagnosis diagnosis = named(state, most); applies && !diagnosis.causes.empty()) return diagnosis;
-      // Ranks compare collectives of host tensors before they run, so only those of devices can differ.
+      // Ranks compare collectives of host tensors before these run, so only collectives of devices can differ here.
       for (const auto& [r, peer] : peers)
         if (late && peer.state == State::kThere && !what.ends_with(peer.text))
           return {absl::StrCat(lost, ": rank ", r, " is at ", peer.text, " instead"), {r}};
@@ -140,7 +140,7 @@ PeerStatus::Diagnosis PeerStatus::diagnose(Lane lane, uint64_t number, std::stri
   } catch (const DistError& e) {
     return {absl::StrCat(lost, ", and ", e.what(), " (", std::string(error), ")"), {}};
   }
-  // All have come, and those that still run have run out of patience, too.
+  // All ranks have begun the collective, and those still running have timed out, too.
   if (late)
     return {absl::StrCat(lost, ": rank ", absl::StrJoin(silent, ", rank "), " came to it and was not heard of since"),
             silent};

@@ -1,9 +1,9 @@
-// The status that each rank of a group tells the others through the store: how far it is, whether it failed or left.
-// When a collective fails, this says which rank is to blame.
+// The status that each rank of a group shares with the others through the store: its progress, and whether it failed or
+// left. When a collective fails, this status says which rank is to blame.
 //
-// Ranks are those of the job here.
+// Ranks are numbered as in the job.
 //
-// Thread safety: as Store.
+// Thread safety: like Store.
 #pragma once
 
 #include <atomic>
@@ -19,31 +19,32 @@ namespace rondo::dist {
 
 class PeerStatus {
  public:
-  // Collectives of host tensors and those of device tensors are numbered apart.
+  // Collectives of host tensors and those of device tensors have separate numbers.
   enum class Lane : uint8_t { kHost, kDevice };
 
-  // `prefix`: of the group's keys. `members`: the ranks, in the job, that the group consists of. The store publishes
-  // "its process ended" when the connection ends without leave().
+  // `prefix`: of the group's keys. `members`: the group's ranks, numbered as in the job. If the connection ends without
+  // leave(), the store publishes "its process ended".
   PeerStatus(Store& store, const Environment& environment, std::string prefix, std::vector<int> members);
 
-  // The collective that this rank begins. Costs microseconds; never throws.
+  // Publishes the collective that this rank begins. Takes microseconds. Never throws.
   void begin(Lane lane, uint64_t number, std::string_view description) noexcept;
-  // The sentence that other ranks will report; and the record for the launcher. Only a rank's first failure counts:
-  // later ones may name ranks that failed because of it, and then two ranks would name each other. Never throws.
+  // Publishes `sentence`, which other ranks report, and writes the record for the launcher. Only a rank's first
+  // failure counts: later ones may name ranks that failed because of it, and two ranks would then name each
+  // other. Never throws.
   void fail(const std::string& sentence, const std::vector<int>& causes) noexcept;
-  // Waits for no answer. Never throws.
+  // Publishes how this rank leaves, without waiting for an answer. Never throws.
   void leave(const char* how) noexcept;
 
   struct Diagnosis {
     std::string sentence;
-    std::vector<int> causes;  // the ranks that it names
+    std::vector<int> causes;  // the ranks that `sentence` names
   };
-  // Why collective `number`, which `what` describes, did not complete: the rank that has ended, has failed or has not
-  // come. `late`: the timeout is over. Looks for two seconds, as a socket may tell of a rank's end before the store
-  // does. Never throws.
+  // Why collective `number`, described by `what`, did not complete: names the rank that has ended, has failed or has
+  // not begun it. `late`: the timeout has passed. Looks for up to two seconds, because a socket may show a rank's end
+  // before the store does. Never throws.
   Diagnosis diagnose(Lane lane, uint64_t number, std::string_view what, bool late, Milliseconds timeout,
                      std::string_view error);
-  // True if the store knows of a rank that has ended or failed: `number` cannot complete. Never throws.
+  // True if the store knows that a rank has ended or failed, so collective `number` cannot complete. Never throws.
   bool has_lost_one(Lane lane, uint64_t number) noexcept;
 
   // For ranks that disagree: publishes what this rank calls, and reads what `rank` calls.
@@ -54,7 +55,7 @@ class PeerStatus {
   enum class State { kUnknown, kGone, kFailed, kBehind, kThere };
   struct Peer {
     State state = State::kUnknown;
-    bool is_silent = false;  // has not said that it is late, too
+    bool is_silent = false;  // has not published that its collective is late, too
     std::string text;
   };
   Peer look_at(Lane lane, int rank, uint64_t number);

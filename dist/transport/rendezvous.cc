@@ -14,7 +14,7 @@
 namespace rondo::dist {
 namespace {
 
-// How long the store may take to see that a process has ended.
+// How long the store may take to notice that a process has ended.
 constexpr Milliseconds kFarewell{2'000};
 
 class Meeting {
@@ -29,7 +29,7 @@ class Meeting {
 
   std::string run() {
     claim_rank();
-    store_.remove(failure_key(environment_, environment_.rank));  // of a group before this one
+    store_.remove(failure_key(environment_, environment_.rank));  // left by an earlier group
     const std::string ticket = absl::StrCat(store_.add(job_ + "tickets", 1));
     store_.hold(ticket_key(environment_.rank), ticket);
     if (environment_.rank == 0) return lead();
@@ -40,10 +40,10 @@ class Meeting {
   }
 
  private:
-  // One process has this rank, for as long as it has a group.
+  // Claims this rank for this process. The claim ends with the process's connection to the store.
   void claim_rank() {
     const std::string mine = this_process();
-    // A process that was killed a moment ago, and started again, may find itself here.
+    // The store may still know a process of this rank that was killed a moment ago, so try again for a while.
     for (const Deadline until = after(std::min(timeout_, kFarewell));;) {
       const std::string owner = store_.claim(absl::StrCat(job_, "process_of/", environment_.rank), mine);
       if (owner == mine) return;
@@ -55,7 +55,7 @@ class Meeting {
     }
   }
   static std::string this_process() {
-    static const std::string tag = random_bytes(8);  // process numbers are used again, and each machine has its own
+    static const std::string tag = random_bytes(8);  // process ids are reused, and each machine has its own
     return absl::StrCat("process ", ::getpid(), "/", absl::BytesToHexString(tag));
   }
   std::string ticket_key(int rank) const { return absl::StrCat(job_, "ticket/", rank); }
@@ -70,7 +70,7 @@ class Meeting {
       std::vector<std::string> tickets;
       for (const std::string& key : keys)
         if (const std::optional<std::string> ticket = store_.get_if_there(key)) tickets.push_back(*ticket);
-      if (tickets.size() < keys.size()) continue;  // one has ended this moment
+      if (tickets.size() < keys.size()) continue;  // a process has ended since wait_for()
       for (const std::string& key : keys) store_.remove(key);
       const std::string name = absl::StrCat(job_, "group/", store_.add(job_ + "groups", 1), "/");
       for (size_t r = 1; r < tickets.size(); ++r) store_.set(group_key(tickets[r]), name);
@@ -82,7 +82,7 @@ class Meeting {
     std::vector<int> missing;
     for (int r = 0; r < environment_.world_size; ++r) {
       if (store_.get_if_there(ticket_key(r))) continue;
-      // A rank that came, and gave up a moment before this one.
+      // A rank with a failure record came, but gave up a moment before this one.
       const std::optional<std::string> text = store_.get_if_there(failure_key(environment_, r));
       const std::optional<FailureRecord> failure = text ? FailureRecord::from_text(*text) : std::nullopt;
       if (!failure || failure->time < began_ || failure->causes.empty()) missing.push_back(r);

@@ -1,8 +1,8 @@
 // How the ranks of a job find each other in the store, each time they make a process group.
 //
-// Every rank holds a ticket in the store while it waits: the ticket of a process that ends goes with its connection.
-// Rank 0 waits until all tickets are there, and tells each ticket the name of the new group. So a rank that was
-// restarted meets the others under its new ticket, whatever it, or they, did before.
+// Every rank holds a ticket in the store while it waits; the store removes a ticket when its process ends. Rank 0 waits
+// until all tickets are there and publishes the name of the new group for each ticket. So a restarted rank, with its
+// new ticket, meets the others whatever any of them did before.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace rondo::dist {
 
-// Some ranks did not come.
+// Some ranks did not come in time.
 class MissingRanksError : public TimeoutError {
  public:
   MissingRanksError(const std::string& message, std::vector<int> missing)
@@ -21,7 +21,7 @@ class MissingRanksError : public TimeoutError {
   const std::vector<int> ranks;
 };
 
-// The prefix of the group's keys in the store, the same on all ranks. Throws MissingRanksError.
+// Returns the prefix of the group's keys in the store, the same on all ranks. Throws MissingRanksError.
 std::string meet(Store& store, const Environment& environment, Milliseconds timeout);
 
 }  // namespace rondo::dist

@@ -22,12 +22,12 @@
 namespace rondo::dist {
 namespace {
 
-// How long this machine's own name may take, and how often a peer's name is looked up again.
+// How long looking up this machine's own name may take, and how often a peer's name is looked up again.
 constexpr Milliseconds kLookup{30'000}, kLookupInterval{1'000};
 
 using Addresses = std::shared_ptr<addrinfo>;
 
-// Null and an error text if there is no such host.
+// Returns null and sets `error` if there is no such host.
 Addresses look_up(const std::string& host, int port, int flags, std::string& error) {
   addrinfo hints = {};
   hints.ai_family = AF_UNSPEC;
@@ -39,7 +39,7 @@ Addresses look_up(const std::string& host, int port, int flags, std::string& err
   return code == 0 ? Addresses(found, freeaddrinfo) : nullptr;
 }
 
-// An address in numbers needs no name server.
+// Reads a numeric address, which needs no name server. Null if `host` is a name.
 Addresses read_address(const std::string& host, int port) {
   std::string ignored;
   return look_up(host, port, AI_NUMERICHOST, ignored);
@@ -50,7 +50,7 @@ struct Answer {
   std::string error;
 };
 
-// getaddrinfo() knows no deadline, so it gets a thread, which is left behind if it is late. Nothing if it is late.
+// Empty if the lookup is late. getaddrinfo() has no deadline, so it runs in a thread, which is detached.
 std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, const HostLookup& lookup) {
   struct Shared {
     std::mutex mutex;
@@ -70,7 +70,7 @@ std::optional<Answer> look_up_until(const std::string& host, Deadline deadline, 
   return shared->answer;
 }
 
-// The addresses of a host, in numbers. Throws TimeoutError; none if there is no such host, with `error`.
+// The numeric addresses of a host; if there is no such host, none and an `error` text. Throws TimeoutError.
 std::vector<std::string> addresses_of(const std::string& host, Deadline deadline, const HostLookup& lookup,
                                       std::string& error) {
   if (read_address(host, 0)) return {host};
@@ -84,13 +84,13 @@ Fd open_socket(const addrinfo& address) {
   return Fd(::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol));
 }
 
-// Small messages that are waited for: none may be held back for the next.
+// Sends small messages at once: the peer waits for them.
 void no_delay(const Fd& socket) {
   const int on = 1;
   setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-// False at the deadline. An error or the end of the stream counts as ready: the call that follows tells.
+// False at the deadline. An error or the end of the stream counts as ready; the next call on the socket will report it.
 bool wait_for(const Fd& socket, short events, Deadline deadline) {
   for (;;) {
     pollfd poll_fd = {socket.get(), events, 0};
@@ -101,7 +101,7 @@ bool wait_for(const Fd& socket, short events, Deadline deadline) {
   }
 }
 
-// 0, or the errno of the attempt.
+// Returns 0, or the errno of the attempt.
 int try_connect(const Fd& socket, const addrinfo& address, Deadline deadline) {
   if (::connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS && errno != EINTR) return errno;
@@ -176,7 +176,7 @@ Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLo
   Deadline next_lookup{};
   for (auto pause = Milliseconds(5);; pause = std::min(2 * pause, Milliseconds(200))) {
     std::string error;
-    // Again from time to time: a machine that comes back may have another address, and a name may come late.
+    // Look the name up again from time to time: a restarted machine may have a new address, and names may appear late.
     if (std::chrono::steady_clock::now() >= next_lookup) {
       names = addresses_of(host, deadline, lookup, error);
       next_lookup = after(kLookupInterval);

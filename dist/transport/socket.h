@@ -1,8 +1,8 @@
-// TCP with deadlines, for the store's client and server. No call blocks past its deadline or raises SIGPIPE.
+// TCP sockets with deadlines. No call blocks past its deadline (lookups may: HostLookup) or raises SIGPIPE.
 #pragma once
 
 #include <functional>
-#include <mutex>  // std::chrono::milliseconds; <chrono> brings calendars and streams, and takes three times as long
+#include <mutex>  // std::chrono::milliseconds; <chrono> also includes calendars and streams, and compiles 3x slower
 #include <string>
 #include <string_view>
 #include <utility>
@@ -16,7 +16,7 @@ namespace rondo::dist {
 using Milliseconds = std::chrono::milliseconds;
 using Deadline = std::chrono::steady_clock::time_point;
 inline Deadline after(Milliseconds timeout) { return std::chrono::steady_clock::now() + timeout; }
-// For poll(2): rounded up, never negative.
+// The time left, for poll(2): rounded up, never negative.
 int milliseconds_until(Deadline deadline);
 
 // Owns a file descriptor.
@@ -42,17 +42,17 @@ class Fd {
 // does not block. Throws ConnectionError.
 Fd listen_on(const std::string& host, int port);
 int port_of(const Fd& socket);
-// The address of this end, as text: the peer's machine can reach this machine by it.
+// The address of this end, as text: the peer's machine can reach this machine at this address.
 std::string local_address(const Fd& socket);
 
-// The addresses of a host, in numbers; none, and why, if there is no such host. May block.
+// Returns the numeric addresses of a host; if there is no such host, none and an `error` text. May block.
 using HostLookup = std::function<std::vector<std::string>(const std::string& host, std::string& error)>;
 std::vector<std::string> system_lookup(const std::string& host, std::string& error);
 
-// Tries again until the deadline while nobody listens there, and looks the host up again. The socket does not block.
+// Until the deadline, retries while nobody listens there, and looks the host up again. The socket does not block.
 // Throws TimeoutError, also if no name server answers in time; ConnectionError if there is no such host.
 Fd connect_to(const std::string& host, int port, Deadline deadline, const HostLookup& lookup = system_lookup);
-// Throw TimeoutError or ConnectionError; a part of the bytes may then be sent or received. `peer` is for the message.
+// Throw TimeoutError or ConnectionError; part of the bytes may have been sent or received. `peer` is for the message.
 void send_all(const Fd& socket, std::string_view bytes, Deadline deadline, std::string_view peer);
 void receive_exactly(const Fd& socket, char* bytes, size_t n, Deadline deadline, std::string_view peer);
 

@@ -10,7 +10,7 @@
 namespace rondo::dist {
 namespace {
 
-// How much longer the server may take than a call asks it to wait.
+// How much longer than asked the server's answer may take.
 constexpr Milliseconds kPatience{10'000};
 
 }  // namespace
@@ -25,12 +25,12 @@ Store::Store(const std::string& host, int port, Milliseconds timeout, std::strin
     : peer_(absl::StrCat("the store at ", host, ":", port)), socket_(connect_to(host, port, after(timeout))) {
   try {
     send_all(socket_, kGreeting, after(timeout), peer_);
-  } catch (const ConnectionError&) {  // a server that takes no more connections has said so, and closed this one
+  } catch (const ConnectionError&) {  // receive() below says why the server closed this connection
   }
   const std::string challenge(receive(timeout).fields().text()), random = random_bytes(kHashBytes);
   if (challenge.size() != kHashBytes) throw ConnectionError(absl::StrCat(peer_, " is not a store"));
   const Reply reply = call(hello_message(token, challenge, random), timeout);
-  // Whatever else may listen there does not answer like this.
+  // Nothing but a store of this job can give this answer.
   if (!same_bytes(reply.fields().text(), store_proof(token, "server", challenge, random)))
     throw ConnectionError(absl::StrCat(peer_, " is not that of this job: it does not know the token"));
 }
@@ -42,7 +42,7 @@ void Store::send(const std::string& request) {
   try {
     send_all(socket_, request, after(kPatience), peer_);
   } catch (const DistError& e) {
-    broken_ = e.what();  // half a message may be through
+    broken_ = e.what();  // a part of the message may have been sent
     throw ConnectionError(broken_);
   }
 }
@@ -63,7 +63,7 @@ Store::Reply Store::receive(Milliseconds patience) {
     reply.bytes.resize(size);
     receive_exactly(socket_, reply.bytes.data(), size, deadline, peer_);
   } catch (const DistError& e) {
-    broken_ = e.what();  // a late answer would be taken for that of the next call
+    broken_ = e.what();  // a late reply would be mistaken for the reply to the next call
     throw ConnectionError(broken_);
   }
   reply.status = static_cast<StoreStatus>(reply.bytes[0]);
@@ -143,7 +143,7 @@ void Store::set_last_message(std::string_view key, std::string_view value) {
 }
 
 void Store::barrier(const std::string& name, int rank, int world_size, Milliseconds timeout) {
-  // A rank's own count tells how often this name was used: no rank can be two uses ahead of another.
+  // A rank's own count says how often it used this name: no rank can be two uses ahead of another.
   const int64_t use = add(absl::StrCat(name, "/uses/", rank), 1);
   const auto key = [&](int r) { return absl::StrCat(name, "/", use, "/", r); };
   set(key(rank), "");
@@ -157,7 +157,7 @@ void Store::barrier(const std::string& name, int rank, int world_size, Milliseco
       throw TimeoutError(absl::StrCat(name, ": rank ", absl::StrJoin(missing, ", rank "), " did not come within ",
                                       timeout.count(), " ms"));
   }
-  // Every rank has passed the barrier before this one, so the keys of that barrier are not needed any more.
+  // Every rank has passed the previous barrier, so its keys are not needed any more.
   if (use > 1) remove(absl::StrCat(name, "/", use - 1, "/", rank));
 }
 

@@ -1,9 +1,9 @@
-// The bytes on the store's connections. Little-endian, as every machine this runs on.
+// The bytes on the store's connections. Little-endian (all supported machines are).
 //
-//   client: kGreeting once, then requests:  u32 bytes that follow, u8 StoreOp, fields.   The first request is kHello.
+//   client: kGreeting once, then requests: u32 size of the rest, u8 StoreOp, fields. The first request is kHello.
 //   server: a reply to the greeting: kOk, text: a challenge, random bytes for this connection
-//   server: one reply per request, in order:  u32 bytes that follow, u8 StoreStatus, fields   (kPost, kLastMessage:
-//   none) fields: u32, i64, or text as u32 length + bytes
+//   server: one reply per request, in order: u32 size of the rest, u8 StoreStatus, fields (kPost, kLastMessage: none)
+//   fields: u32, i64, or text as u32 length + bytes
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,22 @@ inline constexpr std::string_view kGreeting = "RONDOST3";
 enum class StoreOp : uint8_t {
   kHello,        // random bytes, proof that the client knows the job's token -> proof that the server does
   kSet,          // key, value
-  kPost,         // as kSet, without a reply
+  kPost,         // as kSet, but without a reply
   kGet,          // i64 milliseconds, key -> value
   kWait,         // i64 milliseconds, u32 count, keys
   kAdd,          // key, i64 delta -> i64 sum
   kRemove,       // key
   kHold,         // key, value: as kSet, and removed when this connection ends
-  kClaim,        // key, value -> text: as kHold, unless the key has another value: then that one is the reply
-  kLastMessage,  // key, value: set when this connection ends, however it ends; an empty key takes it back. No reply
+  kClaim,        // key, value -> text: as kHold, but if the key has another value, replies with that one
+  kLastMessage,  // key, value: set when this connection ends, however it ends; an empty key cancels it. No reply
 };
 enum class StoreStatus : uint8_t {
   kOk,
-  kTimeout,  // u32 count, the keys that are not there; none: the server had no room to list them
+  kTimeout,  // u32 count, the missing keys; no keys: the server had no room to list them
   kRefused,  // text: why
 };
 
-// A message beyond these is an error; on the server it ends the connection before anything is allocated for it.
+// Limits of a message. The server closes a connection that exceeds one, before it allocates anything for the message.
 inline constexpr uint32_t kMaxMessage = 8 << 20;
 inline constexpr size_t kMaxKey = 1 << 10;
 inline constexpr uint32_t kMaxKeys = 1 << 14;   // in one kWait
@@ -64,8 +64,8 @@ class MessageWriter {
   std::string bytes_;
 };
 
-// Neither side sends the token: what listens at the store's address may be a stranger who was there first. `word`:
-// "client" or "server", so that neither proof can be sent back as the other.
+// The proof that one side knows the token, which is never sent: an impostor may listen at the store's address. `word`
+// is "client" or "server", so that neither proof can be sent back as the other.
 inline std::string store_proof(std::string_view token, std::string_view word, std::string_view challenge,
                                std::string_view random) {
   return keyed_hash(token, MessageWriter(0).text("store").text(word).text(challenge).text(random).finish());
@@ -77,7 +77,7 @@ inline std::string hello_message(std::string_view token, std::string_view challe
       .finish();
 }
 
-// Reads what may be anything: past the end every field is empty and ok() is false.
+// Reads untrusted bytes: past the end, every field is empty and ok() is false.
 class MessageReader {
  public:
   explicit MessageReader(std::string_view bytes) : left_(bytes) {}
@@ -96,7 +96,7 @@ class MessageReader {
     return text;
   }
   bool ok() const { return ok_; }
-  // Everything was read, and nothing is left over.
+  // True if everything was read without error.
   bool done() const { return ok_ && left_.empty(); }
 
  private:

@@ -1,5 +1,5 @@
-// One thread, one epoll(7) over all connections. Nothing that a peer sends can make it block, throw or grow without
-// bound: StoreLimits.
+// One thread with one epoll(7) over all connections. Nothing that a peer sends can make the thread block or throw, or
+// exceed the StoreLimits.
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <sys/epoll.h>
@@ -29,33 +29,32 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr Milliseconds kNever{int64_t{1000} * 3600 * 24 * 365};
-// How long the door stays shut when there is no descriptor, or too many connections that have not proved that they know
-// the token.
+// How long the server accepts nothing if no descriptor is free or too many connections have not proved the token.
 constexpr Milliseconds kDoorPause{100};
 constexpr size_t kMaxUnprovedClients = 1024;
-// How long such a connection keeps its place when others wait at the door.
+// How long an unproved connection keeps its place when others wait to be accepted.
 constexpr Milliseconds kStrangersTime{1000};
-// Bytes that a connection may hold without being counted: small requests, one after the other.
+// Bytes that a connection may hold without being counted, enough for small requests.
 constexpr size_t kFreeBuffer = 4096;
 constexpr uint64_t kWake = 0, kDoor = 1, kFirstClient = 2;
 
 struct Connection {
   StoreTable::Client id = 0;
   Fd socket;
-  bool greeted = false, known = false;  // sent the greeting; knows the token
+  bool greeted = false, known = false;  // has sent the greeting; has proved the token
   std::string challenge;
   bool ended = false;
-  bool wants_value = false;  // of the one key of its wait
-  bool deferred = false;     // has a request or an answer for which there is no room now
+  bool wants_value = false;  // its wait is a kGet: reply with the key's value
+  bool deferred = false;     // there is no room now for its next request or reply
   std::string in, out;
-  size_t out_begin = 0;  // bytes of `out` that were sent
-  size_t counted = 0;    // bytes of its buffers in Loop::buffers_
-  uint32_t events = 0;   // as epoll knows them
+  size_t out_begin = 0;  // bytes of `out` already sent
+  size_t counted = 0;    // how much of Loop::buffers_ is its
+  uint32_t events = 0;   // as registered with epoll
   Deadline came{};
-  Deadline wait_until{};             // REQUIRES: the table has a wait of this client
+  Deadline wait_until{};             // only while the table has a wait of this client
   std::optional<Deadline> in_by;     // for the rest of a message
-  std::optional<Deadline> out_by;    // for the peer to take what is sent
-  std::optional<Deadline> deadline;  // the earliest of these, as Loop::deadlines_ knows it
+  std::optional<Deadline> out_by;    // for the peer to receive what is sent
+  std::optional<Deadline> deadline;  // the earliest of these, as in Loop::deadlines_
 
   size_t unsent() const { return out.size() - out_begin; }
 };
@@ -84,7 +83,7 @@ class StoreServer::Loop {
   }
   ~Loop() {
     const uint64_t one = 1;
-    // An eventfd takes any write that does not overflow it.
+    // The write fails only if the eventfd's counter would overflow.
     while (::write(wake_.get(), &one, sizeof one) != sizeof one) {
     }
     thread_.join();
@@ -105,7 +104,7 @@ class StoreServer::Loop {
         check_deadlines();
         serve_deferred();
         bury();
-      } catch (const std::bad_alloc&) {  // the connection that asked for it has ended
+      } catch (const std::bad_alloc&) {  // the connection that needed the memory has ended
       }
     }
   }
@@ -150,7 +149,7 @@ class StoreServer::Loop {
     }
   }
 
-  // False if there is none, or none that had its time.
+  // Returns false if there is no stranger, or none older than kStrangersTime.
   bool drop_oldest_stranger() {
     if (strangers_.empty()) return false;
     Connection& oldest = *connections_.at(*strangers_.begin());
@@ -160,7 +159,7 @@ class StoreServer::Loop {
     return true;
   }
 
-  // Half of the descriptors that this process may have are for those who know the token, and for the process itself.
+  // At most half of the descriptors that this process may open, so that clients with the token find some free.
   static size_t most_strangers() {
     rlimit limit{};
     if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMaxUnprovedClients;
@@ -178,7 +177,7 @@ class StoreServer::Loop {
     Connection& c = *found->second;
     try {
       if ((events & EPOLLOUT) != 0) write_to(c);
-      // While it waits for an answer only its end is of interest: then nobody wants the answer.
+      // While the client waits for an answer, only the end of its connection matters: then nobody wants the answer.
       if ((c.events & EPOLLIN) == 0 && (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) end(c);
       else if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) read_from(c);
       if (!c.ended) work_off(c);
@@ -229,7 +228,7 @@ class StoreServer::Loop {
     buffers_ += count - c.counted;
     c.counted = count;
 
-    // Requests behind a wait, or behind replies that are not taken, stay in the socket.
+    // While a client waits, or does not receive its replies, its next requests stay in the socket.
     const bool reads = !table_.is_waiting(c.id) && !c.deferred && c.unsent() < kMaxMessage;
     const uint32_t events = (reads ? EPOLLIN : static_cast<uint32_t>(EPOLLRDHUP)) | (c.unsent() > 0 ? EPOLLOUT : 0u);
     if (events != c.events) watch(EPOLL_CTL_MOD, c.socket.get(), c.events = events, c.id);
@@ -282,7 +281,7 @@ class StoreServer::Loop {
   }
 
   // ---- Bytes
-  // The length of the message that `in` begins with; 0 if that is not known yet.
+  // The length of the message at the beginning of `in`; 0 if not known yet.
   static size_t message_size(const Connection& c) {
     if (!c.greeted || c.in.size() < 4) return 0;
     uint32_t size = 0;
@@ -294,7 +293,7 @@ class StoreServer::Loop {
     const size_t size = message_size(c), want = std::max(size, kFreeBuffer);
     if (c.in.size() >= want) return;
     if (want > c.in.capacity()) {
-      // A small request always has room: one client's large ones must not keep the others out.
+      // A small request always has room: large requests of one client must not block the others.
       if (want > kFreeBuffer && buffers_ + want > limits_.max_buffers) return defer(c);
       c.in.reserve(want);
     }
@@ -315,7 +314,7 @@ class StoreServer::Loop {
     }
   }
 
-  // Room for a reply of this size. Small ones always have it.
+  // True if there is room for a reply of this size. Small replies always have room.
   bool has_room(const Connection& c, size_t bytes) const {
     return c.out.size() + bytes <= kFreeBuffer || buffers_ + c.out.size() + bytes <= limits_.max_buffers;
   }
@@ -351,14 +350,14 @@ class StoreServer::Loop {
   }
 
   // ---- Requests
-  // Handles the whole messages in c.in.
+  // Handles the complete messages in c.in.
   void work_off(Connection& c) {
     size_t at = 0;
     if (!c.greeted && c.in.size() >= kGreeting.size()) {
       if (!c.in.starts_with(kGreeting)) return end(c);
       c.greeted = true;
       at = kGreeting.size();
-      // Nobody can foresee it, and no other connection gets it.
+      // The challenge is unpredictable and different for each connection.
       c.challenge = keyed_hash(secret_, absl::StrCat(c.id));
       reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).text(c.challenge).finish());
     }
@@ -372,7 +371,7 @@ class StoreServer::Loop {
       if (!c.known) say_hello(c, message);
       else handle(c, message);
       at += 4 + size;
-      c.in_by.reset();  // the next message has its own time
+      c.in_by.reset();  // the next message has its own deadline
     }
     c.in.erase(0, at);
     if (c.in.capacity() > kFreeBuffer && message_size(c) <= kFreeBuffer) std::string(c.in).swap(c.in);
@@ -445,7 +444,7 @@ class StoreServer::Loop {
         const std::string* value = table_.find(key);
         if (value != nullptr && !absl::SimpleAtoi(*value, &sum))
           return reply(c, refusal(absl::StrCat(std::string(key), " is not a number")));
-        // Wraps, as any counter of 64 bits.
+        // Wraps around like any 64-bit counter.
         sum = static_cast<int64_t>(static_cast<uint64_t>(sum) + static_cast<uint64_t>(delta));
         if (const char* trouble = table_.set(key, absl::StrCat(sum))) return answer(trouble);
         return reply(c, MessageWriter(static_cast<uint8_t>(StoreStatus::kOk)).put(sum).finish());
@@ -457,7 +456,7 @@ class StoreServer::Loop {
         return answer(nullptr);
       }
     }
-    end(c);  // not a message of ours
+    end(c);  // not a valid message
   }
 
   void answer_satisfied() {
@@ -486,7 +485,7 @@ class StoreServer::Loop {
     reply(c, message.finish());
   }
 
-  // Names the keys that are not there, unless that is too much now: no key means all.
+  // Names the missing keys if there is room for the reply. No keys mean: all of them.
   void answer_timeout(Connection& c) {
     std::vector<std::string_view> missing = table_.missing(c.id);
     size_t bytes = 16;

@@ -7,7 +7,7 @@
 namespace rondo::dist {
 namespace {
 
-// Bytes for an entry of a map, or for a key that is waited for: nodes, string headers, the allocator's own.
+// The overhead of a map entry, or of a key that is waited for, in bytes: nodes, string headers, the allocator's own.
 constexpr size_t kEntry = 192;
 
 constexpr const char* kFull = "the store is full";
@@ -15,7 +15,7 @@ constexpr const char* kBadKey = "a key has 1 to 1024 bytes";
 
 bool is_key(std::string_view key) { return !key.empty() && key.size() <= kMaxKey; }
 size_t cost_of(std::string_view key, std::string_view value) { return key.size() + value.size() + kEntry; }
-// A key that is waited for stands in the wait and in the index.
+// A key that is waited for is stored twice: in the wait and in waiters_.
 size_t cost_of_wait(std::string_view key) { return 2 * (key.size() + kEntry); }
 
 }  // namespace
@@ -58,7 +58,7 @@ void StoreTable::remove(std::string_view key) {
   entries_.erase(found);
 }
 
-// A key came, or goes.
+// Updates the waits for `key`, which was just added (`there`) or is about to be removed.
 void StoreTable::count_waiters(std::string_view key, bool there) {
   const auto found = waiters_.find(key);
   if (found == waiters_.end()) return;
@@ -100,7 +100,7 @@ void StoreTable::end_wait(Client client) {
   for (const std::string& key : wait->second.keys) {
     bytes_ -= cost_of_wait(key);
     const auto found = waiters_.find(key);
-    if (found == waiters_.end()) continue;  // the same key twice in one wait
+    if (found == waiters_.end()) continue;  // this wait contains the key twice
     std::erase(found->second, client);
     if (found->second.empty()) waiters_.erase(found);
   }
@@ -127,7 +127,7 @@ void StoreTable::forget(Client client) {
   if (const auto found = owned_.find(client); found != owned_.end()) {
     for (const std::string& key : found->second) {
       bytes_ -= key.size() + kEntry;
-      // Another client may have set the key since: then it is that client's.
+      // Another client may have set the key since; then the key is kept.
       if (const auto entry = entries_.find(key); entry != entries_.end() && entry->second.owner == client) remove(key);
     }
     owned_.erase(client);

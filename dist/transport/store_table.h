@@ -1,8 +1,8 @@
-// The contents of the store's server: keys with values, and which clients wait for which keys. No sockets: tests use it
-// alone.
+// The contents of the store's server: keys with values, and which clients wait for which keys. It has no sockets, so
+// tests use it alone.
 //
-// A change of one key costs the clients that wait for that key, not all that wait. Everything is counted in bytes() and
-// stays under the limit; what does not fit is refused and changes nothing.
+// The cost of changing a key depends only on the clients that wait for this key. bytes() counts everything and stays
+// under the limit; what does not fit is refused and changes nothing.
 //
 // Thread safety: one thread.
 #pragma once
@@ -22,25 +22,25 @@ class StoreTable {
   using Client = uint64_t;
   explicit StoreTable(size_t max_bytes) : max_bytes_(max_bytes) {}
 
-  // Null, or why the table refuses. `owner`: the key goes when forget(owner) is called; 0 for a key that stays.
+  // Returns null, or why the table refuses. `owner`: forget(owner) removes the key; 0 for a key that stays.
   const char* set(std::string_view key, std::string_view value, Client owner = 0);
   const std::string* find(std::string_view key) const;
   void remove(std::string_view key);
 
-  // The client waits until all of its keys are there. One wait at a time.
+  // Registers a wait until all keys exist. A client has at most one wait. Returns null, or why the table refuses.
   const char* wait(Client client, std::vector<std::string> keys);
   bool is_waiting(Client client) const { return waits_.contains(client); }
-  // The keys of a client's wait that are not there.
+  // The keys of a client's wait that do not exist yet.
   std::vector<std::string_view> missing(Client client) const;
   const std::vector<std::string>& keys_of_wait(Client client) const { return waits_.at(client).keys; }
   bool is_satisfied(Client client) const { return waits_.at(client).n_missing == 0; }
   void end_wait(Client client);
-  // Clients whose wait became satisfied since the last call. It may have changed again.
+  // Clients whose wait was satisfied since the last call. A key may have been removed again: check is_satisfied().
   std::vector<Client> take_satisfied() { return std::move(satisfied_); }
 
-  // A value that is set when the client goes. An empty key takes it back.
+  // A value that forget(client) sets. An empty key cancels it. Returns null, or why the table refuses.
   const char* set_last_message(Client client, std::string_view key, std::string_view value);
-  // The client is gone: its wait ends, its own keys go, its last message is set.
+  // The client is gone: ends its wait, removes its own keys and sets its last message.
   void forget(Client client);
 
   size_t bytes() const { return bytes_; }

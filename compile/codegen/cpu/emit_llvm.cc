@@ -31,7 +31,7 @@ llvm::Function* KernelEmitter::emit() {
   scans_.assign(kernel_.instrs.size(), nullptr);
   for (std::vector<Value*>& copy : vectors_) copy.assign(kernel_.instrs.size(), nullptr);
 
-  // An empty range must touch nothing: the invariant loads below stand in front of the loop.
+  // An empty range must touch no memory, because the invariant loads below are before the loop.
   BasicBlock* guard = BasicBlock::Create(context_, "guard", function_);
   BasicBlock* entry = BasicBlock::Create(context_, "entry", function_);
   BasicBlock* exit = BasicBlock::Create(context_, "exit");
@@ -70,7 +70,7 @@ llvm::Function* KernelEmitter::emit() {
   return function_;
 }
 
-// All rows from `first` to `last`, at least one, then `after`.
+// Emits all rows from `first` to `last` (at least one), then branches to `after`.
 void KernelEmitter::emit_rows(Value* first, Value* last, BasicBlock* after) {
   BasicBlock* before = b_.GetInsertBlock();
   BasicBlock* body = BasicBlock::Create(context_, "row", function_);
@@ -84,7 +84,7 @@ void KernelEmitter::emit_rows(Value* first, Value* last, BasicBlock* after) {
   b_.CreateCondBr(b_.CreateICmpSLT(next, last), body, after);
 }
 
-// Note [Segments of rows]: those of the call, then `after`.
+// Note [Segments of rows]: emits the segments of the call, then branches to `after`.
 void KernelEmitter::emit_segments(BasicBlock* after) {
   const std::vector<Value*> bases = bases_;
   const auto start_of = [&](Value* k) {
@@ -166,9 +166,10 @@ void KernelEmitter::zero_partials() {
   }
 }
 
-// Note [Rows ahead]. Sorted rows (Note [Segments of rows]) are picked from all over a table, so each is a miss of
-// several cache lines. What the index of a later row picks is fetched while this row is worked on; and for one twice as
-// far ahead, what its index is itself picked from. An index that needs a draw or a sum of its row is not known ahead.
+// Note [Rows ahead]. Rows in segments (Note [Segments of rows]) are picked from anywhere in a table, so each one misses
+// several cache lines. While a row is processed, the lines that a later row picks are prefetched. For a row twice as
+// far ahead, the memory from which its index is itself picked is prefetched. An index that needs a random number or a
+// reduction of its row is not known ahead.
 void KernelEmitter::fetch_ahead(Value* row) {
   constexpr int64_t kBytesAhead = 12 << 10, kMostRows = 64, kMostLines = 8;
   const auto fetch_picked = [&](int64_t rows, bool whole_rows, int64_t lines) {
@@ -192,7 +193,7 @@ void KernelEmitter::fetch_ahead(Value* row) {
               fetch_line(b_.CreateConstGEP1_64(b_.getInt8Ty(), from, static_cast<uint64_t>(line * kCacheLine)),
                          FetchTo::kRead);
           }
-          // Twice as far ahead, what is picked is not there yet.
+          // Twice as far ahead, picked values have not been fetched yet, so they are not read.
           if (!of_row || is_effect(i.op) || is_random(i.op) || i.op == LoopOp::kIndex) continue;
           if (!is_known(i.a) || !is_known(i.b) || !is_known(i.c)) continue;
           scalars_[id] = !whole_rows && i.op == LoopOp::kPick ? llvm::Constant::getNullValue(register_type(i.type, 1))
@@ -202,7 +203,7 @@ void KernelEmitter::fetch_ahead(Value* row) {
     row_ptrs_ = ptrs;
     scalars_ = scalars;
   };
-  int64_t bytes = kMostLines * kCacheLine;  // of a row; sizes that vary are not known here
+  int64_t bytes = kMostLines * kCacheLine;  // bytes of a row; the most if cols varies
   if (llvm::isa<llvm::ConstantInt>(cols_)) bytes = kernel_.cols * 4;
   const int64_t rows = std::clamp<int64_t>(kBytesAhead / bytes, 1, kMostRows);
   fetch_picked(rows, true, std::clamp<int64_t>((bytes + kCacheLine - 1) / kCacheLine, 1, kMostLines));
@@ -251,7 +252,7 @@ void KernelEmitter::emit_stage(const Stage& stage) {
   for (int32_t id : stage.column) has_column_work |= levels_[id] == Level::kColumn;
   if (!has_column_work) return;
 
-  // Lanes, totals of Note [Row order] (the sums of the blocks before this one), and running sums.
+  // Lanes, then the totals of Note [Row order] (sums of the blocks before this one), then running sums.
   llvm::SmallVector<Value*, 8> lanes;
   for (int32_t id : stage.reductions) begin_lanes(instr(id), lanes);
   const size_t n_lanes = lanes.size();
@@ -311,12 +312,12 @@ void KernelEmitter::make_splats(const Stage& stage, Level level) {
 }
 
 // Note [Interleaving]. A long chain of dependent operations fills the processor's schedulers with waiting instructions
-// before the next step's independent ones are seen. Emitting two steps in turn, instruction by instruction, keeps two
-// chains running. Measured on Zen 5: 15% faster for one exp, 25-40% for longer chains, nothing below some 20
-// instructions; 20-50% more time to compile. Three and four steps gain more on the longest chains and double the time
-// to compile.
+// before the next step's independent ones are seen. Emitting two steps alternately, instruction by instruction, keeps
+// two chains in flight. Measured on Zen 5: 15% faster for one exp, 25-40% faster for longer chains, no gain below about
+// 20 instructions; 20-50% more time to compile. Three and four steps gain more for the longest chains but double the
+// time to compile.
 int KernelEmitter::copies_of(const Stage& stage) const {
-  int work = 0;  // in registers
+  int work = 0;  // operations in registers
   for (int32_t id : stage.column)
     if (levels_[id] == Level::kColumn)
       work += is_random(instr(id).op) ? random_.work_of(id) : instr(id).type == kF64 ? 2 : 1;
@@ -366,8 +367,8 @@ void KernelEmitter::emit_steps(const Stage& stage, Value* column, Value* mask, i
   }
 }
 
-// A loop over `column` from `first` to `last` in steps of `step`, at least once. `carried` holds the loop-carried
-// values: body reads and replaces them.
+// A loop over `column` from `first` to `last` in steps of `step`, executed at least once. `carried`: the loop-carried
+// values, which `body` reads and replaces.
 template <class Body>
 void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableArrayRef<Value*> carried, Body body) {
   BasicBlock* before = b_.GetInsertBlock();
@@ -392,7 +393,7 @@ void KernelEmitter::loop(Value* first, Value* last, int64_t step, llvm::MutableA
   b_.SetInsertPoint(after);
 }
 
-// Runs `body` if `condition` holds; null: always.
+// Runs `body` if `condition` holds; null: always. `carried` as in loop().
 template <class Body> void KernelEmitter::guarded(Value* condition, llvm::MutableArrayRef<Value*> carried, Body body) {
   if (condition == nullptr) return body();
   BasicBlock* before = b_.GetInsertBlock();
@@ -416,7 +417,7 @@ template <class Body> void KernelEmitter::guarded(Value* condition, llvm::Mutabl
 void KernelEmitter::check_index(const Instr& i, Value* index, Value* mask) {
   Value* size = strides_[static_cast<size_t>(i.index)].axes[0].size;
   const bool is_vector = index->getType()->isVectorTy();
-  Value* bad = b_.CreateICmpUGE(index, is_vector ? b_.CreateVectorSplat(kLanes, size) : size);  // as if unsigned
+  Value* bad = b_.CreateICmpUGE(index, is_vector ? b_.CreateVectorSplat(kLanes, size) : size);  // as unsigned numbers
   if (mask != nullptr) bad = b_.CreateAnd(bad, mask);
   if (is_vector) bad = b_.CreateOrReduce(bad);
   guarded(bad, {}, [&] {
@@ -424,9 +425,10 @@ void KernelEmitter::check_index(const Instr& i, Value* index, Value* mask) {
   });
 }
 
-// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then what
-// is left, step by step. In a split kernel only the call that reaches the last column has a rest. Where a row has
-// several blocks of Note [Row order], end_block(condition; null: always) stands between them; else it is null.
+// Runs `body(column, mask, copies)` over the columns of this call: groups of `copies` whole steps in a loop, then
+// the rest, step by step. In a split kernel, only the call that reaches the last column has a rest. If a row may
+// have several blocks of Note [Row order], end_block(condition; null: always) is called between them; otherwise
+// end_block is null.
 template <class Body>
 void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, llvm::function_ref<void(Value*)> end_block,
                           Body body) {
@@ -436,7 +438,7 @@ void KernelEmitter::sweep(int copies, llvm::MutableArrayRef<Value*> carried, llv
   const auto groups = [&](Value* last) {
     if (!end_block) return loop(first, last, group, carried, [&](Value* c) { body(c, nullptr, copies); });
     loop(first, last, kRowBlock, carried, [&](Value* block) {
-      end_block(nullptr);  // the one before; the first adds zeros
+      end_block(nullptr);  // ends the previous block; the first call adds zeros
       Value* end = b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, last,
                                             b_.CreateAdd(block, b_.getInt64(kRowBlock), "", true, true));
       loop(block, end, group, carried, [&](Value* c) { body(c, nullptr, copies); });

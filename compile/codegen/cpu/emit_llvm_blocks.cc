@@ -29,7 +29,7 @@ void BlockEmitter::begin_function() {
     return b_.CreateLoad(b_.getInt64Ty(), b_.CreateConstInBoundsGEP1_64(b_.getInt64Ty(), function_->getArg(2), at));
   };
   cols_ = read();
-  read();  // chunk_rows: there are none
+  read();  // chunk_rows, which is 0
   for (size_t i = 0; i < kernel_.operands.size(); ++i) {
     OperandExtents& at = operands_.emplace_back();
     at.col_stride = read();

@@ -1,5 +1,5 @@
-// The base of the emitters for kernels that walk their space in blocks of rows. It has what they share: the function,
-// its extents, the offsets of rows, and loops. emit_llvm_rows.cc and emit_llvm_tiles.cc derive from it.
+// The base class of the emitters of kernels that walk their space in blocks of rows (emit_llvm_rows.cc,
+// emit_llvm_tiles.cc). It emits what they share: the function, its extents, the offsets of rows, and loops.
 #pragma once
 
 #include <llvm/IR/Module.h>
@@ -26,13 +26,13 @@ class BlockEmitter : protected ValueEmitter {
     Value* base = nullptr;  // the operand's address
   };
 
-  // Makes the function and reads its arguments, at the end of a new first block.
+  // Makes the function and a first block that reads its arguments. Later code goes to the end of that block.
   void begin_function();
   BasicBlock* block(const char* name) { return BasicBlock::Create(context_, name, function_); }
-  // Offset, in elements, of a row at column 0; of a vector of rows, a vector.
+  // The offset, in elements, of a row at column 0. For a vector of rows, a vector of offsets.
   Value* row_offset(size_t operand, Value* row);
   using ValueEmitter::constant;
-  // The value of kConst and kScalar, for all lanes.
+  // The value of a kConst or kScalar, in all lanes.
   Value* constant(const Instr& i) { return splat(arithmetic(i, scalar_array_, nullptr, nullptr, nullptr)); }
   static bool is_constant(const Instr& i) { return i.op == LoopOp::kConst || i.op == LoopOp::kScalar; }
 
@@ -40,12 +40,13 @@ class BlockEmitter : protected ValueEmitter {
   Value* splat(Value* scalar) { return b_.CreateVectorSplat(kLanes, scalar); }
   Value* lane_numbers();
   Value* least(Value* a, Value* b) { return b_.CreateBinaryIntrinsic(llvm::Intrinsic::smin, a, b); }
-  // Lane i exists if i < count.
+  // A mask: lane i is set if i < count.
   Value* lanes_below(Value* count) { return b_.CreateICmpSLT(lane_numbers(), splat(count)); }
-  // kLanes neighbours in memory. `mask` null: all of them.
+  // Loads kLanes adjacent elements. `mask` null: all lanes.
   Value* load_vector(DType memory, Value* ptr, Value* mask);
   void store_vector(DType memory, Value* raw, Value* ptr, Value* mask);
-  // LoopKernel::streams. True for operands whose vectors are whole lines where is_line(their addresses and strides).
+  // For LoopKernel::streams. True for operands that may be streamed; is_line() checks at run time that addresses and
+  // strides, in bytes, are multiples of whole lines.
   bool may_stream(size_t operand) const {
     return kernel_.streams && kernel_.operands[operand].is_output && size_of(kernel_.operands[operand].dtype) >= 4;
   }
@@ -57,7 +58,8 @@ class BlockEmitter : protected ValueEmitter {
   }
   Value* all_lanes() { return llvm::ConstantInt::getTrue(widen(b_.getInt1Ty(), kLanes)); }
 
-  // A loop from `first` to `last` in steps of `step`, at least once. `carried`: what the body reads and replaces.
+  // A loop from `first` to `last` in steps of `step`, executed at least once. `carried`: values that each iteration
+  // reads and replaces.
   template <class Body>
   void loop(Value* first, Value* last, Value* step, llvm::MutableArrayRef<Value*> carried, Body body) {
     BasicBlock *before = b_.GetInsertBlock(), *loop = block("loop");
@@ -88,13 +90,13 @@ class BlockEmitter : protected ValueEmitter {
   llvm::LLVMContext& context_;
   llvm::Function* function_ = nullptr;
   Value *begin_ = nullptr, *end_ = nullptr, *scalar_array_ = nullptr, *cols_ = nullptr;
-  Value* inner_ = nullptr;                // of a kernel along rows
+  Value* inner_ = nullptr;                // the extent `inner`, if above 1
   std::vector<OperandExtents> operands_;  // by operand
 };
 
-// LoopKernel::inner above 1: a vector holds one column of kLanes neighbouring rows.
+// For LoopKernel::inner above 1: a vector holds one column of kLanes neighbouring rows.
 llvm::Function* emit_llvm_rows(const LoopKernel& kernel, llvm::Module& module);
-// codegen/tiles.h, goes_in_tiles(): tiles of kLanes x kLanes elements.
+// For kernels with goes_in_tiles() (codegen/tiles.h): walks tiles of kLanes x kLanes elements.
 llvm::Function* emit_llvm_tiles(const LoopKernel& kernel, llvm::Module& module);
 
 }  // namespace rondo::compile

@@ -1,4 +1,4 @@
-// The emitter of kernels that go through their rows, column by column: emit_llvm.cc. Memory: emit_llvm_memory.cc.
+// The emitter of kernels that walk their rows column by column (emit_llvm.cc; memory accesses: emit_llvm_memory.cc).
 #pragma once
 
 #include <llvm/IR/Module.h>
@@ -13,7 +13,7 @@
 
 namespace rondo::compile {
 
-// The most steps that Note [Interleaving] takes in turn.
+// The most steps that Note [Interleaving] interleaves.
 inline constexpr int kMaxCopies = 2;
 static_assert(kMaxStep == kMaxCopies * kLanes && kSplitGrain % kMaxStep == 0);
 
@@ -36,9 +36,9 @@ class KernelEmitter : ValueEmitter {
   void emit_segments(BasicBlock* after);
   void fetch_ahead(Value* row);
   void emit_stage(const Stage& stage);
-  // The instructions of a stage whose results are one value for the whole row.
+  // Emits the instructions of a stage that have one result for the whole row.
   void emit_row_values(const Stage& stage);
-  // What is no effect, at the row's first column.
+  // The result of an instruction (not an effect) at the row's first column.
   Value* row_value(const Instr& i) {
     if (i.op == LoopOp::kLoad) return load(i, nullptr, nullptr);
     if (i.op == LoopOp::kPick) return load(i, nullptr, nullptr, picked(i, scalar(i.a)));
@@ -54,31 +54,31 @@ class KernelEmitter : ValueEmitter {
   template <class Body>
   void sweep(int copies, llvm::MutableArrayRef<Value*> carried, llvm::function_ref<void(Value*)> end_block, Body body);
   // True if a row may be longer than one block of Note [Row order].
-  bool has_blocks() const {  // split columns are those of a row that has no reductions
+  bool has_blocks() const {  // split columns belong to a single row without reductions
     return !kernel_.split_columns && (llvm::isa<llvm::ConstantInt>(cols_) ? kernel_.cols : known(0).max) > kRowBlock;
   }
   void make_splats(const Stage& stage, Level level);
-  // Integers may be added in any order.
+  // True for sums whose order is fixed. Integers may be added in any order.
   static bool adds_in_blocks(const Instr& i) { return i.op == LoopOp::kReduceSum && !is_integer(i.type); }
 
   // ---- Memory
   Value* row_offset(size_t index, Value* row);
-  // `base`: null: the operand's part of the row.
+  // `base` null: the operand's part of the row.
   Value* load(const Instr& instr, Value* column, Value* mask, Value* base = nullptr);
-  // kPick: where the operand's part of the row begins, for an index or a vector of them.
+  // kPick: the address of the operand's part of the row for an index, or for a vector of indices.
   Value* picked(const Instr& i, Value* index) {
     const AxisExtents& axis = strides_[i.index].axes[0];
     return picked_place(row_ptrs_[i.index], operand(i).dtype, index, axis.size, axis.stride);
   }
   Value* pick(int32_t id, Value* column, Value* mask, int copy);
-  // Notes that `index`, one or a vector of them, is bad.
+  // Records that `index`, or an element of it if it is a vector, is out of range.
   void check_index(const Instr& i, Value* index, Value* mask);
   void store(int32_t index, Value* base, Value* raw, Value* column, Value* mask);
   Value* element_pointers(int32_t index, Value* base, Value* column);
   Value* load_vector(int32_t index, Value* base, Value* column, Value* mask);
   bool is_rounded_to(int32_t id, DType type) const;
 
-  // The range that may be taken for granted of the extent at `position`.
+  // The range that code may assume of the extent at `position`.
   ExtentRange known(size_t position) const {
     if (position < kernel_.ranges.size()) return kernel_.ranges[position];
     return {};
@@ -110,19 +110,19 @@ class KernelEmitter : ValueEmitter {
   };
   struct OperandExtents {
     Value* col_stride;
-    bool small_col_stride;  // for a stride that is read at run time: it is at most kNarrowStride
+    bool small_col_stride;  // at most kNarrowStride; for strides read at run time
     std::vector<AxisExtents> axes;
   };
   Value *cols_ = nullptr, *chunk_rows_ = nullptr;
   std::vector<OperandExtents> strides_;
   std::vector<Level> levels_;    // by instruction
   std::vector<Value*> scalars_;  // by instruction: kernel and row level
-  // By copy of the column step and instruction: column level, and splats of the others where needed.
+  // By copy of the column step and by instruction: values of column level, and splats of other values where needed.
   std::array<std::vector<Value*>, kMaxCopies> vectors_;
-  std::vector<Value*> bases_, row_ptrs_;  // by operand; of places, the row's first number
-  Value* end_of_rows_ = nullptr;          // of the call's segments
+  std::vector<Value*> bases_, row_ptrs_;  // by operand; for kIndex, the row's first number
+  Value* end_of_rows_ = nullptr;          // end of the rows of the call's segments
   std::vector<Value**> scans_;            // by instruction: the running sum that is carried through the sweep
-  std::vector<Value*> pick_ptrs_;         // by instruction: kPick at column level whose index is one for the row
+  std::vector<Value*> pick_ptrs_;         // by instruction: addresses of column-level kPicks with one index per row
   RandomEmitter random_{b_, kernel_};
 };
 

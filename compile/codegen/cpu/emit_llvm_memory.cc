@@ -1,4 +1,4 @@
-// Where kernels of rows and columns read and write.
+// The memory accesses of KernelEmitter.
 #include <llvm/IR/Intrinsics.h>
 
 #include "rondo/compile/codegen/cpu/emit_llvm_kernel.h"
@@ -24,13 +24,13 @@ Value* KernelEmitter::row_offset(size_t index, Value* row) {
   return offset;
 }
 
-// Pointers to kLanes elements, col_stride apart.
+// Pointers to kLanes elements that are col_stride apart.
 Value* KernelEmitter::element_pointers(int32_t index, Value* base, Value* column) {
   const Operand& operand = kernel_.operands[index];
   Type* type = memory_type(operand.dtype);
   Value* stride = strides_[index].col_stride;
   Value* first = b_.CreateGEP(type, base, b_.CreateMul(column, stride, "", false, true));
-  // 32-bit indices where they fit: one gather instead of two.
+  // 32-bit indices if they suffice: one gather instruction instead of two.
   const bool narrow = llvm::isa<llvm::ConstantInt>(stride) ? std::abs(operand.col_stride) <= kNarrowStride
                                                            : strides_[index].small_col_stride;
   Type* wide = narrow ? b_.getInt32Ty() : b_.getInt64Ty();
@@ -53,7 +53,7 @@ Value* KernelEmitter::load_vector(int32_t index, Value* base, Value* column, Val
   return b_.CreateMaskedLoad(type, ptr, align, mask, zero);
 }
 
-// `column` null: the element at the row's first column, as a scalar.
+// `column` null: loads the element at the row's first column, as a scalar.
 Value* KernelEmitter::load(const Instr& instr, Value* column, Value* mask, Value* base) {
   const Operand& from = operand(instr);
   if (base == nullptr) base = row_ptrs_[instr.index];
@@ -86,7 +86,7 @@ void KernelEmitter::store(int32_t index, Value* base, Value* raw, Value* column,
   else b_.CreateMaskedStore(raw, ptr, align, mask);
 }
 
-// True if the register is known to hold a value of that 16-bit type.
+// True if the register is known to hold a value rounded to that 16-bit type.
 bool KernelEmitter::is_rounded_to(int32_t id, DType type) const {
   const LoopOp op = instr(id).op;
   return instr(id).type == type &&

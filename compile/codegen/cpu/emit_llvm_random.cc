@@ -13,7 +13,7 @@ int width_of(Value* v) {
   const auto* vector = llvm::dyn_cast<llvm::FixedVectorType>(v->getType());
   return vector != nullptr ? static_cast<int>(vector->getNumElements()) : 1;
 }
-// Position in Stream::keys.
+// The index in Stream::keys.
 size_t keys_for(int width) { return width == 1 ? 0 : width == 4 ? 1 : width == 8 ? 2 : 3; }
 
 constexpr uint64_t kLow = 0xFFFFFFFF, kFirst = 0xD2511F53, kSecond = 0xCD9E8D57;
@@ -51,13 +51,13 @@ RandomEmitter::Stream RandomEmitter::stream(Value* state, int64_t increment) {
   return s;
 }
 
-// The rows' first elements are multiples of this; 0: they are all 0.
+// The numbers of all rows' first elements are multiples of this; 0: these numbers are all 0.
 int64_t RandomEmitter::divisor_of_rows(size_t operand) const {
   size_t at = 2;
   for (size_t i = 0; i < operand; ++i) at += 1 + 3 * kernel_.operands[i].axes.size();
   int64_t divisor = 0;
   for (const OperandAxis& axis : kernel_.operands[operand].axes) {
-    const size_t position = at + 3;  // of the stride, in extents()
+    const size_t position = at + 3;  // position of the stride in extents()
     at += 3;
     if (axis.stride == 0 || axis.size == 1) continue;
     const bool varies = position < kernel_.varying.size() && kernel_.varying[position] && may_vary(axis.stride);
@@ -67,14 +67,14 @@ int64_t RandomEmitter::divisor_of_rows(size_t operand) const {
   return divisor;
 }
 
-// See Note [Drawn masks].
+// Chooses the masks of Note [Drawn masks].
 void RandomEmitter::find_masks(llvm::function_ref<bool(int32_t)> is_known) {
   const bool cols_vary = !kernel_.varying.empty() && kernel_.varying[0] && may_vary(kernel_.cols);
   const int64_t most = !cols_vary ? kernel_.cols : kernel_.ranges.empty() ? INT64_MAX : kernel_.ranges[0].max;
   if (most > kMostKept) return;
   const auto steps = static_cast<uint64_t>((most + kLanes - 1) / kLanes);
   drawn_ = static_cast<size_t>(std::min(std::bit_ceil(std::max<uint64_t>(steps, 1)), uint64_t{kMostDrawn}));
-  std::map<std::pair<int32_t, int32_t>, Value*> known;  // by operand and p
+  std::map<std::pair<int32_t, int32_t>, Value*> known;  // by operand and argument p
   for (const Stage& stage : kernel_.stages)
     for (int32_t id : stage.column) {
       const Instr& i = kernel_.instrs[static_cast<size_t>(id)];
@@ -183,7 +183,7 @@ RandomEmitter::Words RandomEmitter::philox(const Stream& stream, Value* low, Val
   for (size_t round = 0; round < kRounds; ++round) {
     Value* first = product(c[0], kFirst);
     Value* second = round == 0 ? stream.first_product : product(c[2], kSecond);
-    // Scalars as long as they are the same for all counters.
+    // A key is a scalar while its operands are the same for all counters.
     const auto key = [&](size_t half, Value* a, Value* b) {
       return stream.keys[keys_for(std::max(width_of(a), width_of(b)))][round][half];
     };
@@ -200,7 +200,7 @@ void RandomEmitter::neighbours(const Stream& stream, Value* first, bool whole, l
   Value* begin = b_.CreateLShr(first, 2);
   Value* counters = b_.CreateAdd(lift(begin, width), llvm::ConstantVector::get(numbers));
   const Words w = philox(stream, counters, upper(whole ? begin : counters));
-  // Words 0 and 1 of a counter side by side, and words 2 and 3; then one pair after the other.
+  // Pairs words 0 and 1 of each counter, and words 2 and 3; then interleaves the pairs.
   const auto pairs = [&](Value* even, Value* odd) {
     Value* low = b_.CreateAnd(lift(even, width), llvm::ConstantInt::get(counters->getType(), kLow));
     return b_.CreateOr(low, b_.CreateShl(lift(odd, width), 32));
@@ -237,7 +237,7 @@ Value* RandomEmitter::word(const Stream& stream, LoopOp op, Value* elements) {
 Value* RandomEmitter::lift(Value* v, int width) {
   return width_of(v) == width ? v : b_.CreateVectorSplat(static_cast<unsigned>(width), v);
 }
-// The product of b and the low half of each lane of `a`.
+// `b` times the low half of each lane of `a`.
 Value* RandomEmitter::product(Value* a, uint64_t b) {
   Value* low = b_.CreateAnd(a, llvm::ConstantInt::get(a->getType(), kLow));
   return b_.CreateMul(low, llvm::ConstantInt::get(a->getType(), b));

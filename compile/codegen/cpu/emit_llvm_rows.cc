@@ -16,23 +16,23 @@ using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
 
-// A step takes up to kMostCopies vectors of rows. These rows are neighbours in memory, so each column is read in whole
-// cache lines that follow each other. A step takes half as many if the code of a column is longer than kLongCode.
+// A step takes up to kMostCopies vectors of rows. These rows are adjacent in memory, so each column is read in
+// consecutive whole cache lines. A step takes half as many vectors if the code of a column is longer than kLongCode.
 constexpr int kMostCopies = 4;
 constexpr int kLongCode = 48;  // instructions
 
 // Note [Kept values]. A column value that a later stage would compute again is kept in a buffer, if at least
-// kWorthKeeping instructions make it and all columns of a block fit into kMostKept. So a softmax computes its
-// exponentials once.
+// kWorthKeeping instructions make it and all columns of a block fit into kMostKept. So a softmax
+// computes its exponentials once.
 constexpr int kWorthKeeping = 8;
 constexpr int64_t kMostKept = 1 << 16;  // bytes of a block
 
-// The columns of the next block of rows are fetched during the work on this block, unless they would push this block
-// out of the second-level cache.
+// The columns of the next block of rows are prefetched during the work on this block, unless they would evict this
+// block from the second-level cache.
 constexpr int64_t kMostFetched = 1 << 18;  // bytes of a block
 
-// Code runs over blocks of rows. The rows of a block are neighbours: either one outer index is theirs, or (where inner
-// is less than a vector) the addresses of each lane are computed.
+// Emits code for blocks of adjacent rows. Either all rows of a block have the same outer index, or (if `inner` is less
+// than a vector) the address of each lane is computed.
 class RowsEmitter : BlockEmitter {
  public:
   using BlockEmitter::BlockEmitter;
@@ -40,27 +40,28 @@ class RowsEmitter : BlockEmitter {
 
  private:
   enum class Level : uint8_t { kKernel, kRow, kColumn };
-  // How the addresses of an operand change from a row to the next in a block.
+  // How the address of an operand changes from one row of a block to the next: not at all, by one element, by
+  // a stride, irregularly.
   enum class Along : uint8_t { kSame, kNext, kStride, kAnyhow };
   struct Memory {
     Along along = Along::kSame;
-    Value* first = nullptr;                   // of the block's first row; kAnyhow: the operand's address
+    Value* first = nullptr;                   // address for the block's first row; kAnyhow: the operand's base
     std::array<Value*, kMostCopies> lanes{};  // kStride, kAnyhow: offsets from `first`
   };
   struct Block {
     int copies;
     Value* mask;           // null: all lanes
-    bool streams = false;  // stores go past the caches
+    bool streams = false;  // stores are non-temporal
   };
 
   void find_levels();
   void find_kept();
   std::vector<int32_t> numbers() const;
   void find_fetches();
-  // The rows of a block, from `first` on.
+  // Prefetches the elements of the rows of a block, from the address `first` on.
   void fetch(const Instr& i, Value* first, const Block& block, FetchTo to);
   Value* number_of_vectors() { return number(kernel_.cols * copies()); }
-  // Returns the address at which a value is kept.
+  // The address at which a value is kept.
   Value* kept_at(int32_t id, Value* column, int copy) {
     Type* type = register_type(instr(id).type, kLanes);
     Value* at = b_.CreateAdd(b_.CreateMul(column, number(copies())), number(copy));
@@ -68,7 +69,7 @@ class RowsEmitter : BlockEmitter {
   }
   Along along(size_t operand) const;
   int copies() const;
-  // Rows that are left in the line of `row`, up to the call's end.
+  // The rows from `row` to the end of its line(), or of the call.
   Value* rows_left(Value* row);
   Value* stores_lines(Value* row);
   void point_at(Value* row, const Block& block);
@@ -79,28 +80,29 @@ class RowsEmitter : BlockEmitter {
   Value* load(const Instr& instr, Value* column, int copy, Value* mask);
   void store(const Instr& instr, Value* column, int copy, const Block& block);
   Value* place(const Instr& instr, Value* column, int copy);
-  // The element in the block's first row. `column` null: column 0.
+  // The address of the element in the block's first row. `column` null: column 0.
   Value* address(const Instr& i, Value* column);
 
   Level& level(int32_t id) { return levels_[static_cast<size_t>(id)]; }
   Value*& value(int32_t id, int copy) { return values_[static_cast<size_t>(copy)][static_cast<size_t>(id)]; }
   Value* argument(int32_t id, int copy) { return id < 0 ? nullptr : value(id, copy); }
   bool is_sum(int32_t id) const { return instr(id).op == LoopOp::kReduceSum; }
-  // Rows whose addresses follow from that of the first: those of one outer index, unless they are too few.
+  // A line is a range of rows whose addresses follow from that of its first row: the rows of one outer index, or, if
+  // `inner` is less than a vector, all rows.
   bool lines_are_inner() const { return !llvm::isa<llvm::ConstantInt>(inner_) || kernel_.inner >= kLanes; }
   int64_t line() const { return lines_are_inner() ? kernel_.inner : kernel_.rows; }
 
   std::vector<Memory> memory_;    // by operand
-  Value* first_row_ = nullptr;    // of the block
-  std::vector<Value**> scans_;    // by instruction: the running sums that are carried through the columns, by copy
+  Value* first_row_ = nullptr;    // the block's first row
+  std::vector<Value**> scans_;    // by instruction: the running sums carried through the columns, one for each copy
   std::vector<bool> live_;        // by instruction: true if it is computed
-  std::vector<int32_t> kept_as_;  // by instruction: the index of its buffer in kept_; -1: it is not kept
+  std::vector<int32_t> kept_as_;  // by instruction: the index of its buffer in kept_; -1: not kept
   std::vector<bool> from_kept_;   // by instruction: true if it reads its value from kept_
   std::vector<Value*> kept_;      // the buffers of kept values
   std::vector<bool> fetches_;     // by instruction: true if it fetches its operand's next block
   bool fetches_stores_ = false;
   std::vector<Level> levels_;                            // by instruction
-  std::array<std::vector<Value*>, kMostCopies> values_;  // by instruction: one value for each row
+  std::array<std::vector<Value*>, kMostCopies> values_;  // by instruction: one vector for each copy
 };
 
 void RowsEmitter::find_levels() {
@@ -121,7 +123,7 @@ void RowsEmitter::find_levels() {
   }
 }
 
-// Equal column instructions of two stages have one number.
+// Numbers instructions so that equal instructions of different stages have the same number.
 std::vector<int32_t> RowsEmitter::numbers() const {
   using Key = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;
   std::map<Key, int32_t> first;
@@ -137,14 +139,14 @@ std::vector<int32_t> RowsEmitter::numbers() const {
   return number;
 }
 
-// Note [Kept values]: finds which values are computed (live_), and which are kept for a later stage.
+// Note [Kept values]: finds the values to compute (live_) and the values to keep for a later stage.
 void RowsEmitter::find_kept() {
   const std::vector<int32_t> number = numbers();
   std::vector<int> cost(kernel_.instrs.size(), 1);
   std::map<int32_t, int32_t> made;  // by number: the instruction that computes it first
   const int64_t bytes = kernel_.cols * copies() * kLanes * 4;
   int64_t left = llvm::isa<llvm::ConstantInt>(cols_) ? kMostKept : 0;
-  // True if the value need not be computed.
+  // True if the value is read from a buffer instead of being computed again.
   const auto keeps = [&](int32_t id) {
     const auto before = made.find(number[static_cast<size_t>(id)]);
     const Instr& i = instr(id);
@@ -264,7 +266,7 @@ llvm::Function* RowsEmitter::emit() {
   return function_;
 }
 
-// True if the vectors of the block at `row` are whole lines of all operands that may be streamed.
+// True if the vectors of the block at `row` are whole cache lines in all operands that may be streamed.
 Value* RowsEmitter::stores_lines(Value* row) {
   llvm::SmallVector<Value*, 8> bytes;
   for (size_t i = 0; i < memory_.size(); ++i) {
@@ -283,7 +285,7 @@ Value* RowsEmitter::rows_left(Value* row) {
   return least(left, b_.CreateSub(inner_, b_.CreateURem(row, inner_)));
 }
 
-// Sets where the block's rows lie.
+// Computes the addresses of the block's rows.
 void RowsEmitter::point_at(Value* row, const Block& block) {
   first_row_ = row;
   for (size_t i = 0; i < memory_.size(); ++i) {
@@ -316,8 +318,9 @@ void RowsEmitter::emit_stage(const Stage& stage, const Block& block) {
   for (int32_t id : stage.column) has_columns |= level(id) == Level::kColumn;
   if (!has_columns) return;
 
-  // By reduction and copy two vectors: of a sum, that of a chunk and the total of the chunks before it (Note [Column
-  // order]); else begin_lanes(), where a second vector may be missing. Then the running sums, by scan and copy.
+  // Two vectors for each reduction and copy. A sum has the sum of the current chunk, and the total of the chunks before
+  // it (Note [Column order]). Other reductions have begin_lanes(); if that gives one vector, the second is a copy. Then
+  // the running sums, for each scan and copy.
   llvm::SmallVector<Value*, 16> sums;
   const auto fill_up = [&](size_t n) {
     while (sums.size() % n != 0) sums.push_back(sums.back());
@@ -345,7 +348,7 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
   const auto each_column = [&](Value* column) {
     for (int32_t id : stage.column)
       if (level(id) == Level::kColumn && live_[static_cast<size_t>(id)]) emit_instr(id, column, block);
-    // Fetches the memory to which the next stage stores.
+    // Prefetches the memory to which the next stage stores.
     if (&stage != &kernel_.stages.back() && block.mask == nullptr && !block.streams && fetches_stores_)
       for (int32_t id : (&stage + 1)->column)
         if (instr(id).op == LoopOp::kStore && memory_[static_cast<size_t>(instr(id).index)].along == Along::kNext)
@@ -359,7 +362,7 @@ void RowsEmitter::emit_columns(const Stage& stage, const Block& block, llvm::Mut
   const bool has_sums = std::any_of(stage.reductions.begin(), stage.reductions.end(),
                                     [&](int32_t id) { return is_sum(id); });
   if (!has_sums) return loop(number(0), cols_, number(1), sums, each_column);
-  // column_chunk_rows()
+  // The same as column_chunk_rows().
   Value* chunk = b_.CreateUDiv(b_.CreateAdd(cols_, number(63)), number(64));
   chunk = least(b_.CreateBinaryIntrinsic(llvm::Intrinsic::smax, chunk, number(kLeastChunk)), number(kMostChunk));
   loop(number(0), cols_, chunk, sums, [&](Value* first) {
@@ -404,8 +407,8 @@ void RowsEmitter::emit_instr(int32_t id, Value* column, const Block& block) {
   }
 }
 
-// The next block of an operand is fetched by the second of the stages that read it, or by the only one; in kernels
-// whose blocks are small enough.
+// Chooses the stage that prefetches an operand's next block: the second stage that reads the operand, or the only one.
+// Only in kernels whose blocks are small enough.
 void RowsEmitter::find_fetches() {
   int64_t bytes = 0;
   for (size_t i = 0; i < memory_.size(); ++i)
@@ -427,7 +430,7 @@ void RowsEmitter::find_fetches() {
     }
 }
 
-// Columns lie a page or more apart, so the processor does not see what follows.
+// Columns are a page or more apart, so the hardware prefetcher does not follow them.
 void RowsEmitter::fetch(const Instr& i, Value* first, const Block& block, FetchTo to) {
   Type* scalar = memory_type(operand(i).dtype);
   const int64_t in_line = kCacheLine / static_cast<int64_t>(size_of(operand(i).dtype));

@@ -1,6 +1,6 @@
 // Pointwise kernels with a transposed operand (codegen/tiles.h). A tile is kLanes rows of kLanes columns. A transposed
-// operand is read column by column, is transposed in registers, and waits in a buffer of one vector for each row; a
-// transposed result goes the same way back. Between the two, the code of a row is that of any kernel.
+// operand is read column by column, transposed in registers, and stored in a buffer with one vector for each row. A
+// transposed result takes the same way back. In between, the code of a row is the same as in any kernel.
 #include <llvm/IR/Intrinsics.h>
 
 #include <array>
@@ -15,8 +15,8 @@ using llvm::BasicBlock;
 using llvm::Type;
 using llvm::Value;
 
-// Tiles touch a page with each load and store, so the processor does not see what follows. Lines of rows further down,
-// and of columns further right, are fetched before.
+// Each load and store of a tile is to another page, so the hardware prefetcher does not follow them. So lines for later
+// rows and columns are prefetched: this many elements ahead.
 constexpr int64_t kLoadsAhead = 2 * kLanes, kStoresAhead = kColumnsTogether;
 
 class TilesEmitter : BlockEmitter {
@@ -33,9 +33,9 @@ class TilesEmitter : BlockEmitter {
     Value* tile = nullptr;     // transposed: a buffer of kLanes vectors
   };
   struct Tile {
-    Value *rows, *columns;          // how many there are
-    Value *row_mask, *column_mask;  // null: all
-    bool streams = false;           // stores go past the caches
+    Value *rows, *columns;          // the numbers of rows and columns
+    Value *row_mask, *column_mask;  // null: all of them
+    bool streams = false;           // stores are non-temporal
   };
 
   Value* rows_left(Value* row, Value* end);
@@ -54,7 +54,7 @@ class TilesEmitter : BlockEmitter {
 
   Memory& memory(const Instr& i) { return memory_[static_cast<size_t>(i.index)]; }
   Type* vector_of(DType dtype) { return widen(memory_type(dtype), kLanes); }
-  // Row `i` of a buffer of vectors.
+  // The address of row `i` in a buffer of vectors.
   Value* slot(Value* buffer, Type* type, Value* i) { return b_.CreateGEP(type, buffer, i); }
   // The mask of column j of a transposed operand.
   Value* mask_of(const Tile& tile, int64_t j) {
@@ -92,7 +92,7 @@ llvm::Function* TilesEmitter::emit() {
     Value* end_row = least(end_, b_.CreateAdd(first_row, number(kRowsTogether), "", true, true));
     loop(number(0), cols_, number(kColumnsTogether), {}, [&](Value* first_column) {
       Value* end_column = least(cols_, b_.CreateAdd(first_column, number(kColumnsTogether), "", true, true));
-      // Steps differ: tiles end where the rows of a transposed operand begin anew.
+      // Steps differ: a tile also ends where the index of a transposed operand's rows wraps around.
       BasicBlock *before = b_.GetInsertBlock(), *rows = block("rows"), *after = block("after_rows");
       b_.CreateBr(rows);
       b_.SetInsertPoint(rows);
@@ -113,8 +113,8 @@ llvm::Function* TilesEmitter::emit() {
   return function_;
 }
 
-// True if the vectors of whole tiles are whole lines of all operands that may be streamed. Tiles begin at multiples of
-// kLanes columns, or, of a transposed operand, of its rows.
+// True if the vectors of whole tiles are whole lines of all operands that may be streamed. (Tiles begin at columns that
+// are multiples of kLanes.)
 Value* TilesEmitter::stores_lines() {
   llvm::SmallVector<Value*, 8> bytes;
   for (size_t i = 0; i < memory_.size(); ++i) {
@@ -140,7 +140,7 @@ Value* TilesEmitter::rows_left(Value* row, Value* end) {
   return left;
 }
 
-// `count` rows, at most kLanes, of all columns in [first_column, end_column).
+// Emits `count` rows (at most kLanes) for all columns in [first_column, end_column).
 void TilesEmitter::emit_rows(Value* row, Value* count, Value* first_column, Value* end_column) {
   for (size_t i = 0; i < memory_.size(); ++i) {
     Memory& at = memory_[i];
@@ -201,7 +201,7 @@ void TilesEmitter::emit_row(Value* row, Value* column, const Tile& tile) {
 
 // ---- Memory
 
-// `column` null: column 0.
+// `column` null: loads column 0.
 Value* TilesEmitter::load(const Instr& i, Value* row, Value* column, const Tile& tile) {
   const Operand& from = operand(i);
   const Memory& at = memory(i);
@@ -283,8 +283,8 @@ void TilesEmitter::write_transposed(size_t index, Value* column, const Tile& til
                  mask_of(tile, j));
 }
 
-// Four rounds, each of which rotates the eight bits of an element's (vector, lane) by one: vectors i and i + 8 become,
-// lane by lane in turn, vectors 2i and 2i + 1.
+// Transposes in four rounds. Each one interleaves the lanes of vectors i and i + 8 into vectors 2i and 2i + 1, which
+// rotates the eight bits of an element's (vector, lane) by one.
 TilesEmitter::Vectors TilesEmitter::transposed(Vectors rows) {
   static_assert(kLanes == 16);
   constexpr int kHalf = kLanes / 2;

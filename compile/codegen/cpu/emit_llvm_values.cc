@@ -59,7 +59,7 @@ Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   const int width = width_of(v);
   Type* i16 = widen(b_.getInt16Ty(), width);
   if (is_integer(memory) && is_integer_value(v)) return convert(v, memory);
-  if (memory == kU8 && !is_truth(v)) {  // the low byte of the integer, as exp2_int finds it: defined for every value
+  if (memory == kU8 && !is_truth(v)) {  // the low byte of the integer, as in exp2_int: defined for every value
     Value* shifted = b_.CreateFAdd(v, real(v->getType(), 0x1.8p23));
     return b_.CreateTrunc(b_.CreateBitCast(shifted, widen(b_.getInt32Ty(), width)), widen(b_.getInt8Ty(), width));
   }
@@ -71,7 +71,7 @@ Value* ValueEmitter::to_memory(Value* v, DType memory, bool already_rounded) {
   return b_.CreateTrunc(b_.CreateLShr(bits, 16), i16);
 }
 
-// To the register type of `type`, and rounded if that is a 16-bit float.
+// Converts to the register type of `type`, rounded if `type` is a 16-bit float.
 Value* ValueEmitter::convert(Value* v, DType type) {
   Type* wanted = register_type(type, width_of(v));
   if (type == kBool) {
@@ -86,7 +86,7 @@ Value* ValueEmitter::convert(Value* v, DType type) {
   return round_to(v, type);
 }
 
-// to_integer() of runtime/ops/elementwise_body.h.
+// Like to_integer() of runtime/ops/elementwise_body.h.
 Value* ValueEmitter::convert_to_integer(Value* v, DType type) {
   Type* wanted = register_type(type, width_of(v));
   if (is_truth(v)) return b_.CreateZExt(v, wanted);
@@ -103,7 +103,7 @@ Value* ValueEmitter::round_to(Value* v, DType type) {
   return b_.CreateBitCast(b_.CreateAnd(bf16_bits_in_upper_half(v), integer(32, 0xFFFF0000u, width)), v->getType());
 }
 
-// BFloat16(float) of runtime/base/dtype.h, on integers: the hardware conversion flushes subnormals.
+// Like BFloat16(float) of runtime/base/dtype.h, with integer operations: the hardware conversion flushes subnormals.
 Value* ValueEmitter::bf16_bits_in_upper_half(Value* v) {
   const int width = width_of(v);
   Value* u = b_.CreateBitCast(v, widen(b_.getInt32Ty(), width));
@@ -113,7 +113,7 @@ Value* ValueEmitter::bf16_bits_in_upper_half(Value* v) {
   return b_.CreateSelect(b_.CreateFCmpUNO(v, v), quiet_nan, rounded);
 }
 
-// The three bit operations below are those of scalar_math.h.
+// The three bit operations below are the same as in scalar_math.h.
 Value* ValueEmitter::exp2_int(Value* a) {
   const bool wide = a->getType()->getScalarType()->isDoubleTy();
   const int bits = wide ? 64 : 32, width = width_of(a);
@@ -155,7 +155,7 @@ Value* ValueEmitter::compare(LoopOp op, Value* a, Value* b) {
   }
 }
 
-// Wraps around.
+// Integer arithmetic, which wraps around.
 Value* ValueEmitter::integer_arithmetic(const Instr& instr, Value* a, Value* b) {
   switch (instr.op) {
     case LoopOp::kAdd: return b_.CreateAdd(a, b);
@@ -170,7 +170,7 @@ Value* ValueEmitter::integer_arithmetic(const Instr& instr, Value* a, Value* b) 
   }
 }
 
-// shift_left() and shift_right() of ops/bitwise.h.
+// Like shift_left() and shift_right() of ops/bitwise.h.
 Value* ValueEmitter::shift(LoopOp op, Value* a, Value* b) {
   Type* type = a->getType();
   const unsigned bits = type->getScalarSizeInBits();
@@ -259,7 +259,7 @@ Value* ValueEmitter::end_lanes(const Instr& r, Value** lanes) {
   return b_.CreateSelect(lanes[1], llvm::ConstantFP::getNaN(lanes[0]->getType()), lanes[0]);
 }
 
-// Two floats meet as in maximum() and minimum() of scalar_math.h.
+// Floats are combined as by maximum() and minimum() of scalar_math.h.
 Value* ValueEmitter::meet(LoopOp reduction, Value* a, Value* b) {
   if (reduction == LoopOp::kReduceSum) return add(a, b);
   const bool is_max = reduction == LoopOp::kReduceMax;
@@ -275,7 +275,7 @@ Value* ValueEmitter::meet(LoopOp reduction, Value* a, Value* b) {
 
 Value* ValueEmitter::scan(Value* lanes, Value*& total) {
   if (lanes->getType()->isIntOrIntVectorTy()) {
-    // Any order gives the same integers: each step adds what is `apart` lanes before.
+    // Any order gives the same integers: each step adds the value `apart` lanes before.
     Value* zeros = llvm::Constant::getNullValue(lanes->getType());
     for (int apart = 1; apart < kLanes; apart *= 2) {
       llvm::SmallVector<int, kLanes> before;
@@ -294,7 +294,7 @@ Value* ValueEmitter::scan(Value* lanes, Value*& total) {
   return sums;
 }
 
-// The tree of Note [Row order].
+// Combines the lanes in the tree of Note [Row order].
 Value* ValueEmitter::lanes_to_scalar(Value* lanes, LoopOp reduction) {
   for (int width = kLanes / 2; width > 0; width /= 2) {
     llvm::SmallVector<int, kLanes> low, high;

@@ -1,4 +1,5 @@
-// The loop IR's instructions on one vector or scalar, in LLVM IR; emit_llvm.cc makes the loops around it.
+// The loop IR's instructions on one vector or scalar, in LLVM IR. The loops around them are made elsewhere
+// (emit_llvm.cc, emit_llvm_rows.cc, emit_llvm_tiles.cc).
 #pragma once
 
 #include <llvm/IR/IRBuilder.h>
@@ -25,7 +26,7 @@ class ValueEmitter {
     if (is_integer(type)) return widen(memory_type(type), width);
     return widen(type == kF64 ? b_.getDoubleTy() : b_.getFloatTy(), width);
   }
-  // 16-bit floats move as integers: masked moves of them are cheap on every target.
+  // 16-bit floats are loaded and stored as integers: masked accesses to them are cheap on every target.
   Type* memory_type(DType type) {
     switch (type) {
       case kF64: return b_.getDoubleTy();
@@ -49,14 +50,14 @@ class ValueEmitter {
   // ---- Memory
   Value* from_memory(Value* raw, DType memory, DType type);
   Value* to_memory(Value* v, DType memory, bool already_rounded);
-  // Where index `index` of a picked axis stands, or a vector of them: 0 if it is out of range.
+  // The address of index `index` of a picked axis, or of a vector of indices. An index out of range counts as 0.
   Value* picked_place(Value* base, DType memory, Value* index, Value* size, Value* stride);
-  // The elements at a vector of places, of those lanes that the mask has.
+  // Loads the elements at a vector of addresses, for the lanes in the mask.
   Value* gather(Value* places, DType memory, DType type, Value* mask);
-  // first, first + 1, ...: kLanes i64
+  // first, first + 1, ...: kLanes i64.
   Value* neighbours(Value* first);
 
-  // Fetches the cache line of an address into the second cache.
+  // Fetches the cache line of an address into the second-level cache.
   enum class FetchTo : uint8_t { kRead, kWrite };
   void fetch_line(Value* ptr, FetchTo to);
 
@@ -72,25 +73,26 @@ class ValueEmitter {
   Value* exponent(Value* a);
   Value* mantissa(Value* a);
   Value* shift(LoopOp op, Value* a, Value* b);
-  // The scalar of a kConst.
+  // A scalar constant.
   Value* constant(double value, DType type);
 
-  // ---- Reductions. Lanes are carried through a loop: one vector, and for the extremum of floats a second one.
-  // Note [NaN flags]. The running maximum is `new < old ? old : new`, one instruction, which forgets a NaN at the next
-  // step; that one was seen is kept aside in a flag. Equal to maximum() step by step, with half the latency.
+  // ---- Reductions. A loop carries the lanes: one vector, and a second one for the maximum or minimum of floats.
+  // Note [NaN flags]. The running maximum is `new < old ? old : new`. That is one instruction, but it forgets a
+  // NaN at the next step, so a flag records that one was seen. The result equals maximum() step by step, with
+  // half the latency.
   static bool has_flag(const Instr& reduction) {
     return reduction.op != LoopOp::kReduceSum && reduction.type != kBool && !is_integer(reduction.type);
   }
   static size_t carried(const Instr& reduction) { return has_flag(reduction) ? 2 : 1; }
-  Value* identity(LoopOp reduction, DType type);  // kLanes of them
+  Value* identity(LoopOp reduction, DType type);  // in all lanes
   void begin_lanes(const Instr& reduction, llvm::SmallVectorImpl<Value*>& lanes);
   void step_lanes(const Instr& reduction, Value* v, Value* mask, Value** lanes);
   Value* end_lanes(const Instr& reduction, Value** lanes);
-  // Two results, where a NaN of either wins.
+  // Combines two results; a NaN in either wins.
   Value* meet(LoopOp reduction, Value* a, Value* b);
   Value* lanes_to_scalar(Value* lanes, LoopOp reduction);
   Value* add(Value* a, Value* b);
-  // The sums of the lanes up to each one, onto `total`, which becomes the last of them.
+  // The prefix sums of the lanes, added to `total`. `total` becomes the last of them.
   Value* scan(Value* lanes, Value*& total);
 
   llvm::IRBuilder<> b_;

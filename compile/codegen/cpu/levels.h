@@ -8,20 +8,19 @@
 
 namespace rondo::compile {
 
-// When a value changes. Note [Levels]: a value is computed at the outermost place where its operands are known, so that
-// no loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
-// input only element for element (loop_ir.h), and an element that is invariant in an input is then written at most
-// once.
+// When a value changes. Note [Levels]: a value is computed at the outermost level where its operands are known, so no
+// loop-invariant code motion is needed. Moving a load outwards past stores is sound because an output may alias an
+// input only element for element (loop_ir.h), so an element at which an input is invariant is written at most once.
 enum class Level : uint8_t {
   kKernel,  // once per call
   kRow,     // once per row
   kColumn,  // a vector for each step of kLanes columns
 };
 
-// Operands at (row, 0): changes with the row only if an axis moves it.
+// True if the operand's address at (row, 0) changes with the row, because an axis depends on it.
 bool moves_with_row(const Operand& operand);
 
-// By instruction.
+// The level of each instruction.
 std::vector<Level> levels_of(const LoopKernel& kernel);
 
 }  // namespace rondo::compile

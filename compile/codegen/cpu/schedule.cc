@@ -9,10 +9,11 @@
 namespace rondo::compile::cpu {
 namespace {
 
-// A result of so many bytes has left the caches when its reader comes.
+// A result of at least this many bytes is no longer in the caches when it is read.
 constexpr int64_t kLeastStreamed = 32 << 20;
 
-// Kernels whose stores jump from line to line: a line that is read before it is overwritten costs the most there.
+// True for kernels whose stores jump from line to line, if a result is large. There it costs the most to read each line
+// before it is overwritten, so such kernels use non-temporal stores.
 bool streams(const LoopKernel& kernel) {
   if (kernel.inner == 1 && !goes_in_tiles(kernel)) return false;
   return std::any_of(kernel.operands.begin(), kernel.operands.end(), [&](const Operand& operand) {

@@ -1,4 +1,4 @@
-// The functions that emitted kernels call: runtime/cuda/device_math.h, under this folder's name.
+// The functions that emitted kernels call: runtime/cuda/device_math.h, made visible in this namespace.
 #pragma once
 
 #include "rondo/runtime/cuda/device_math.h"

@@ -68,7 +68,7 @@ void KernelEmitter::emit_parameters() {
     for (size_t i = 0; i < k_.varying.size(); ++i)
       if (k_.varying[i]) list.push_back(absl::StrCat("long long x", i));
   }
-  // Without the second bound, ptxas spills 64-bit values of a row so that more blocks fit.
+  // Without the second launch bound, ptxas spills 64-bit values of a row so that more blocks fit.
   const bool wide = s_.shape == Schedule::Shape::kRows &&
                     std::any_of(k_.operands.begin(), k_.operands.end(),
                                 [](const Operand& operand) { return operand.dtype == kF64; });
@@ -105,7 +105,7 @@ void KernelEmitter::elements() {
   emit_step(stage);
 }
 
-// What the results of a reduction over rows start from: of one element, and of a thread's.
+// The initial value of a reduction over rows: for one element; for the elements of a thread.
 std::string KernelEmitter::start_of(size_t partial) const {
   for (const Instr& i : k_.instrs)
     if (is_column_reduction(i.op) && static_cast<size_t>(i.index) == partial)
@@ -119,7 +119,7 @@ std::string KernelEmitter::starts_of(size_t partial) const {
 
 // ---- Shape::kColumns
 
-// Neighbouring threads take a segment's neighbouring columns.
+// Neighbouring threads take neighbouring columns of a segment.
 void KernelEmitter::begin_segment() {
   line("const Index at = block * ", s_.threads, " + static_cast<Index>(threadIdx.x);");
   line("const Index steps = (cols + ", s_.elements - 1, ") / ", s_.elements, ";");
@@ -167,7 +167,7 @@ void KernelEmitter::columns() {
 // ---- Shape::kRows
 
 void KernelEmitter::rows() {
-  const int together = s_.threads / s_.threads_per_row;  // rows, or chunks of them
+  const int together = s_.threads / s_.threads_per_row;  // rows, or chunks of rows, in a block
   line("// ", s_.threads_per_row, " threads a row, ", together, sums_columns() ? " chunks" : " rows", " a block");
   const bool whole_block = together == 1;
   line("const int t = static_cast<int>(threadIdx.x)", whole_block ? "" : absl::StrCat(" % ", s_.threads_per_row), ";");
@@ -187,7 +187,7 @@ void KernelEmitter::rows() {
   }
   line("const Index chunk = ", group, ";");
   line("const Index begin = static_cast<Index>(chunk * chunk_rows);");
-  // The thread that adds to a column is the one that set it to zero.
+  // The same thread initialises a column's sum and adds to it.
   const std::string step = absl::StrCat(s_.threads_per_row * s_.elements), first = absl::StrCat("t * ", s_.elements);
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     if (!k_.operands[i].is_partial) continue;
@@ -202,7 +202,7 @@ void KernelEmitter::rows() {
     line("for (int e = 0; e < ", s_.elements, " && c + e < cols; ++e) sum", i, "[c + e] = ", start_of(i), ";");
   }
   {
-    // Every thread takes as many turns: the shuffles and barriers of a row want all of them.
+    // Every thread runs the same number of turns, because all must take part in the shuffles and barriers of a row.
     const Block loop = block("for (Index turn = 0; turn < chunk_rows; ++turn)");
     line("const bool live = begin + turn < n_rows;");
     line("const Index row = live ? begin + turn : 0;");
@@ -253,7 +253,7 @@ std::string emit_combine(const std::string& name) {
                   "  const int t = static_cast<int>(threadIdx.x) % ", kWarp,
                   ", group = static_cast<int>(threadIdx.x) / ", kWarp, ", op = static_cast<int>(s.op);\n",
                   "  const long long c = static_cast<long long>(blockIdx.x) * ", kWarp, " + t;\n",
-                  "  if (c - t >= s.cols) return;\n");  // no thread of the block has a column
+                  "  if (c - t >= s.cols) return;\n");  // no thread of the block of the block has a column
   for (const DType compute : {kF32, kF64, kI64}) {
     const std::string type = register_type(compute), w = absl::StrCat("w_", compute == kI64 ? "long" : type);
     const auto start = [&](LoopOp reduction) { return literal(identity_of(reduction, compute), compute); };

@@ -1,9 +1,9 @@
-// Random numbers: the words of a thread's columns are drawn together, before the loop over them.
+// Random numbers: the words for a thread's columns are drawn together, before the loop over the columns.
 #include "rondo/compile/codegen/cuda/kernel_emitter.h"
 
 namespace rondo::compile::cuda {
 
-// seed0 and offset0, for operand 0.
+// Emits the seed and the offset of each stream: seed0 and offset0 for operand 0.
 void KernelEmitter::emit_streams() {
   for (size_t i = 0; i < k_.operands.size(); ++i) {
     if (!k_.operands[i].is_random) continue;
@@ -13,7 +13,8 @@ void KernelEmitter::emit_streams() {
   }
 }
 
-// "seed0, offset0, " and the number of the element in the stream, at the thread's first column or (`row`) at column 0.
+// "seed0, offset0, " followed by the element's number in the stream, for the thread's first column or (`row`)
+// at column 0.
 std::string KernelEmitter::stream_at(const Instr& i, bool row) const {
   const auto at = static_cast<size_t>(i.index);
   std::string element = row_offset(at);
@@ -24,7 +25,7 @@ std::string KernelEmitter::stream_at(const Instr& i, bool row) const {
                       ")");
 }
 
-// Where a row has one number, or a thread one column.
+// Emits one number: of a row that has only one, or of a thread that has one column.
 void KernelEmitter::emit_one_random(int32_t id, bool row) {
   const Instr& i = instr(id);
   const std::string stream = stream_at(i, row);

@@ -1,4 +1,4 @@
-// A kernel on every item of a table.
+// A kernel that runs on every item of a table.
 #include <limits>
 
 #include "absl/strings/str_cat.h"
@@ -9,7 +9,7 @@
 
 namespace rondo::compile::cuda {
 
-// The names that stand for the parameters of a launch: block, cols, n_rows, operands, extents.
+// Defines the names that replace the parameters of a launch: block, cols, n_rows, operands, extents.
 void KernelEmitter::emit_item() {
   line("if (when != nullptr ? read(when) != equals : read(failed) != 0u) return;");
   line("// The last item that begins at this block or before.");

@@ -1,6 +1,6 @@
-// Shape::kTiles: a block takes kTile rows of kTile columns. Operands whose rows are neighbours in memory are read and
-// written with neighbouring threads on neighbouring rows, the others on neighbouring columns; between the two, the
-// element waits in a tile. A tile is [column][row]: in either direction, the threads of a warp meet all banks.
+// Shape::kTiles: a block takes kTile rows of kTile columns. For operands whose rows are adjacent in memory,
+// neighbouring threads read and write neighbouring rows; for the others, neighbouring columns. In between, the elements
+// are in a tile in shared memory. A tile is [column][row]; in either direction, the threads of a warp access all banks.
 #include "rondo/compile/codegen/cuda/kernel_emitter.h"
 
 namespace rondo::compile::cuda {
@@ -20,7 +20,7 @@ void KernelEmitter::tiles() {
   line("const Index across = (cols + ", kTile - 1, ") / ", kTile, ";");
   line("const Index first_row = block / across * ", kTile, ", first_column = block % across * ", kTile, ";");
 
-  // Neighbouring threads on neighbouring rows.
+  // Neighbouring threads take neighbouring rows.
   const auto along_rows = [&](bool outputs) {
     const Block scope = block("if (first_row + x < n_rows)");
     line("const Index row = first_row + x;");

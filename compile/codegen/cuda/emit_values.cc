@@ -68,7 +68,7 @@ std::string literal(double value, DType type) {
   if (is_integer(type)) {
     const int64_t integer = visit_dtype(
         type, [&](auto tag) { return static_cast<int64_t>(ops::convert<typename decltype(tag)::type>(value)); });
-    // As bits: the smallest integer has no literal.
+    // As bits, because the smallest integer has no literal.
     return absl::StrCat("static_cast<", register_type(type), ">(", static_cast<uint64_t>(integer), "ull)");
   }
   if (type == kF64) {

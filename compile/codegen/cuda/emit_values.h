@@ -1,4 +1,4 @@
-// One instruction of the loop IR as an expression of CUDA C++: what codegen/interpret.cc does, as text.
+// One instruction of the loop IR as an expression of CUDA C++. It computes what codegen/interpret.cc computes.
 #pragma once
 
 #include <string>
@@ -18,8 +18,8 @@ std::string literal(double value, DType type);
 std::string from_memory(const std::string& element, DType memory, DType type);
 // Converts a register of `type` (the expression `value`) to an element of type `memory`.
 std::string to_memory(const std::string& value, DType type, DType memory);
-// Returns the expression of an instruction on the registers v<id>. REQUIRES: an instruction without memory, reduction
-// or effect.
+// Returns the expression of an instruction on the registers v<id>. REQUIRES: the instruction does not access memory and
+// is no reduction or effect.
 std::string arithmetic(const LoopKernel& kernel, const Instr& instr);
 
 }  // namespace rondo::compile::cuda

@@ -1,5 +1,5 @@
-// Writes one kernel: emit.cc decides who runs what (Schedule::Shape), emit_body.cc writes what a thread computes,
-// emit_tiles.cc and emit_table.cc are a shape and a way to launch of their own.
+// Writes one kernel. emit.cc: which thread runs what (Schedule::Shape). emit_body.cc: what a thread computes.
+// emit_tiles.cc: the shape kTiles. emit_table.cc: kernels that run on a table.
 #pragma once
 
 #include <string>
@@ -27,7 +27,7 @@ class KernelEmitter {
     out_.append(static_cast<size_t>(depth_) * 2, ' ');
     absl::StrAppend(&out_, parts..., "\n");
   }
-  // Opens a block, and closes it at the end of the scope.
+  // Indents lines until the end of the scope, then closes the block.
   struct Block {
     KernelEmitter& emitter;
     explicit Block(KernelEmitter& e) : emitter(e) { ++emitter.depth_; }
@@ -43,7 +43,7 @@ class KernelEmitter {
     return Block(*this);
   }
 
-  // ---- Parameters, and what stands for them in a table
+  // ---- Parameters, and what replaces them in a table
   void emit_parameters();
   void emit_item();
   void emit_scalars();
@@ -54,7 +54,7 @@ class KernelEmitter {
   void row();
   void columns();
   void begin_segment();
-  // Integers wrap around.
+  // Sum::combine() wraps around for integers.
   static std::string arithmetic_sum(const std::string& a, const std::string& b) {
     return absl::StrCat("Sum::combine(", a, ", ", b, ")");
   }
@@ -62,16 +62,16 @@ class KernelEmitter {
   void tiles();
 
   // ---- Parts
-  // The width of a row: in a table, the last row may be shorter.
+  // Emits the width of a row: in a table, the last row may be shorter.
   void emit_cols_of_row();
-  // Pointers to a row's part of the operands for which `use` holds.
+  // Emits pointers to a row's part of each operand for which `use` holds.
   template <class Use> void emit_row_pointers(Use use);
   void emit_row_pointers();
-  // Emits `exist`: how many of the columns from c on this thread has; 0 where `unless` holds.
+  // Emits `exist`: how many columns from c on this thread has; 0 if the condition `unless` holds.
   void emit_exist(const std::string& unless);
   // Emits the values that are computed once for a row, by each of its threads. `live`: the condition under which the
-  // row exists; `owns`: the condition under which a thread stores for the row. Loads of a column list that do not move
-  // with the column belong here, too.
+  // row exists; `owns`: the condition under which a thread stores for the row. This includes loads of a column list
+  // that do not depend on the column.
   void emit_row_code(const Stage& stage, const std::string& live, const std::string& owns);
   void emit_row_barrier();
   // Emits the body of one step: the columns c .. c + exist - 1.
@@ -83,8 +83,8 @@ class KernelEmitter {
   void emit_streams();
   std::string stream_at(const Instr& i, bool row) const;
   void emit_one_random(int32_t id, bool row);
-  void emit_draws(const Stage& stage);  // of a step
-  void emit_drawn(int32_t id);          // of its column e
+  void emit_draws(const Stage& stage);  // for all columns of a step
+  void emit_drawn(int32_t id);          // for column e of the step
   void emit_sweep(const Stage& stage);
   void emit_sweep_in_chunks(const Stage& stage);
   void emit_reductions(const Stage& stage);
@@ -97,7 +97,7 @@ class KernelEmitter {
     return varies(position) ? absl::StrCat("static_cast<Index>(x", position, ")") : absl::StrCat(value);
   }
   std::string row_offset(size_t index) const;
-  // "r3 + c" and, of an operand whose columns are not neighbours, ", stride".
+  // "r3 + c", followed by ", stride" if the operand's columns are not adjacent.
   std::string address(const Instr& i) const;
   // The address that a kPick reads, as "r3 + pick_at(v5, 100) * 64".
   std::string picked(const Instr& i) const;
@@ -123,9 +123,9 @@ class KernelEmitter {
   const LoopKernel& k_;
   const Schedule& s_;
   const bool table_;
-  std::vector<size_t> extent_of_;  // by operand: where its extents begin
+  std::vector<size_t> extent_of_;  // by operand: the position of its first extent
   std::vector<bool> kept_;         // by operand: its part of the row stays in registers
-  std::vector<bool> kept_now_;     // it is there
+  std::vector<bool> kept_now_;     // the register already holds it
   std::string out_;
   int depth_ = 0;
 };

@@ -20,10 +20,10 @@ int32_t power_of_two(int64_t n, int32_t low, int32_t high) {
 }
 
 // Depends on the columns only: Note [Row order on CUDA].
-// Two steps a thread: then a row and the sums over rows, of as many operands as the backward of a norm has, stay in
-// registers.
-constexpr int64_t kWarpRow = 256;       // columns up to which a warp or less takes a row
-constexpr int64_t kStepsPerThread = 2;  // that a block aims at for a longer row
+// A block aims at two steps a thread for a long row. Then a row, and as many sums over rows as the backward of a norm
+// has, stay in registers.
+constexpr int64_t kWarpRow = 256;       // up to this many columns, a row belongs to at most one warp
+constexpr int64_t kStepsPerThread = 2;  // for longer rows
 int32_t threads_of_row(int64_t cols, int32_t elements) {
   const int64_t steps = divide_up(cols, elements);
   if (cols <= kWarpRow) return power_of_two(steps, 1, kWarp);
@@ -33,15 +33,15 @@ int32_t threads_of_row(int64_t cols, int32_t elements) {
 // Depends on the rows only: Note [Column order on CUDA].
 int64_t rows_of_chunk(int64_t rows) { return std::max<int64_t>(8, divide_up(rows, 512)); }
 
-// 32-bit registers that a thread may hold of a row, and of partial sums and a row together. (More of both spill: ptxas
-// gives such a kernel 128 registers.)
+// How many 32-bit registers of a thread may hold a row, and a row and partial sums together. (With more of both,
+// registers spill: ptxas gives such a kernel 128 registers.)
 constexpr int64_t kKeptRow = 48, kKept = 64;
-// Instructions that a sweep may be unrolled into (times the elements of a thread).
+// The most instructions of an unrolled sweep, per element of a thread.
 constexpr int64_t kUnrolled = 1200;
-// Below, tiles would be mostly empty.
+// With fewer rows or columns, tiles would be mostly empty.
 constexpr int64_t kSmallestTiled = 8;
 
-// A thread takes the columns of a row in order.
+// True if the kernel has running sums: then one thread takes the columns of a row in order.
 bool scans(const LoopKernel& kernel) {
   return std::any_of(kernel.instrs.begin(), kernel.instrs.end(), [](const Instr& i) { return i.op == LoopOp::kScan; });
 }
@@ -51,7 +51,7 @@ bool needs_rows(const LoopKernel& kernel) {
   if (kernel.inner > 1 || kernel.stages.size() > 1 || scans(kernel)) return true;
   for (const Stage& stage : kernel.stages) {
     if (!stage.reductions.empty()) return true;
-    // Threads of several blocks would share what is stored once for a row.
+    // Otherwise, threads of several blocks would share a value that is stored once per row.
     for (int32_t id : stage.row)
       if (kernel.instrs[static_cast<size_t>(id)].op == LoopOp::kStore) return true;
   }
@@ -65,7 +65,7 @@ bool reduces_rows(const LoopKernel& kernel) {
 
 // The largest index that the code forms: of columns, rows, partial sums, threads, or an element of an operand.
 int64_t largest_index(const LoopKernel& kernel, const Schedule& s) {
-  // A block's last threads count past the end.
+  // The last threads of a block count past the end.
   const int64_t cols = kernel.cols + int64_t{2} * s.threads * s.elements, rows = kernel.rows + s.threads;
   int64_t largest = std::max(2 * rows, cols);
   if (s.shape == Schedule::Shape::kElements)
@@ -92,7 +92,7 @@ int64_t column_sums(const LoopKernel& kernel) {
                        [](const Operand& operand) { return operand.is_partial; });
 }
 
-// By operand: a column list touches it, column by column.
+// By operand: true if a column list accesses it column by column.
 std::vector<bool> moves_with_the_column(const LoopKernel& kernel) {
   std::vector<bool> moves(kernel.operands.size());
   for (const Stage& stage : kernel.stages)
@@ -115,13 +115,13 @@ int32_t elements_of_thread(const LoopKernel& kernel) {
   return static_cast<int32_t>(16 / widest);
 }
 
-// The values that stay in registers, of a kernel whose rows take `steps` steps.
+// Decides which values stay in registers, for a kernel whose rows take `steps` steps of a thread.
 void keep(const LoopKernel& kernel, int64_t steps, Schedule& s) {
   int64_t instrs = 0;
   for (const Stage& stage : kernel.stages) instrs += std::ssize(stage.column);
   const bool cols_known = kernel.varying.empty() || !kernel.varying[0];
   if (!cols_known || instrs * steps > kUnrolled) return;
-  const int64_t registers = steps * s.elements;  // of an operand of 4 bytes
+  const int64_t registers = steps * s.elements;  // for an operand of 4-byte elements
   int64_t sums = 0, row = 0;
   const std::vector<bool> again = read_by_several_stages(kernel);
   for (size_t i = 0; i < again.size(); ++i) {
@@ -144,8 +144,7 @@ void split(LoopKernel& kernel) {
 
 std::vector<bool> tiled(const LoopKernel& kernel) {
   std::vector<bool> through = moves_with_the_column(kernel);
-  // An operand that is picked reads rows of a table. Neighbouring rows need not be neighbours there, so nothing is
-  // tiled.
+  // A picked operand reads rows of a table. There, neighbouring rows need not be adjacent, so nothing is tiled.
   if (std::any_of(kernel.operands.begin(), kernel.operands.end(), [](const Operand& o) { return is_picked(o); }))
     through.assign(through.size(), false);
   int64_t left = kSharedBytes;

@@ -1,6 +1,6 @@
 // The arguments of generated kernels that are more than numbers and pointers. The same text is compiled by the host and
-// in front of kernels. The table of a table launch (compile/target/table.h) lies in the memory of a device: a block
-// belongs to one item, so its threads read the item's row together.
+// is put in front of kernels. The table of a table launch (compile/target/table.h) is in device memory: a block belongs
+// to one item, so its threads read the item's row together.
 #pragma once
 
 #include <cstddef>
@@ -8,15 +8,15 @@
 
 namespace rondo::compile::cuda {
 
-// Declares it here, and keeps it as the text `name`.
+// Declares the types here, and keeps their text as `name`.
 #define RONDO_HERE_AND_ON_DEVICE(name, ...) \
   __VA_ARGS__                               \
   inline constexpr std::string_view name = #__VA_ARGS__
 
-// One item: `rows` whole rows of `width` elements, and a last, shorter one if `numel` is more than those. A kernel that
-// splits its columns takes the `numel` elements in a line.
-// first_block: where the item's blocks begin in the grid. The items' blocks follow each other, and each item has some.
-// scalars: the kernel's, in order, in device memory. operands: the first of the item's, in device memory.
+// One item: `rows` whole rows of `width` elements, and a last, shorter one if `numel` is larger than rows * width. A
+// kernel that splits its columns takes the `numel` elements as one row. first_block: the item's first block in the
+// grid; the next item's blocks follow, and each item has at least one. scalars: the kernel's scalars, in order, in
+// device memory. operands: the item's operands, in device memory.
 RONDO_HERE_AND_ON_DEVICE(
     kTableLayout, struct RondoTableRow {
       long long first_block;
@@ -27,9 +27,9 @@ RONDO_HERE_AND_ON_DEVICE(
       void* const* operands;
     };);
 
-// Reductions over rows whose partial results are combined by one launch, row y of its grid for each. partial: [chunks,
-// cols] of the DType `compute`; out: [cols] of the DType `stored`; op: that of combine_by(). A launch takes at most 4
-// KiB of arguments.
+// Reductions over rows whose partial results are combined by one launch; row y of its grid computes sum y. partial:
+// [chunks, cols] of the DType `compute`; out: [cols] of the DType `stored`; op: the argument of combine_by(). A launch
+// takes at most 4 KiB of arguments.
 RONDO_HERE_AND_ON_DEVICE(
     kSumsLayout,
     struct RondoSum {
