@@ -199,8 +199,7 @@ TrainResult TrainerRun::train() {
   return {reason, progress()};
 }
 
-// One optimizer step on the mean loss over all targets of its micro-batches. Returns false, with no change, if
-// cancelled.
+// One optimizer step on the mean loss over all targets of its micro-batches. If cancelled: false, and nothing changes.
 bool TrainerRun::train_step() {
   const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
