@@ -260,7 +260,7 @@ class ModuleBase {
   void collect_modules(const std::string& prefix, std::vector<NamedModule>& out);
 
   const size_t size_;
-  bool registered_ = false;  // a live module that lies in no other one
+  bool registered_ = false;  // a live module that is not a member of another
   ModuleBase* parent_ = nullptr;
   std::string name_, path_;
   std::vector<std::string> ignored_;

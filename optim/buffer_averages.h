@@ -34,7 +34,7 @@ class BufferAverages {
 
   explicit BufferAverages(std::vector<Tensor> buffers);
 
-  // The buffers as given, and the average of each. A buffer that is not floating-point stands for its own average.
+  // The buffers as given, and the average of each. A buffer that is not floating-point has itself as average.
   const std::vector<Tensor>& buffers() const { return buffers_; }
   std::vector<Tensor> averages() const;
 
@@ -46,7 +46,7 @@ class BufferAverages {
   // Loading: list_targets() lists the tensors to write, and note_loaded() is called when they have been written.
   void list_targets(std::vector<nn::NamedTensor>& out, const Tensor& updates) const;
   void note_loaded(int64_t updates);
-  // Starts the averages anew.
+  // Forgets the averages: the next step starts new ones.
   void forget();
 
  private:

@@ -214,7 +214,7 @@ class KernelBuilder final : public LoopBuilder {
     for (const auto& [operand, id] : sums_) store_row(operand, id, kF64);
   }
 
-  // Drops what no store needs, and numbers the rest anew.
+  // Removes the instructions that no store needs, and renumbers the others.
   void prune() {
     const std::vector<Instr> all = std::move(kernel_.instrs);
     std::vector<bool> used(all.size());

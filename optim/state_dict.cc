@@ -112,7 +112,7 @@ class Optimizer::LoadedState {
     ParamSlot& slot = slots_[i];
     const std::string prefix = prefix_of(i);
     slot.fits = std::nullopt;
-    // The state may hold master weights that this slot does not want: of a run with 16-bit parameters or with masters.
+    // The state of a run with 16-bit parameters or with masters may hold master weights that this slot does not use.
     if (!slot.wants_master()) given_.erase(prefix + "master");
     const auto first = given_.lower_bound(prefix);
     const bool has_average = given_.contains(prefix + "average"),

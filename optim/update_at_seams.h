@@ -37,7 +37,7 @@ class GradientSource {
   // backward(), or inside the call that ends the step. Returns the id for remove_on_final.
   virtual int64_t on_final(Listener listener) = 0;
   virtual void remove_on_final(int64_t id) = 0;
-  // Throws Error if there are gradients of this step that listeners have not been told of.
+  // Throws Error if listeners have not been called for all gradients of this step.
   virtual void check_finished() const = 0;
 };
 

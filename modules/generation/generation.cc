@@ -131,7 +131,7 @@ class Decoding {
     return Tensor::from(idx, {B, T}, cache_.options().device);
   }
 
-  // Chooses and handles the next token of a row. Returns false if the caller wants no more.
+  // Chooses and handles the next token of a row. Returns false if the caller has ended the generation.
   bool extend(size_t b, std::span<float> logits, uint64_t offset) {
     Row& row = rows_[b];
     const double uniform = random_ == nullptr ? 0.5 : uniform_from_bits(philox(random_->seed(), b, offset)[0]);

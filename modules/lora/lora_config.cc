@@ -39,7 +39,7 @@ const std::set<std::string>& harmless() {
   return names;
 }
 
-// Reads the next value. Returns true if it is null, false or empty: then its field asks for nothing. Any number asks.
+// Reads the next value. Returns true if it is null, false or empty: then its field has no effect. 0 counts as a value.
 bool asks_for_nothing(io::JsonReader& json) {
   bool any = false;
   switch (json.peek()) {

@@ -215,7 +215,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   io::sweep_temporaries(folder);
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const std::string temporary = absl::StrCat(folder, "/", std::string(io::AtomicFile::kTempPrefix), kWeights);
-  // Both files are on the disk before either is visible, and a config never stands beside weights that are not its own.
+  // Both files are on the disk before either is visible, and a config never appears together with other weights.
   io::AtomicFile config(config_path);
   config.write(adapter_config_text(written, layout, options.base_model_name_or_path));
   config.prepare();

@@ -119,7 +119,7 @@ struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
 
 // Tensors with the names of another module's own tensors.
 struct TensorSet final : Module<TensorSet>, AdapterPart {
-  // `copies`: with values of its own; otherwise it shares the module's tensors. `info` is null for the base's.
+  // `copies`: the tensors are copies; otherwise they are shared with the module. `info` is null for the base's tensors.
   TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info);
   const AdapterInfoPtr info;
   const std::vector<Slot> slots;

@@ -72,7 +72,7 @@ class PretrainedModel {
   void to(DType dtype) { (**this).to(dtype); }
   void to(Device device) { (**this).to(device); }
   void zero_grad(bool set_to_none = true) { (**this).zero_grad(set_to_none); }
-  // The concrete model, or null if it is another one.
+  // The concrete model, or null if it is not an M.
   template <class M> M* as() const { return dynamic_cast<M*>(&**this); }
   // "gpt2", as in config.json.
   const std::string& model_type() const { return model_type_; }

@@ -23,7 +23,7 @@ class BusyError : public Error {
   using Error::Error;
 };
 
-// One session, and the queue of calls that want it.
+// One session, and the queue of calls that wait for it.
 class Handle {
  public:
   explicit Handle(std::unique_ptr<Session> session) : session_(std::move(session)) {}

@@ -103,7 +103,7 @@ void Session::save_model(const std::string& folder) {
   model_.save_pretrained(folder);
 }
 
-// ---- Adapters. What is trained changes, so an optimizer is made anew.
+// ---- Adapters. They change which parameters are trained, so a new optimizer is made.
 
 void Session::add_lora(const rondo_lora_options& options) {
   const RandomScope random(*this);

@@ -14,11 +14,11 @@ namespace rondo::optim::c_api {
 class TextStream {
  public:
   using Decode = std::function<std::string(std::span<const int64_t> tokens)>;
-  // Gets one piece. Returns false if it wants no more.
+  // Called with each piece of text. Returns false to end the stream.
   using Sink = std::function<bool(const std::string& piece)>;
   TextStream(Decode decode, std::vector<std::string> stops, Sink sink);
 
-  // Returns false if the sink wants no more.
+  // Adds a token. Returns false if the sink has ended the stream.
   bool add(int64_t token);
   // Sends what has not been sent of `text`, the final text.
   void finish(std::string_view text);

@@ -66,7 +66,7 @@ std::map<std::string, std::string> settings_of(const TrainerOptions& o) {
           {"autocast", o.autocast ? std::string(name_of(*o.autocast)) : "off"}};
 }
 
-// Cuts a data source anew. The destructor restores the source's order, position and checksum unless keep() was called.
+// Changes the batches of a data source. Without keep() the destructor restores its order, position and checksum.
 class OrderOf {
  public:
   OrderOf(data::BatchSource& source, std::string& checksum)
@@ -166,7 +166,7 @@ const std::string& TrainerRun::data_checksum() {
   return data_checksum_ = text_of(sum);
 }
 
-// A run must not be resumed later from the checkpoint of another one.
+// A run must not be resumed later from the checkpoint of another run.
 void TrainerRun::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (!writes() || owns_output_dir_) return;
@@ -240,7 +240,7 @@ std::optional<ResumedRun> TrainerRun::resume_from_checkpoint(const std::string& 
   if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
   io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
   if (!latest.checkpoint) {
-    // Starting anew would be a silent loss.
+    // Silently starting from the beginning would lose the run.
     if (!latest.skipped.empty()) throw FileError(latest.skipped.front().path, latest.skipped.front().reason);
     return std::nullopt;
   }

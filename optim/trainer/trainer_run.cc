@@ -390,7 +390,7 @@ bool TrainerRun::due(int64_t every) const {
 }
 
 // Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each, or batches of another size.
-// The step count then goes on, so that checkpoints keep their order. Where a step stands for a share of the epochs,
+// The step count then goes on, so that checkpoints keep their order. If a step is to be compared with epochs,
 // epoch_offset_ is added to it: at the end of an epoch and, with num_train_epochs, in schedules and at the run's end.
 int64_t TrainerRun::planned_step() const { return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_; }
 
