@@ -40,7 +40,7 @@ class CausalLM {
 
  protected:
   // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache has
-  // cache_options() but for the batch, the dtype and a shorter length.
+  // the options of cache_options(), except for the batch, the dtype, and a length that may be shorter.
   void check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const;
   // The dtype that attention computes in if weights are of this one.
   static DType cached_dtype(DType weights);

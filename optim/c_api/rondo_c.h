@@ -93,8 +93,7 @@ RONDO_API rondo_status rondo_model_create(const char* folder, const rondo_model_
 /* Frees everything that the handle holds, after the calls that came before. Null: does nothing. */
 RONDO_API rondo_status rondo_model_destroy(rondo_model* model);
 
-/* Writes config.json, model.safetensors and the tokenizer's files. Fails if the model has an adapter: merge it first.
- */
+/* Writes config.json, model.safetensors and the tokenizer's files. An adapter must be merged first. */
 RONDO_API rondo_status rondo_save_model(rondo_model* model, const char* folder);
 
 /* ---- Adapters (LoRA) ---- */
