@@ -14,8 +14,8 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// What a step decided, in the device's memory. All zeros: a kernel found its data wrong (backend.h, Note [Late
-// errors]), so the step does nothing and counts nothing.
+// What a step decided, in the device's memory. All zeros: a kernel found its data wrong, so the step does nothing and
+// counts nothing (backend.h, Note [Late errors]).
 struct Decision {
   double norm;     // of the unscaled gradients before clipping; NaN: not measured
   double factor;   // the gradients are multiplied by it: unscales and clips

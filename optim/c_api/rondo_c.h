@@ -196,9 +196,8 @@ RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* 
 
 /* ---- The tokenizer ---- */
 
-/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. The ids
- * of a text are all of its ids, here and in the calls above: truncation and padding of tokenizer.json are not applied.
- */
+/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. Here
+ * and in the calls above texts are neither truncated nor padded, whatever tokenizer.json says. */
 RONDO_API rondo_status rondo_encode(rondo_model* model, const char* text, int32_t* ids, int64_t capacity,
                                     int64_t* count);
 /* `text`: give it to rondo_free(). Special tokens are left out. */
