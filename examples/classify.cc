@@ -7,8 +7,8 @@
 //   rondorun --nproc-per-node 2 classify ...         # two processes share the batches; the same files
 //   classify --help                                                               # Hugging Face's names
 //
-// --problem_type=regression learns numbers instead, and multi_label_classification any number of classes for each text;
-// labels then have commas between them. A model that was trained so says it in its config.json.
+// --problem_type=regression learns numbers, and multi_label_classification any number of classes for each text; labels
+// then have commas between them. Afterwards the model's config.json has the problem_type.
 //
 // Training files have a line "label<TAB>text" for each text, or if they end in .jsonl {"text": "...", "label": ...}.
 // --test_file has a text on each line. --output_dir gets checkpoints, metrics.jsonl, and at the end what transformers
@@ -96,7 +96,7 @@ Flags flags_of(ClassifyOptions& o) {
   return flags;
 }
 
-// A string of config.json, such as its model_type; empty if it has none: that is from_pretrained()'s business.
+// A string of config.json, such as its model_type; empty if there is none, which from_pretrained() deals with.
 std::string config_word(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   std::string word;
@@ -108,7 +108,7 @@ std::string config_word(const std::string& folder, std::string_view field) {
   return word;
 }
 
-// config.json has this token: its field is neither null nor below 0, as in the first Llamas.
+// Whether config.json names this token. A field that is null or below 0 (the first Llamas) names none.
 bool config_has_token(const std::string& folder, std::string_view field) {
   const std::string path = folder + "/config.json", text = io::read_text(path, 16 << 20);
   bool has = false;
@@ -156,7 +156,7 @@ class Classifier : optim::Callback {
   Classifier(const ClassifyOptions& o, const Job& job)
       : o_(o), job_(job), tokenizer_(text::AutoTokenizer::from_pretrained(o.model_name_or_path)) {}
 
-  // False: cancelled.
+  // Returns false if cancelled.
   bool train() {
     problem_ = problem();
     const auto train = read_training();
@@ -261,8 +261,8 @@ class Classifier : optim::Callback {
     const std::vector<std::string>& names = model_->label_names();
     return number < names.size() ? names[number] : std::to_string(number);
   }
-  // A text's columns: the most likely class and its probability; the classes of at least 1/2 and the probabilities of
-  // all; or the numbers.
+  // A text's columns. One class: the most likely one and its probability. Several labels: those of at least 1/2, and
+  // the probabilities of all. Regression: the numbers.
   std::string prediction(std::span<const float> values) const {
     std::vector<std::string> chosen, all;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -276,8 +276,7 @@ class Classifier : optim::Callback {
     return absl::StrCat(name_of_class(best), "\t", all[best]);
   }
 
-  // The user's choice, else the folder's, else a class for each text. A model of one label learns numbers, as in
-  // transformers.
+  // The user's choice, else the folder's, else one class for each text. As in transformers, one label means regression.
   nn::ProblemType problem() const {
     const auto said = problem_named(!o_.problem_type.empty() ? o_.problem_type
                                                              : config_word(o_.model_name_or_path, "problem_type"));
@@ -292,7 +291,7 @@ class Classifier : optim::Callback {
     return std::make_shared<const data::ExampleSet>(data::read_labelled(
         path, tokenizer_, {.max_length = o_.max_seq_length, .label_kind = kind_of_labels(), .label_names = names}));
   }
-  // A folder that names all classes of the file keeps their numbers: its head goes by them.
+  // If the model's folder names all classes of the file, they keep its numbers, because its head depends on them.
   std::shared_ptr<const data::ExampleSet> read_training() const {
     auto set = read(o_.train_file, {});
     if (problem_ == nn::ProblemType::kRegression) return set;
@@ -312,10 +311,11 @@ class Classifier : optim::Callback {
                                                       : data::LabelKind::kClass;
   }
 
-  // With a new head if the file has none for these classes or numbers; neither: the file's head.
+  // Loads the model, with a new head if the file has none for these classes or numbers. Without classes and numbers:
+  // with the file's head.
   void load(const std::vector<std::string>& label_names, std::optional<int64_t> numbers = std::nullopt) {
     const bool trains = !label_names.empty() || numbers;
-    // Heads of the model's first training; RoBERTa's classifier has no use for its pooler.
+    // Heads of the pretraining are ignored, and RoBERTa's pooler, which its classifier does not use.
     const std::string family = config_word(o_.model_name_or_path, "model_type");
     nn::PretrainedOptions options{.allow_unknown_fields = o_.allow_unknown_fields,
                                   .num_labels = numbers,
@@ -325,7 +325,8 @@ class Classifier : optim::Callback {
                                   .ignore = {"cls.", "lm_head.", "vocab_"}};
     if (family == "roberta") options.ignore.insert(options.ignore.end(), {"pooler.", "roberta.pooler."});
     if (trains) options.fresh = {"classifier.", "bert.pooler.", "pre_classifier.", "score."};
-    // A decoder's classifier finds the last token of a row by it. Language models seldom have one in config.json.
+    // A decoder's classifier needs the padding token, to find a row's last token. config.json of a language model
+    // seldom names one.
     const bool encoder = absl::c_linear_search(std::array{"bert", "roberta", "distilbert"}, family);
     if (!encoder && !config_has_token(o_.model_name_or_path, "pad_token_id") && tokenizer_.pad_token_id() >= 0)
       options.pad_token_id = tokenizer_.pad_token_id();
@@ -349,7 +350,7 @@ class Classifier : optim::Callback {
   Tensor segments(const Tensor& given) const { return takes_segments_ ? given : Tensor(); }
 
   const char* measure() const { return problem_ == nn::ProblemType::kRegression ? "mean squared error" : "accuracy"; }
-  // Over the validation texts: the share sorted right, the share of their labels that are right, or the mean squared
+  // Over the validation texts: the share of texts (several labels: of labels) that are right, or the mean squared
   // error. All ranks call this: each measures a part.
   double measured() {
     const NoGrad off;

@@ -73,7 +73,7 @@ std::vector<Part> parts_of(const CompilerOptions& o) {
   return parts;
 }
 
-// ---- Object storage: compiled code through a command of the user's, such as `aws s3 cp s3://bucket/code -`.
+// ---- Compiled code in object storage, through a command of the user, such as `aws s3 cp s3://bucket/code -`.
 
 std::string output_of(const std::string& command) {
   std::FILE* const pipe = ::popen(command.c_str(), "r");
@@ -85,7 +85,7 @@ std::string output_of(const std::string& command) {
   return output;
 }
 void give(const std::string& bytes, const std::string& command) {
-  auto* const before = std::signal(SIGPIPE, SIG_IGN);  // a command that ends early is an error, not our end
+  auto* const before = std::signal(SIGPIPE, SIG_IGN);  // a command that ends early must not end this process
   std::FILE* const pipe = ::popen(command.c_str(), "w");
   const bool taken = pipe != nullptr && std::fwrite(bytes.data(), 1, bytes.size(), pipe) == bytes.size();
   const bool ended_well = pipe != nullptr && ::pclose(pipe) == 0;
@@ -145,7 +145,7 @@ std::string complete(CompilerOptions& o, Device device) {
                         std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.eager; });
   if (o.warm_up && !compiles) throw Error("--warm_up: --compile=none compiles nothing");
   if (o.compile != "auto") return "";
-  const bool has_code = !o.load_code.empty();  // that needs no compiler
+  const bool has_code = !o.load_code.empty();  // loaded code needs no compiler
   o.compile = has_code || compile::jit_available(device) ? "regions" : "none";
   if (o.compile == "regions") return "";
   o.warm_up = false;
@@ -162,7 +162,7 @@ Buckets buckets_of(const CompilerOptions& o) {
                                ": must be a number of buckets, or ascending sizes with commas ", "between"));
     buckets.sizes.push_back(before = size);
   }
-  constexpr int64_t kMostBuckets = 1024;  // each is code of its own
+  constexpr int64_t kMostBuckets = 1024;  // each has its own code
   if (buckets.sizes.empty() && !o.buckets.empty())
     throw Error(absl::StrCat("--buckets=", o.buckets, ": there is no size"));
   if (buckets.sizes.size() == 1 && o.buckets.find(',') == std::string::npos) {

@@ -1,4 +1,4 @@
-// The compiler, as every training program offers it: the same options, said and done in one place.
+// Compiler: the compiler options that all training programs share, and what they do.
 //
 //   CompilerOptions o;
 //   add_options(flags, o);                                     // --compile, --mode, --dynamic, ...
@@ -28,12 +28,12 @@ namespace rondo::examples {
 struct CompilerOptions {
   std::string compile = "auto";  // after complete(): none, regions or whole
   std::string mode = "default", dynamic = "auto", buckets, parts;
-  std::string load_code, save_code;  // commands of the user's
+  std::string load_code, save_code;  // shell commands of the user
   bool fullgraph = false, explain = false, warm_up = false, compile_optimizer = true;
 };
 
 void add_options(Flags& flags, CompilerOptions& options);
-// Replaces "auto" and checks what does not go together. Throws Error. Returns what the user should know, or "".
+// Replaces "auto". Throws Error if options do not fit together. Returns a note for the user, or "".
 std::string complete(CompilerOptions& options, Device device);
 
 // --buckets: how many, or which sizes. Neither: the option is not given.
@@ -46,14 +46,13 @@ Buckets buckets_of(const CompilerOptions& options);
 // The same batches, padded to the sizes of --buckets.
 data::ExampleBatchesOptions in_buckets(const CompilerOptions& options, data::ExampleBatchesOptions batches);
 
-// What varies in the batches of a program.
+// The dimensions that vary in the batches of a program.
 struct Varying {
-  std::vector<int> dims;    // those that vary, in the batch's first tensors and in the blocks' first argument
+  std::vector<int> dims;    // in the batch's first tensors, and in the blocks' first argument
   int64_t max = INT64_MAX;  // the largest size
   int64_t multiple_of = 1;  // every size is a multiple of this
   size_t tensors = 1;       // how many of the batch's first tensors have the dimensions
-  // The argument of the whole model that varies, if it is made of a tensor of the batch; -1: it is a tensor of the
-  // batch.
+  // The argument of the whole model that varies, if the model is not called with the batch's own tensors; -1: it is.
   int argument = -1;
   // False: the arguments of blocks have other sizes, so only the whole model can be marked.
   bool is_in_blocks = true;
@@ -63,32 +62,31 @@ struct Varying {
 
 class Compiler {
  public:
-  // Compiles what the options say of the model, which must outlive this. Throws Error; for a part that the model does
-  // not have with the nearest name.
+  // Compiles the parts of the model that the options name. The model must outlive this object. Throws Error, which for
+  // an unknown part names the nearest one.
   Compiler(const CompilerOptions& options, nn::ModuleBase& model, Varying varying);
 
   bool compiles() const { return !regions_.regions().empty(); }
   const compile::Regions& regions() const { return regions_; }
-  // Unless --compile_optimizer=false.
+  // Compiles the optimizer's step if the model is compiled, unless --compile_optimizer=false.
   void compile(optim::Optimizer& optimizer) const;
   // --dynamic=marked of a whole model: marks a batch before the model is called with it.
   void mark(const data::Batch& batch) const;
 
-  // With --warm_up: `step` runs on the next batch of `source`, which stays the next one, at each of the sizes that
-  // batches will have, or at its own if none are known. Of several processes the first compiles for all. The step may
-  // not communicate.
-  // Returns what happened, or "".
+  // With --warm_up: runs `step` on the next batch of `source`, resized to each of `sizes` (empty: as it is). The source
+  // keeps its position. Of several processes the first compiles for all. `step` may not communicate. Returns a note on
+  // what was compiled, or "".
   std::string warm_up(dist::ProcessGroup& group, data::BatchSource& source, Device device,
                       const std::vector<int64_t>& sizes, const std::function<void(const data::Batch&)>& step);
   // A line for each region; "" if there is none.
   std::string summary() const { return regions_.summary(); }
-  // With --explain: summary, graph breaks and hints; all there is goes to explain.html and explain.txt in the folder,
-  // unless its name is empty.
+  // With --explain: returns summary, graph breaks and hints, else "". Writes the whole explanation to explain.html and
+  // explain.txt in `folder`, unless that is "".
   std::string explain(const std::string& folder) const;
-  // What --load_code brought; "": the option is not given.
+  // A note on what --load_code loaded; "": the option is not given.
   const std::string& loaded() const { return loaded_; }
-  // For the end of a run: rank 0 gives --save_code what was compiled, then back to eager execution without it. With
-  // --explain returns what was forgotten, else "".
+  // Called at the end of a run. Rank 0 passes the compiled code to --save_code. Then the model is eager again, and the
+  // code is freed. With --explain returns how much was freed, else "".
   std::string finish(const dist::ProcessGroup& group);
 
  private:

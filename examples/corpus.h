@@ -14,11 +14,11 @@ namespace rondo::examples {
 struct Corpus {
   std::unique_ptr<io::Tokenizer> tokenizer;
   data::TokenDataset train, val;  // val: the last tenth
-  int64_t checksum;               // of the text, so that a run does not go on with another one
+  int64_t checksum;               // of the text, so that a run is not resumed with another one
 };
 
-// Reads options.data. If `keep`, makes out_dir, and the vocabulary of a character tokenizer goes to
-// <out_dir>/tokenizer.json, for whoever loads the model later. Throws Error.
+// Reads options.data. With `keep`, creates out_dir, and writes the vocabulary of a character tokenizer to
+// <out_dir>/tokenizer.json, for programs that load the model later. Throws Error.
 Corpus load_corpus(const TrainOptions& options, bool keep);
 
 }  // namespace rondo::examples

@@ -94,7 +94,7 @@ class Finetuning {
     job.say(compiler_->loaded());
   }
 
-  // False: cancelled.
+  // Returns false if cancelled.
   bool run() {
     optim::AdamW& optimizer = optimizer_.emplace(
         model_->parameters(),
@@ -168,7 +168,7 @@ class Finetuning {
     if (o_.merge) save_merged(o_.output_dir + "/merged");
   }
 
-  // Throws Error if an example would be longer than the model.
+  // Returns the vocabulary's size. Throws Error if examples may be longer than the model's positions.
   int64_t vocab_size() const {
     if (o_.block_size > model_.max_length())
       throw Error(absl::StrCat("--block_size=", o_.block_size,
@@ -176,7 +176,7 @@ class Finetuning {
     return model_.vocab_size();
   }
 
-  // {x, y}, and with --packing the positions that keep examples of a row apart.
+  // A batch is {x, y}, and with --packing also positions, which keep the examples of a row apart.
   Tensor loss_of(const data::Batch& batch) {
     return batch.size() > 2 ? model_.loss(batch[0], batch[1], batch[2]) : model_.loss(batch[0], batch[1]);
   }

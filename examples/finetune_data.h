@@ -1,4 +1,4 @@
-// The input of finetune: plain text, prompts with completions, or chats, told apart by the file.
+// The input of finetune: plain text, prompts with completions, or chats. The file's lines show which.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct FinetuneData {
   FinetuneData(const FinetuneOptions& options, const text::PreTrainedTokenizer& tokenizer, int64_t vocab_size);
 
   std::shared_ptr<const data::ExampleSet> train, validation;
-  std::optional<data::ChatEncoder> chat;  // of files of chats; keeps a reference to the tokenizer
-  std::vector<std::string> notices;       // what the user should know: how much was read and cut, the chat template
+  std::optional<data::ChatEncoder> chat;  // for files of chats; keeps a reference to the tokenizer
+  std::vector<std::string> notices;       // for the user: how much was read and cut, the chat template
   std::vector<int32_t> prompt;            // what the samples begin with
   std::vector<int64_t> stop_tokens;       // what ends them
 };

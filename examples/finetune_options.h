@@ -1,4 +1,4 @@
-// The options of finetune: names and, mostly, values of Hugging Face's TrainingArguments, LoraConfig and SFTConfig.
+// The options of finetune. Names and most values are those of Hugging Face's TrainingArguments, LoraConfig, SFTConfig.
 #pragma once
 
 #include <cstdint>
@@ -50,7 +50,7 @@ struct FinetuneOptions : RunOptions {
 Flags flags_of(FinetuneOptions& options);
 // Throws Error, which names the flags, if they do not go together.
 void check(const FinetuneOptions& options);
-// The same as options of a trainer whose training data has so many batches an epoch, for one process.
+// The options for a Trainer in one process, whose training data has `batches_per_epoch`.
 optim::TrainerOptions trainer_options(const FinetuneOptions& options, int64_t batches_per_epoch);
 
 }  // namespace rondo::examples

@@ -79,7 +79,7 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-// Flags that every program has: not among its own, since no run remembers them.
+// Flags that every program has. They are not in flags_, because no run stores them.
 constexpr const char* kRecipe = "recipe";
 constexpr const char* kSaveRecipe = "save_recipe";
 

@@ -1,6 +1,6 @@
 // Flags: a tiny typed command-line parser. `--name=value` and `--name value`; `--name` alone turns a bool on; --help
 // prints every flag with its default; --recipe FILE takes flags from a file (recipe.h), and the command line wins over
-// it; --save_recipe FILE writes one with those that are not as by default.
+// the file; --save_recipe FILE writes one with the flags that differ from their defaults.
 //
 //   int64_t n_layer = 4;
 //   Device device;
@@ -9,10 +9,10 @@
 //   flags.add("device", &device, "where it trains");
 //   flags.parse({"--n_layer=6", "--device=cuda"});   // Error: unknown flag --n_layers; did you mean --n_layer?
 //
-// Keeps pointers to the variables: they outlive the parser, and their values at the time of add() are the defaults.
+// Keeps pointers to the variables: they must outlive the parser. Their values at the time of add() are the defaults.
 //
 // Why no library: a resumed run asks which flags were given and takes the others from its checkpoint, bit for bit.
-// Abseil's Flags keep that to themselves, belong to the process, and end it at a bad value. CLI11 2.1 (Debian 12's)
+// Abseil's Flags do not tell this, are global, and end the process on a bad value. CLI11 2.1 (Debian 12's)
 // reads 9223372036854775808 as the largest int64 and 010 as 8, leaves 0 in the variable at --n_layer=four, takes
 // --bias=true for the value of the flag before it, and names no nearest flag. tests/examples/flags_test.cc has each of
 // these.
@@ -37,15 +37,15 @@ class Flags {
   Flags(std::string program, std::string purpose) : program_(std::move(program)), purpose_(std::move(purpose)) {}
   // `choices`, if any, are the only values of a string.
   void add(std::string name, Target target, std::string help, std::vector<std::string> choices = {});
-  // Throws Error on an unknown flag, a missing value or one that is not of the flag's type, and for a device that this
-  // process does not have: the error says why there is none. For a recipe, its name and the line come first. Under a
-  // launcher "cuda" is the device of the process's LOCAL_RANK (dist/groups/placement.h).
+  // Throws Error for an unknown flag, a missing value, a value of another type than the flag's, and a device that this
+  // process does not have (the error says why). Errors in a recipe begin with its name and the line. Under a launcher
+  // "cuda" is the device of the process's LOCAL_RANK (dist/groups/placement.h).
   void parse(const std::vector<std::string>& args);
   void set(const std::string& name, const std::string& value);
 
   bool help_wanted() const { return help_wanted_; }
   std::string usage() const;
-  // True if parse() has seen the flag, or its recipe has it.
+  // True if the flag was in parse()'s arguments or in a recipe.
   bool given(const std::string& name) const { return given_.contains(name); }
   const std::set<std::string>& all_given() const { return given_; }
   // Every flag with its value as text that set() takes back.

@@ -1,5 +1,5 @@
-// train_gpt --study: what compiling gives a GPT and what it costs, in training, in inference and in generation: eager
-// and each mode of the compiler, each in a process of its own (study.h).
+// train_gpt --study: measures what compiling a GPT gains and costs in training, inference and generation. Eager runs
+// and runs with each mode of the compiler have a process of their own (study.h).
 //
 //   train_gpt --study                      # 6 layers of 384, f32 and bf16; leaves out/study.txt and study.html
 //   train_gpt --study --study_rows=train_eager,train_regions --dtype=float32
@@ -7,9 +7,9 @@
 // The published study is of GPT-2 with 1.5 billion parameters and torch.compile: training 57 ms a step, compiled 32 to
 // 34; inference 18 ms, compiled 28 to 30; the first step 1 s, compiled 29 to 35; memory 3,675 MiB, compiled 5,736.
 //
-// A row runs --untimed_steps steps, --study_steps timed ones, and as many untimed ones again, which have nothing left
-// to compile. In generation a step is a token, of one text, and as many are timed as the model has positions; with
-// bfloat16 the weights are, too. The text is random.
+// A row runs --untimed_steps steps, then --study_steps timed ones, then --untimed_steps again, which have nothing left
+// to compile. In generation a step is one token of a text, timed until the model has no more positions; with bfloat16
+// the weights are bfloat16, too. The training text is random.
 #pragma once
 
 #include "rondo/examples/train_options.h"
@@ -20,7 +20,7 @@ inline constexpr int64_t kMeasuredPrompt = 16;  // tokens that a text begins wit
 
 std::span<const StudyRow> gpt_study_rows();
 
-// As run_study(). `one_dtype`: only options.dtype; else bf16, too, where the CPU has it.
+// Runs the study and returns as run_study(). `one_dtype`: only options.dtype; else f32, and bf16 if the CPU has it.
 int run_gpt_study(const TrainOptions& options, bool one_dtype);
 
 }  // namespace rondo::examples

@@ -16,7 +16,7 @@
 namespace rondo::examples {
 namespace {
 
-// Beside the checkpoints: the id of the job that they belong to.
+// A file beside the checkpoints: it has the id of the job that they belong to.
 std::string run_id_path(const std::string& folder) { return folder + "/run_id"; }
 
 void print(const std::string& line) {
@@ -24,7 +24,7 @@ void print(const std::string& line) {
   std::fflush(stdout);
 }
 
-// One rank of several on a GPU works on the cores beside it. Says what it did.
+// If several ranks run on GPUs: pins this rank's threads to the cores near its GPU, and prints what it did.
 void pin(const JobOptions& options, const dist::Environment& environment) {
   if (!options.pin_threads || options.device == kCPU || environment.world_size == 1) return;
   const dist::Pinned pinned = dist::pin_threads(options.device);

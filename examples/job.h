@@ -1,11 +1,11 @@
-// Job: what a program does first if a launcher (rondorun, torchrun, mpirun, srun) may have started it as one of several
-// processes. Without a launcher it is a job of one process.
+// Job: the processes of one run. A program makes it first if a launcher (rondorun, torchrun, mpirun, srun) may have
+// started it as one of several processes. Without a launcher the job has one process.
 //
 //   const Job job({.device = options.device});
 //   if (job.several()) ddp.emplace(model, job.group);
 //   job.say("...");                                     // rank 0 prints
 //
-// Starting again (rondorun --max-restarts): goes_on() says whether the checkpoints in a folder are this job's own.
+// Restarts (rondorun --max-restarts): goes_on() says whether the checkpoints in a folder are this job's own.
 #pragma once
 
 #include <functional>
@@ -18,20 +18,20 @@
 
 namespace rondo::examples {
 
-// main() of a program: the exit code of `body`. An exception is a line on stderr, and 1; so is a stdout that has not
-// taken all that was printed, as on a full disk. A write past the file size limit (ulimit -f) throws instead of ending
-// the process.
+// main() of a program: returns the exit code of `body`. If `body` throws, or if stdout has not taken all that was
+// printed (a full disk), prints a line on stderr and returns 1. A write past the file size limit (ulimit -f) throws
+// instead of ending the process.
 int run_program(const char* name, const std::function<int()>& body);
 
 struct JobOptions {
-  Device device = kCPU;          // as Flags has read it: "cuda" is that of the LOCAL_RANK
+  Device device = kCPU;          // as Flags has read it: "cuda" is the device of the LOCAL_RANK
   bool pin_threads = true;       // with several processes: threads run on the cores near the device
-  double timeout_seconds = 300;  // that a rank may be late
+  double timeout_seconds = 300;  // how late a rank may be
 };
 
 class Job {
  public:
-  // Meets the other processes. Throws Error if two of them would use one GPU, and what ProcessGroup::connect() throws.
+  // Connects to the other processes. Throws Error if two of them would use one GPU, and as ProcessGroup::connect().
   explicit Job(JobOptions options);
 
   const dist::Environment environment;
@@ -41,9 +41,9 @@ class Job {
   // Prints a line on stdout, on rank 0 only. An empty line prints nothing.
   void say(const std::string& line) const;
 
-  // True if a launcher has started this job again, and the job has called own() for this folder before. False if the
-  // launcher gives its jobs no id (torchrun without --rdzv-id): --init_from=resume, or --resume_from_checkpoint=true,
-  // then makes each start go on.
+  // True if a launcher has restarted this job, and the job has called own() for this folder before. False if the
+  // launcher gives its jobs no id (torchrun without --rdzv-id): then use --init_from=resume, or
+  // --resume_from_checkpoint=true, which resumes at every start.
   bool goes_on(const std::string& folder) const;
   // Writes into the folder that the checkpoints in it belong to this job from now on. REQUIRES: the folder has no older
   // checkpoints.

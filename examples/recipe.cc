@@ -17,7 +17,7 @@ namespace {
 
 constexpr uint64_t kMaxBytes = uint64_t{1} << 20;
 
-// Takes the parser's events, one after the other: no tree is built, and an alias is an error where it stands.
+// Reads the parser's events one by one: no tree is built, and an alias is an error at its own line.
 class Reader final : public YAML::EventHandler {
  public:
   explicit Reader(std::string path) : path_(std::move(path)) {}
@@ -93,7 +93,7 @@ std::vector<RecipeEntry> read_recipe(const std::string& path) {
   const std::string text = io::read_text(path, kMaxBytes);
   Reader reader(path);
   try {
-    // The end of the document, said: yaml-cpp takes the end of the file for the end of a quote.
+    // An explicit end of the document, because yaml-cpp accepts the end of the file as the end of a quote.
     std::istringstream in(text + "\n...\n");
     YAML::Parser parser(in);
     if (!parser.HandleNextDocument(reader)) throw FileError(path, "the recipe is empty");

@@ -1,4 +1,4 @@
-// A run of a program with an optim::Trainer: the options that all of them have, stopping and going on.
+// What programs with an optim::Trainer share: options, stopping by Ctrl-C, and resuming.
 //
 //   struct MyOptions : RunOptions { ... };
 //   add_options(flags, options, "checkpoints, and at the end the model", "of weights and batches");
@@ -33,7 +33,7 @@ struct RunOptions {
   double ddp_timeout = 300;
 };
 
-// The values that they have now are the defaults. `output_dir` and `seed`: the help of these two.
+// The current values of `options` become the defaults. `output_dir` and `seed`: the help texts of these two.
 void add_options(Flags& flags, RunOptions& options, std::string output_dir, std::string seed);
 // Throws Error, which names the option.
 void check(const RunOptions& options);
@@ -41,15 +41,16 @@ JobOptions job_options(const RunOptions& options);
 optim::TrainerOptions trainer_options_of(const RunOptions& options);
 
 // --resume_from_checkpoint: a checkpoint file, a folder of them, or "true", the newest in output_dir, if there is one.
-// A job that its launcher has started again goes on from its own newest one, whatever the option says. Rank 0 prints
-// where the run goes on. Throws Error if a file or folder that is named has no checkpoint.
+// A job that its launcher has restarted resumes from its own newest checkpoint, whatever the option says. Rank 0 prints
+// where the run resumes. Throws Error if a file or folder that is named has no checkpoint.
 void resume(optim::Trainer& trainer, const RunOptions& options, const Job& job);
 
-// Trains until the end, or until Ctrl-C (SIGINT) or SIGTERM: then the step that is under way ends, a checkpoint is
-// written, rank 0 prints how to go on, and there is no result. A second signal ends the process. One at a time.
+// Trains until the end, or until Ctrl-C (SIGINT) or SIGTERM. Then training stops (Trainer::cancel), a checkpoint is
+// written, rank 0 prints how to resume, and the result is nullopt. A second signal ends the process. Only one call of
+// train() may run at a time.
 std::optional<optim::TrainResult> train(optim::Trainer& trainer, const Job& job);
 
-// For rank 0: the folder belongs to the job once the trainer has cleared it of other runs' checkpoints.
+// For rank 0: marks the folder as the job's own, after the trainer has removed other runs' checkpoints from it.
 class OwnsFolder : public optim::Callback {
  public:
   OwnsFolder(const Job& job, std::string folder) : job_(job), folder_(std::move(folder)) {}

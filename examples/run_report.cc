@@ -114,7 +114,7 @@ RunReport::RunReport(std::string path) : path_(std::move(path)) {
       return;
     }
     const std::string why(message.substr(kTopic.size()));
-    // Recordings whose code is there already are no compilations.
+    // A recording whose code exists already is no compilation.
     if (absl::StrContains(why, "kernels compiled") && !absl::StrContains(why, "no kernel compiled"))
       facts_.recompilations.emplace_back(absl::StripAsciiWhitespace(why));
   });

@@ -1,14 +1,13 @@
-// What a run measures of itself, as --report FILE writes it and study.h reads it. A run that generates has steps of a
-// token.
+// What a run measures of itself. --report FILE writes it, and study.h reads it. In generation a step is a token.
 //
 //   RunReport report("run.json");                                      // before the model is made
 //   report.start({.untimed_steps = 20, .steps_of_epoch = 120});        // then whatever compiles
 //   trainer.add_callback(report);                                      // then train()
 //   report.write(compiler.regions());
 //
-// The first `untimed_steps` steps are timed as one: they pay for compiling. The steps behind them, up to the end of the
-// epoch, give the speed. Then the batches of the first steps come again, and those steps are timed once more: the
-// difference of the two times is what compiling costs, for captions of these lengths.
+// The first `untimed_steps` steps are timed together: their time includes compiling. The steps behind them, up to the
+// end of the epoch, give the speed. Then the batches of the first steps come again, and are timed once more: the
+// difference of the two times is the cost of compiling for batches of these sizes.
 #pragma once
 
 #include <chrono>
@@ -29,11 +28,11 @@ namespace rondo::examples {
 struct RunFacts {
   static constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
   double steps_per_s = kUnknown;
-  double first_s = kUnknown;                        // the untimed steps, and what is done between start() and train()
-  double again_s = kUnknown;                        // the same batches once more
-  double loss = kUnknown;                           // mean of the last untimed_steps steps
-  double base_mib = kUnknown, peak_mib = kUnknown;  // resident memory: before the model, and the most
-  double device_peak_mib = kUnknown;                // of a device that is not the CPU
+  double first_s = kUnknown;                              // from start() to the end of the untimed steps
+  double again_s = kUnknown;                              // the same batches once more
+  double loss = kUnknown;                                 // mean of the last untimed_steps steps
+  double base_mib = kUnknown, peak_mib = kUnknown;        // resident memory: before the model, and the most
+  double device_peak_mib = kUnknown;                      // of a device that is not the CPU
   std::vector<std::pair<std::string, int64_t>> compiled;  // blocks, and how often their code was generated
   std::vector<std::string> recompilations;                // why code was generated again
   std::vector<std::string> breaks;                        // of graphs, and why

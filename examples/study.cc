@@ -45,7 +45,8 @@ std::string text_of_file(const std::string& path) {
   return text.str();
 }
 
-// The last line that says something: of a program that failed, mostly why. Whatever it is, a terminal shows it.
+// The last line of a log that is not blank. For a program that failed it mostly says why. '?' replaces characters that
+// a terminal may not show.
 std::string last_line(const std::string& log) {
   constexpr std::streamoff kMost = 4096;
   std::ifstream file(log, std::ios::binary | std::ios::ate);
@@ -60,7 +61,7 @@ std::string last_line(const std::string& log) {
   return line;
 }
 
-// As one word of a shell.
+// Quotes a text as one word for a shell.
 std::string quoted(const std::string& text) {
   return absl::StrCat("'", absl::StrReplaceAll(text, {{"'", "'\\''"}}), "'");
 }
@@ -70,7 +71,7 @@ void make_empty(const std::string& folder) {
   io::make_folders(folder);
 }
 
-// Runs a command with its output in `log`. Returns why it failed, or "". It is killed with this process.
+// Runs a command with its output in `log`. Returns why it failed, or "". The command is killed if this process ends.
 std::string run_command(const Words& command, const Words& environment, const std::string& log, double timeout) {
   std::vector<char*> arguments, assignments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -148,7 +149,7 @@ class Runner {
   }
 
  private:
-  // The rows that are wanted, and those that they refer to.
+  // Chooses the rows that --study_rows names, and the rows that they refer to.
   void choose_rows() {
     Words wanted = absl::StrSplit(s_.options.rows, ',', absl::SkipWhitespace()), names;
     for (const StudyRow& row : s_.rows) names.push_back(row.name);
@@ -203,7 +204,7 @@ class Runner {
       }
     }
     make_empty(at("runs/cache"));
-    fs::remove(fresh);  // of one that was killed
+    fs::remove(fresh);  // a killed run may have left it
     runs.failure.clear();
     if (row.code != StudyRow::Code::kNone) {
       fs::remove(at("runs/artifact"));

@@ -1,17 +1,17 @@
-// A study: rows, each a program's run in a process of its own with an empty cache, in one table; ours and, with
-// --study_peer, another framework's, in turns.
+// A study: one table of runs of a program. Each row is a process of its own with an empty cache. With --study_peer
+// another framework runs each row, too, in turns with ours.
 //
 //   return run_study({.options = o.study, .folder = "out", .rows = rows, .title = "A GPT of 6 layers", ...});
 //
-// A row is this program once more, with the row's options and --report FILE (run_report.h). The folder gets runs/, a
-// JSON file and a log for each process, and study.txt and study.html after each row. What has its file is not measured
-// again: a study that was killed goes on, and a row that failed is tried again.
+// A row runs this program again, with the row's options and --report FILE (run_report.h). The folder gets runs/, with a
+// JSON file and a log for each process, and study.txt and study.html after each row. A run that has its JSON file is
+// not measured again: a study that was killed goes on, and a row that failed is tried again.
 // --study_peer is a command, with settings in front of it if need be: "OMP_NUM_THREADS=1 python3 peer.py".
 //
 // A peer is called with --row=NAME --report=FILE --initial=FOLDER --timed_steps=N --threads=N --dtype=float32|bfloat16
 // --processes=N --artifact=FILE --fill=0|1 and Study::shared, and writes the report. FOLDER has what
-// Study::write_start() leaves there. --fill=1: only leave compiled code in the cache, or in the artifact. The cache is
-// empty or filled, and given by TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR.
+// Study::write_start() leaves there. --fill=1: only leave compiled code in the cache, or in the artifact. The cache
+// folder, empty or filled, is in TORCHINDUCTOR_CACHE_DIR and TRITON_CACHE_DIR.
 #pragma once
 
 #include <cstdint>
@@ -34,27 +34,27 @@ struct StudyOptions {
 void add_options(Flags& flags, StudyOptions& options, const std::string& folder);
 
 struct StudyRow {
-  // Where compiled code comes from. What is not kNone leaves it there in a run before, which is not measured.
+  // Where compiled code comes from. For kCache and kArtifact, an earlier run that is not measured leaves it there.
   enum class Code : uint8_t { kNone, kCache, kArtifact };
 
   std::string name;   // of --study_rows, and the peer's --row
   std::string title;  // of the table
-  double published;   // steps/s of what the study has published; 0: none
+  double published;   // steps/s that the study has published; 0: none
   std::vector<std::string> options;
   std::string note = {};     // how Rondo's form differs from the peer's
-  std::string same_as = {};  // Rondo's form is that row's: it is measured there
+  std::string same_as = {};  // Rondo runs this row as that one, and takes its results from there
   int processes = 1;
   Code code = Code::kNone;
   bool is_compile_time = false;    // the row is about its first steps: none but these are timed
   double published_first_s = 0;    // the study's seconds of the first steps
-  int64_t most_compilations = 0;   // that a kind of block may need; 0: no bound
-  double compile_ratio = 0;        // how many times shorter than the peer's compiling must be
-  bool has_other_batches = false;  // so its loss is another one
-  // What is asked in comparison with another row of ours.
-  std::string beside = {};  // its name
-  double least_speed = 0;   // at least so many times that row's
-  double most_memory = 0;   // at most so many times that row's; 0: not asked
-  std::string says = {};    // in words
+  int64_t most_compilations = 0;   // the most that a kind of block may need; 0: no bound
+  double compile_ratio = 0;        // compiling must be so many times shorter than the peer's
+  bool has_other_batches = false;  // so its loss is not compared
+  // Requirements in comparison with another row of ours.
+  std::string beside = {};  // the other row's name
+  double least_speed = 0;   // at least so many times the other row's
+  double most_memory = 0;   // at most so many times the other row's; 0: no requirement
+  std::string says = {};    // the requirement on speed, in words
 
   bool compiles() const { return most_compilations > 0 || is_compile_time || !same_as.empty(); }
 };
@@ -68,13 +68,13 @@ struct Study {
   std::string published;           // heads the column of StudyRow::published
   std::vector<std::string> dtypes;
   std::vector<std::string> shared;  // options of the model and its data, which all rows share with the peer
-  std::function<std::vector<std::string>(const StudyRow&)> own = nullptr;  // options of ours only, besides the row's
+  std::function<std::vector<std::string>(const StudyRow&)> own = nullptr;  // more options for Rondo's runs of a row
   std::function<void(const std::string& folder)> write_start = nullptr;    // what a peer begins with
 
   int64_t timed_steps(const StudyRow& row) const { return row.is_compile_time ? 0 : options.steps; }
 };
 
-// f32, and bf16 where the processor multiplies it.
+// f32, and bf16 if the device is no CPU or the processor can multiply it.
 std::vector<std::string> dtypes_of_host(Device device);
 
 // Returns the exit status: 1 if a row failed. Throws Error if the folder holds another study.

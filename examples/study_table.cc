@@ -36,7 +36,7 @@ double ratio(const StudyRuns& over, const StudyRuns& under, const Figure& figure
 
 double speed(const RunFacts& run) { return run.steps_per_s; }
 double first(const RunFacts& run) { return run.first_s; }
-// What is below a millisecond is noise.
+// Times below a millisecond are noise.
 double compiling(const RunFacts& run) { return std::max(run.compile_s(), 1e-3); }
 double memory(const RunFacts& run) { return run.memory_mib(); }
 double loss(const RunFacts& run) { return run.loss; }
@@ -49,7 +49,7 @@ struct Column {
   const char* name;
   std::function<std::string(const StudyResult&)> cell;
 };
-// The same figure of both.
+// Adds two columns for one figure: ours and the peer's.
 void add_pair(std::vector<Column>& columns, const char* ours, const char* theirs, const Figure& figure, int digits) {
   columns.push_back({ours, [=](const StudyResult& r) { return shown(median(r.ours, figure), digits); }});
   columns.push_back({theirs, [=](const StudyResult& r) { return shown(median(r.theirs, figure), digits); }});
@@ -93,7 +93,7 @@ std::vector<Column> columns_of(const std::string& published, bool has_peer) {
   return columns;
 }
 
-// ---- What is asked of the rows
+// ---- Requirements on the rows
 
 class Checks {
  public:
@@ -253,7 +253,7 @@ constexpr const char* kLegend =
     "loss: mean of the last untimed steps. Medians over the rounds. ratio: how many times ours "
     "is as fast as the peer, or as short, within a round: more is better.";
 
-// Ours as a bar, the longest as wide as the column.
+// A bar of this length; the longest bar is as wide as the column.
 std::string bar(double value, double longest) {
   return std::isnan(value) || longest <= 0
              ? std::string()

@@ -1,4 +1,4 @@
-// The table of a study, as text and as a page that loads nothing.
+// The table of a study, as text and as an HTML page that loads no other file.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace rondo::examples {
 // One side of a row: a run for each round.
 struct StudyRuns {
   std::vector<RunFacts> runs;
-  std::string failure;  // why there are fewer; "": there are not
+  std::string failure;  // why runs are missing; "": none is missing
   bool is_done() const { return !runs.empty() && failure.empty(); }
 };
 
@@ -35,13 +35,13 @@ struct StudyTable {
     std::string what, seen;
     bool holds = false;
   };
-  std::vector<Check> checks;  // what the study asks of ours, as far as it was measured
+  std::vector<Check> checks;  // the study's requirements on our runs, as far as they were measured
 };
 
 // The median over the runs that have measured the figure; NaN if none has.
 double median_of(const StudyRuns& runs, double RunFacts::*figure);
 
-// `published`: heads the column of what the study has published.
+// `published`: heads the column of published speeds.
 StudyTable table_of(const std::string& heading, const std::string& title, const std::string& published,
                     const std::vector<StudyResult>& results);
 std::string to_text(const StudyTable& table);

@@ -52,7 +52,7 @@ namespace rondo::examples {
 namespace {
 
 // Mean loss per token over the validation split, or over eval_iters batches spread evenly across it. A batch has the
-// rows of all ranks' batches, and each rank takes its part: the number is that of one process with the whole batch.
+// rows of all ranks' batches, and each rank takes its part: the result is that of one process with the whole batch.
 template <class LossFn>
 double evaluate(nn::GPT2& model, const LossFn& loss_of, const Corpus& corpus, const TrainOptions& o,
                 dist::ProcessGroup& group) {
@@ -92,7 +92,7 @@ std::string sample(nn::GPT2& model, const io::Tokenizer& tokenizer, const TrainO
   return tokenizer.decode(std::vector<int32_t>(ids.begin() + 1, ids.end()));
 }
 
-// The checkpoint to go on from, if there is one and it is wanted. A new run clears the folder of old ones.
+// The checkpoint to resume from, if a resume is wanted and there is one. A new run removes old ones from the folder.
 std::optional<io::Checkpoint> find_checkpoint(const TrainOptions& o, const Job& job) {
   // A first attempt of this job may have ended before it cleared the folder of an earlier run's checkpoints.
   const bool lead = job.lead(), starts_anew = o.init_from == "scratch" && !job.goes_on(o.out_dir);
@@ -132,12 +132,12 @@ class Training {
   void compile_model();
   void distribute();
   void announce();
-  // Batches of this rank's training windows, numbered through all steps.
+  // This rank's batch `number` of training windows. Batches are counted through all steps.
   data::Batch windows(int64_t number) const;
   Tensor loss_of(const data::Batch& batch);
-  // One optimizer step on this rank's share of the batch. The mean loss over all ranks.
+  // One optimizer step on this rank's share of the batch. Returns the mean loss over all ranks.
   double train_step(int64_t step);
-  // --report: steps or tokens, timed. Returns the loss of a step.
+  // --report: runs and times steps or tokens. evaluation_step() returns its loss.
   void measure();
   double evaluation_step();
   void generate_tokens();
@@ -227,7 +227,7 @@ void Training::restore(const io::Checkpoint& checkpoint) {
 }
 
 void Training::compile_model() {
-  // All windows have block_size tokens; the last batch of a validation may have fewer rows.
+  // All windows have block_size tokens, but the last batch of a validation may have fewer rows.
   compiler_.emplace(o_.compiler, model_, Varying{.dims = {0}, .max = o_.batch_size, .tensors = 2});
   compiler_->compile(optimizer_);
   warmed_up_ = compiler_->warm_up(*group_, windows_, o_.device, {},
@@ -317,7 +317,7 @@ void Training::report(int64_t step, double loss) {
 }
 
 void Training::save(int64_t step) {
-  nn::StateDict states;  // a collective, if they are in shards
+  nn::StateDict states;  // with shards, all ranks must call state_dict()
   if (shards_) states = shards_->state_dict(/*only_on=*/0);
   else if (lead_) states = optimizer_.state_dict();
   if (!lead_) return;
@@ -351,7 +351,7 @@ double Training::evaluation_step() {
   return loss.item();
 }
 
-// Two texts: the second one compiles nothing.
+// Generates two texts. The second one compiles nothing.
 void Training::generate_tokens() {
   const std::vector<int64_t> prompt(kMeasuredPrompt, 1);
   int64_t made = 0;

@@ -1,4 +1,4 @@
-// Leaves what runs while it lives eager, inside and outside of compiled regions.
+// EagerScope: while one lives, code runs eagerly, inside and outside of compiled regions.
 //
 //   Tensor forward(const Tensor& x) {                  // of a compiled block
 //     const Tensor h = attention(x);
@@ -18,10 +18,10 @@ class RecordingPause;
 
 namespace rondo::nn {
 
-// While one lives, this thread runs op by op. Inside a region, what the region has recorded so far runs first: that is
-// a graph break, which reports name with `what` and the caller's line. The region records on behind the scope.
+// While one lives, this thread runs op by op. Inside a region, the ops that the region has recorded so far run first:
+// this is a graph break, which reports name by `what` and the caller's line. After the scope the region records again.
 // Gradients flow through the segment as through any other ops. Compiled modules that are called meanwhile run their
-// forward eagerly: they record nothing, compile nothing, and keep no entry. Other call hooks (adapters) run as always.
+// forward eagerly: they record, compile and cache nothing. Other call hooks (adapters) run as always.
 // Scopes nest and live on the stack; other threads are not affected. Throws Error inside a region that allows no breaks
 // (CompileOptions::fullgraph).
 class EagerScope {

@@ -1,4 +1,4 @@
-// Modes of a tree (train or eval), given back at the end of a scope.
+// ModeScope: restores the modes (train or eval) of all modules of a tree at the end of a scope.
 #pragma once
 
 #include <utility>
@@ -8,7 +8,7 @@
 
 namespace rondo::nn {
 
-// At its end each module has the mode again that it had, even if some were in training and some not.
+// At its end each module gets back its own mode, even if some modules were in training and others not.
 //
 //   const ModeScope modes(model);
 //   model.eval();

@@ -26,7 +26,7 @@ std::string kind_of(const Tensor& tensor) {
   return absl::StrCat(std::string(name_of(tensor.dtype())), " on ", to_string(tensor.device()));
 }
 
-// Makes the tensor that `tensor` is a handle of hold `value` instead: every handle sees it.
+// Replaces the contents of `tensor` by `value`. All handles of the tensor see it.
 void replace_contents(Tensor& tensor, const Tensor& value) {
   TensorImpl& impl = *tensor.impl();
   before_write(tensor.storage());
@@ -34,7 +34,7 @@ void replace_contents(Tensor& tensor, const Tensor& value) {
     autograd::end_graphs_of_leaf(
         tensor, absl::StrCat("backward: a parameter has become ", kind_of(value), " and was ", kind_of(tensor),
                              " when this graph was made; call .to() before the forward, or after the backward"));
-  // Tensors saved for backward must be seen to be stale: the new storage's version goes past the old one's.
+  // The new storage's version must be above the old one's, so that tensors saved for backward are seen to be stale.
   const uint32_t passed = tensor.version() + 1;
   while (value.storage().version() < passed) value.storage().bump_version();
   impl.dtype = value.dtype();
@@ -65,7 +65,7 @@ ModuleBase::PlaceScope::~PlaceScope() { next_place() = nullptr; }
 
 namespace {
 
-// Live modules that lie in no other module, by address. It tells which module an address lies in.
+// Live modules that are not members of other modules, by address. Finds the module that contains an address.
 struct Registry {
   std::mutex mutex;
   std::map<const void*, ModuleBase*> modules;
@@ -136,7 +136,7 @@ ModuleBase::ModuleBase(const std::type_info& type, size_t size) try : size_(size
                              ", is not made by child(), so its parameters would not be trained or saved. Write: ", made,
                              " fc = child(\"fc\", ...) with the arguments of its constructor"));
   }
-  // What can throw comes first: no destructor takes back what a constructor has begun.
+  // Everything that can throw comes first: if a constructor throws, no destructor undoes what it has done.
   if (place.parent != nullptr) {
     check_initialised(place);
     name_ = std::move(place.name);
@@ -447,7 +447,7 @@ void ModuleBase::attach_child(std::string name, std::unique_ptr<ModuleBase> modu
   throw_out_of_memory("attach");
 }
 
-// Needs no memory, unless it fails: what could not be added is taken away again.
+// Needs no memory unless it throws: it is also called to undo an addition after memory ran out.
 std::unique_ptr<ModuleBase> ModuleBase::detach(std::string_view name) try {
   ModuleBase& module = child_named(name);
   const auto at = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &module; });
@@ -480,7 +480,7 @@ void ModuleBase::redirect_to(ModuleBase& module, TensorCall call) {
                                    [&](const auto& other) { return other->name == entry->name; });
     entry->tensor = same == module.entries_.end() ? Tensor() : (*same)->tensor;
   }
-  // Calls of a member's members: of the same class only, as nothing is known of how they are called.
+  // Members of the member are redirected, too, but only to the same class: no TensorCall is known for them.
   for (ModuleBase* inner : children_)
     for (ModuleBase* other : module.children_)
       if (other->name_ == inner->name_) inner->redirect_to(*other, nullptr);
@@ -490,13 +490,13 @@ void ModuleBase::replace_child(std::string_view name, Replacement replacement) t
   ModuleBase& old = child_named(name);
   ModuleBase& placed = *replacement.module;
   const auto owned = std::find_if(attached_.begin(), attached_.end(), [&](const auto& a) { return a.get() == &old; });
-  // The member that the model's code calls: `old`, or one that `old` has replaced.
+  // The members that the model's code calls: `old`, or those that `old` has replaced.
   std::vector<ModuleBase*> members;
   for (ModuleBase* member : replaced_)
     if (member->stand_in_.module == &old) members.push_back(member);
   const bool was_attached = owned != attached_.end();
   if (!was_attached) members.push_back(&old);
-  // The model's code goes through the items of its own list.
+  // The model's code loops over the items of its own list, so there must be as many.
   for (const ModuleBase* member : members)
     if (member->is_block_list() && member->children_.size() != placed.children_.size())
       throw Error(absl::StrCat(type_name(), "::replace: ", old.path_, " has ", member->children_.size(),

@@ -109,9 +109,9 @@ class ModuleBase {
   void train(bool on = true);
   void eval() { train(false); }
   bool is_training() const { return training_; }
-  // Converts floating parameters (with their gradients) and buffers. 16 bits leave running statistics in f32.
+  // Converts floating parameters (with their gradients) and buffers. In 16 bits running statistics stay in f32.
   void to(DType dtype);
-  // Moves parameters (with their gradients) and buffers; if it throws (out of memory), none of them. The states of an
+  // Moves parameters (with their gradients) and buffers; if it throws (out of memory), none is moved. The states of an
   // optimizer that has made a step stay on the old device: load its state_dict() into a new optimizer.
   void to(Device device);
   void requires_grad_(bool on = true);
@@ -136,24 +136,24 @@ class ModuleBase {
   }
   // Takes away a child that was attached. Throws Error if there is none of this name.
   std::unique_ptr<ModuleBase> detach(std::string_view name);
-  // Puts `module` in the place of the child `name`, under its name and with its mode and call_hook. A child that is a
-  // member of this module stays where it is, but is no longer in the tree: its calls, and those of its own members that
-  // the new module has too, go to the new ones. The old parameters are dropped. Where code reads them directly, as in
-  // `wte.weight`, it finds the new module's tensors of the same names, or undefined ones. The new module may be of
-  // another class if the calls take tensors only, at most four, and return one tensor. Throws Error if there is no such
-  // child, or if `module` has a parent.
+  // Puts `module` in the place of the child `name`, with the child's name, mode and call_hook. If the child is a member
+  // of this module, the object stays, but is no longer in the tree. Its calls go to the new module, and so do those of
+  // its own members that the new module has, too. The old parameters are dropped. Code that reads them directly, as in
+  // `wte.weight`, finds the new module's tensors of the same names, or undefined ones. The new module may be of another
+  // class if the calls take tensors only, at most four, and return one tensor. Throws Error if there is no such child,
+  // or if `module` has a parent.
   template <std::derived_from<ModuleBase> M> M& replace(std::string_view name, std::unique_ptr<M> module) {
     M& placed = require_module(module.get());
     replace_child(name, {std::move(module), &call_with_tensors<M>});
     return placed;
   }
-  // A call runs this module's own forward, and nothing around it or in its place.
+  // True if a call runs only this module's own forward: there is no hook and no replacement.
   bool is_plain() const { return call_hook == nullptr && attached_hooks_.empty() && stand_in_.module == nullptr; }
   // Rises with each change of the tree at or below this module, and with note_change().
   uint64_t tree_version() const { return tree_version_; }
-  // For modules that compute something else from now on although their tensors and modes are the same, such as an
-  // adapter that was switched off: recordings of this module, and of those around it, are not replayed any more
-  // (compile.h, Capture::kReplay).
+  // To be called when a module computes something else from now on although its tensors and mode are the same, such as
+  // an adapter that was switched off. Recordings (compile.h, Capture::kReplay) of this module, and of the modules that
+  // contain it, are then no longer replayed.
   void note_change();
 
   struct Slot {
@@ -164,7 +164,7 @@ class ModuleBase {
   // This module's own parameters and persistent buffers, without its children's; also undefined ones.
   std::vector<Slot> own_slots();
 
-  // Null: a direct call.
+  // Wraps calls of this module, outside of attached hooks: Note [Calls of a changed tree]. Null: none.
   std::shared_ptr<CallHook> call_hook;
 
  protected:
@@ -174,14 +174,14 @@ class ModuleBase {
   ModuleBase(const ModuleBase&) = delete;
 
   // Registers a parameter and returns its handle, which this module keeps: `Tensor& weight = parameter("weight", ...)`.
-  // Assigning another parameter to the member ties the two. An undefined tensor holds a place: `bias` without a bias.
+  // Assigning another parameter to the member ties the two. An undefined tensor is a placeholder (no bias).
   Tensor& parameter(std::string_view name, Tensor value);
   // As parameter(), for state without a gradient; one that is not persistent stays out of state_dict().
   Tensor& buffer(std::string_view name, Tensor value, bool persistent = true);
   // As buffer(), for a number that each step changes by little, as a running mean does: 16 bits would round the changes
   // away, so to(kBF16) and to(kF16) leave it in f32.
   Tensor& running_statistic(std::string_view name, Tensor value);
-  // load_state_dict() accepts and ignores this name: published checkpoints hold tensors that a model computes.
+  // load_state_dict() accepts and ignores this name, for tensors in published checkpoints that a model computes itself.
   void ignore_in_state_dict(std::string_view name);
   // Makes a member module: `nn::Linear fc = child("fc", 768, 3072);`. The arguments are those of its constructor. An
   // argument that is a member declared further down is not initialised yet: Error.
@@ -220,8 +220,7 @@ class ModuleBase {
     std::string name;
     std::span<const void* const> arguments;  // of its constructor
   };
-  // While it lives, the next module to be constructed on this thread goes there. Throws Error if the name cannot be
-  // one.
+  // While it lives, the next module that is constructed on this thread goes to this place. Throws Error for a bad name.
   class PlaceScope {
    public:
     PlaceScope(ModuleBase& parent, std::string_view name, std::span<const void* const> arguments);
@@ -233,11 +232,11 @@ class ModuleBase {
     Place place_;
   };
   bool contains(const void* p) const;
-  // The innermost module that `p` lies in; null: none.
+  // The innermost module whose memory contains `p`; null: none.
   static ModuleBase* enclosing(const void* p);
   void check_initialised(const Place& place) const;
-  // The place of the next module to be constructed on this thread: set by Child, taken by the first ModuleBase(). Null:
-  // it is a root.
+  // The place of the next module that is constructed on this thread: set by Child, used by the first ModuleBase().
+  // Null: the module is a root.
   static Place*& next_place();
   void check_name(std::string_view name) const;
   Tensor& add_entry(Entry entry);
@@ -251,7 +250,7 @@ class ModuleBase {
   void attach_child(std::string name, std::unique_ptr<ModuleBase> module);
   void replace_child(std::string_view name, Replacement replacement);
   ModuleBase& child_named(std::string_view name) const;
-  // Takes the parent's place for it: name, path, mode.
+  // Sets the parent, name, path and mode of this module.
   void settle(ModuleBase* parent, std::string name);
   void update_paths();
   void redirect_to(ModuleBase& module, TensorCall call);
@@ -261,7 +260,7 @@ class ModuleBase {
   void collect_modules(const std::string& prefix, std::vector<NamedModule>& out);
 
   const size_t size_;
-  bool registered_ = false;  // a live module that lies in no other one
+  bool registered_ = false;  // a live module that is not a member of another
   ModuleBase* parent_ = nullptr;
   std::string name_, path_;
   std::vector<std::string> ignored_;
@@ -271,7 +270,7 @@ class ModuleBase {
   uint64_t tree_version_ = 0;
   std::vector<CallHook*> attached_hooks_;  // those of attached_, in this order
   StandIn stand_in_;
-  std::vector<ModuleBase*> replaced_;  // members whose place in children_ an attached module has
+  std::vector<ModuleBase*> replaced_;  // members that an attached module has replaced in children_
   // Destroyed first: each takes itself out of children_.
   std::vector<std::unique_ptr<ModuleBase>> attached_;
 };
@@ -296,8 +295,8 @@ Tensor ModuleBase::call_with_tensors(ModuleBase& module, std::span<const Tensor*
 }
 
 // The result of child(): converts to the module that is being declared, built in place. `With` calls a function with
-// the arguments of the full expression that declares the member. (A tuple of them would do, and every file that
-// includes modules would pay for it.)
+// the arguments of child(), which live until the end of the member's declaration. (A tuple of the arguments would do
+// the same, but would cost compile time in every file that includes modules.)
 template <class With, class... Args> class [[nodiscard]] Child {
  public:
   Child(ModuleBase* parent, std::string_view name, With with, const Args&... args)
@@ -398,8 +397,8 @@ template <class Self> class Module : public ModuleBase {
 #pragma GCC visibility pop
 
 // Note [Calls]. `attn(x)` runs forward() inside a frame, so that errors name the module's path and the caller's line,
-// and through `call_hook`, where a compiler plugs in. `attn.forward(x)` does neither. A loss() that needs more than
-// what forward() returns calls another overload of forward (DDRNet): so it is compiled, too.
+// and through `call_hook`, where a compiler plugs in. `attn.forward(x)` does neither. If a loss() needs more than
+// forward() returns, it calls the module with another overload of forward (DDRNet), so that it is compiled, too.
 //
 // Note [What never changes]. A module never moves, because its parent and its members refer to it. A module that is a
 // member of another one is made by child(): otherwise its constructor throws, since its parameters would never be
@@ -413,8 +412,8 @@ template <class Self> class Module : public ModuleBase {
 //   model.attach("probe", std::make_unique<Probe>());                    // a further child, with parameters
 //   nn::add_lora(model, {.rank = 8, .targets = {"c_attn"}});             // adapters (lora.h)
 //
-// A model's code calls its members: `c_attn(x)` names one object for good. So that object passes the call on. Around
-// its forward stand, from the outside in: call_hook, which is a compiler's, then the attached children that are
-// CallHooks, which are adapters, the last attached first. A member that was replaced passes the call to the module in
-// its place. A region is therefore outside of every adapter: it records the adapters' ops with the block's own, takes
-// their parameters as inputs, and one region serves all layers. compile::disable() leaves adapters alone.
+// A model's code calls its members: `c_attn(x)` always names the same object. So that object passes the call on. A
+// member that was replaced passes it to the module in its place. Otherwise hooks wrap its forward. The outermost is
+// call_hook, which a compiler sets. Inside are the attached children that are CallHooks, such as adapters; the last one
+// attached is outermost among them. So a region is outside of every adapter: it records the adapters' ops with the
+// block's own, takes their parameters as inputs, and one region serves all layers. compile::disable() keeps adapters.

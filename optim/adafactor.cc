@@ -42,7 +42,7 @@ void sums_of_squares(const T* g, double factor, int64_t n_cols, std::span<double
   }
 }
 
-// var += weight (sum / n - var). The mean of var.
+// var += weight (sum / n - var). Returns the mean of var.
 template <class C> double move_towards(C* var, std::span<const double> sums, double n, double weight) {
   for (size_t i = 0; i < sums.size(); ++i)
     var[i] = static_cast<C>(static_cast<double>(var[i]) + weight * (sums[i] / n - static_cast<double>(var[i])));
@@ -51,7 +51,7 @@ template <class C> double move_towards(C* var, std::span<const double> sums, dou
 }
 
 // Moves row_var and col_var to this step's squares, and fills the third state: row_var / max(mean(row_var), eps1).
-// Columns are summed in chunks of rows, as ops/reduction_order.h has it, so any number of threads gives the same bits.
+// Columns are summed in chunks of rows (ops/reduction_order.h), so any number of threads gives the same bits.
 struct MoveFactors {
   const std::byte* grad;
   DType grad_dtype, state_dtype;
@@ -96,8 +96,8 @@ struct MoveFactors {
   }
 };
 
-// The step times the parameter's root mean square, over that of the update where it is above d. In: the sums of the
-// squares of both, and the step. Numbers: elements, eps2, d.
+// step * max(rms of the parameter, eps2) / max(rms of the update / d, 1). In: the sums of the squares of the parameter
+// and of the update, and the step. Numbers: elements, eps2, d.
 struct StepSize {
   static constexpr size_t kIn = 3, kNumbers = 3, kOut = 1;
   template <class T>
@@ -178,7 +178,7 @@ void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> 
   const int64_t n_rows = grad.size(-2), n_cols = grad.size(-1), matrices = grad.numel() / (n_rows * n_cols);
   const DType dtype = states[0].values.dtype();
   const Tensor factor = decision.select(0, 1), updates = ops::equal(decision.select(0, 2), 1.0);
-  // A tensor: division by a number of the host would multiply by its inverse.
+  // A tensor, because a division by a number of the host multiplies by its inverse.
   const auto number = [&](int64_t n) { return Tensor::full({}, static_cast<double>(n), {kF64, grad.device()}); };
   const auto moved = [&](const Tensor& var, const Tensor& sums, int64_t n) {
     const Tensor before = var.to(kF64);
@@ -208,7 +208,7 @@ void move_factors(LaunchQueue& queue, const Tensor& grad, std::span<StateArray> 
 }
 }  // namespace
 
-// Before the first sweep of a matrix.
+// Called before the first sweep of a matrix: moves its factors.
 void Adafactor::prepare(int /*sweep*/, PreparedParam& param) {
   if (param.grad.numel() == 0) return;
   const double eps1 = eps1_of(options(param.group), param.param.dtype());

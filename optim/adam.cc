@@ -7,12 +7,12 @@
 namespace rondo::optim {
 namespace {
 
-// What both have in common is written for Adam's options.
+// The code that Adam and AdamW share takes Adam's options.
 AdamOptions as_adam(const AdamWOptions& o) {
   return {o.lr, o.betas, o.eps, o.weight_decay, o.amsgrad, o.maximize, o.state, o.masters};
 }
 
-// The formula is one; its name in messages and profiles is the optimizer's.
+// Both optimizers have one formula. In messages and profiles it has the optimizer's name.
 template <bool kDecoupled> const UpdatePlan& adam_plan(const AdamOptions& o, const Tensor& /*param*/) {
   static const UpdatePlan plain = plan_of<AdamFormula<false>>(
       kDecoupled ? "adamw" : "adam", {{"exp_avg"}, {.name = "exp_avg_sq", .nonnegative = true}});

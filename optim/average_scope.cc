@@ -90,7 +90,7 @@ AverageScope::~AverageScope() {
   try {
     end();
   } catch (const std::exception&) {
-    // The optimizer says so: averages_swapped is still set.
+    // The optimizer's next step reports it: averages_swapped is still set.
   }
 }
 

@@ -5,9 +5,9 @@
 //     accuracy = evaluate(model);                    // or save the model: its parameters are the averages
 //   }                                                // the parameters are what they were, bit for bit
 //
-// Parameters and averages change places, in one pass over both that needs no memory of its own. Compiled regions go on
-// as they are: tensors keep their memory. A parameter of 16 bits, whose average is f32, is copied first, and gets its
-// average rounded. Buffers that are averaged change places, too.
+// Parameters and averages are swapped, in one pass over both that needs no extra memory. Compiled regions stay valid:
+// tensors keep their memory. A 16-bit parameter, whose average is f32, is copied first and then gets the rounded
+// average. Averaged buffers are swapped, too.
 //
 // Inside the scope, the optimizer refuses to step, to save and to load. One scope at a time. A backward whose forward
 // ran before the scope throws StaleTensorError, as after any write to a parameter.
@@ -26,11 +26,12 @@ class AverageScope {
  public:
   // Throws Error if the optimizer tracks no averages, is in the middle of a step, or has a scope already.
   explicit AverageScope(Optimizer& optimizer);
-  // With averages that are kept elsewhere, in the order of the optimizer's parameters and of their shapes; the scope
-  // uses their memory. For states that are spread over processes:
+  // With averages that are kept elsewhere: averages[i] has the shape of params[i], and the two are swapped. For states
+  // that are spread over processes:
   //   const optim::AverageScope scope(adamw, model.parameters(), sharded.averages());
   AverageScope(Optimizer& optimizer, std::vector<Tensor> params, std::vector<Tensor> averages);
-  // Calls end(). A device that fails there is reported by the optimizer's next step, which the scope then still blocks.
+  // Calls end() and drops its exception. If the device failed there, the averages stay in the parameters, and the
+  // optimizer's next step throws.
   ~AverageScope();
   AverageScope(const AverageScope&) = delete;
   AverageScope& operator=(const AverageScope&) = delete;
@@ -43,8 +44,8 @@ class AverageScope {
   void swap();
 
   Optimizer& optimizer_;
-  std::vector<Tensor> values_, averages_;          // they change places
-  std::vector<std::pair<Tensor, Tensor>> copied_;  // of another dtype than their averages: the tensor, its own values
+  std::vector<Tensor> values_, averages_;          // swapped element by element
+  std::vector<std::pair<Tensor, Tensor>> copied_;  // of another dtype than their averages: the tensor, a copy of it
   bool active_ = false;
 };
 

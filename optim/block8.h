@@ -8,7 +8,7 @@
 //   signed    sign, 3 exponent and 4 mantissa bits: 2^-10 to 1, within 2^-5 relative above 2^-6. Smaller values
 //             lose precision, and the smallest become 0.
 //
-// Bits are: [sign] exponent mantissa, with gradual underflow as in IEEE 754. Both functions are templates over the
+// Bits are: [sign] exponent mantissa, with gradual underflow as in IEEE 754. The functions are templates over the
 // scalar type (ops/scalar_math.h), so eager and generated code give equal codes.
 #pragma once
 

@@ -28,13 +28,13 @@ class BufferAverages {
     const char* optimizer;  // its name, for messages
     Device device;          // of the parameters
     double decay;
-    bool warmup;  // AverageOptions'
+    bool warmup;  // AverageOptions::warmup
     StepPasses& passes;
   };
 
   explicit BufferAverages(std::vector<Tensor> buffers);
 
-  // All that were given, and what stands for each: its average, or itself if it is not of floating-point numbers.
+  // The buffers as given, and the average of each. A buffer that is not floating-point has itself as average.
   const std::vector<Tensor>& buffers() const { return buffers_; }
   std::vector<Tensor> averages() const;
 
@@ -43,10 +43,10 @@ class BufferAverages {
 
   // "buffer.<i>.average" and "buffer.updates".
   void list_state(std::vector<nn::NamedTensor>& out) const;
-  // What load_state_dict() writes, and what follows when it has been written.
+  // Loading: list_targets() lists the tensors to write, and note_loaded() is called when they have been written.
   void list_targets(std::vector<nn::NamedTensor>& out, const Tensor& updates) const;
   void note_loaded(int64_t updates);
-  // The buffers are averaged anew.
+  // Forgets the averages: the next step starts new ones.
   void forget();
 
  private:

@@ -18,14 +18,14 @@
 namespace rondo::optim {
 namespace {
 
-// In: the square of the norm. Number: max_norm. Out: the norm, the factor, and 1 if the factor is not to be left out.
+// In: the square of the norm. Number: max_norm. Out: the norm, the factor, and 1 if the gradients are to be scaled.
 struct Clip {
   static constexpr size_t kIn = 1, kNumbers = 1, kOut = 3;
   template <class T>
   static std::array<T, kOut> run(const std::array<T, kIn>& in, const std::array<T, kNumbers>& numbers) {
     const T norm = scalar::sqrt(in[0]), zero = scalar::constant(norm, 0.0), one = scalar::constant(norm, 1.0);
     const T factor = numbers[0] / (norm + scalar::constant(norm, 1e-6));
-    return {norm, factor, scalar::select(scalar::le(one, factor), zero, one)};  // NaN is one
+    return {norm, factor, scalar::select(scalar::le(one, factor), zero, one)};  // a NaN factor scales
   }
 };
 

@@ -15,7 +15,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// From now on step() runs generated code. Throws Error if Rondo was built without LLVM. Optimizer::kernels() reports.
+// From now on step() runs generated code. Returns Optimizer::kernels(). Throws Error if Rondo was built without LLVM.
 KernelReport compile(Optimizer& optimizer);
 
 }  // namespace rondo::optim

@@ -19,7 +19,7 @@
 namespace rondo::optim {
 namespace {
 
-// Elements that are worked on at a time in eager runs: buffers of them stay in the first-level cache.
+// Eager runs work on so many elements at a time: their buffers stay in the first-level cache.
 constexpr int64_t kStrip = 1024;
 static_assert(kStrip % kLanes == 0 && kStrip % kBlock8 == 0 && kRow % kLanes == 0 && kRowBlock % kStrip == 0);
 
@@ -46,7 +46,7 @@ template <class C> void store_strip(DType dtype, void* data, int64_t at, int64_t
   });
 }
 
-// 8-bit arrays are computed on in f32.
+// Values of 8-bit arrays are computed in f32.
 void store_codes(Format format, uint8_t* __restrict codes, float& scale, int64_t n, const float* __restrict values) {
   float largest[kLanes] = {};
   for (int64_t i = 0; i < n; ++i) largest[i % kLanes] = scalar::maximum(largest[i % kLanes], scalar::abs(values[i]));

@@ -7,9 +7,9 @@
 // the first-level cache. After `compile`, generated code does the same and gives the same bits. Both walk the same
 // table of pointers; the code does not depend on its length.
 //
-// Note [Launches]. All pointers are the device's. `launch` enqueues a pass, and it runs in stream order with what it
-//   needs by value: its table, and the addresses of scalars and of the step's Decision (step_report.h), which the
-//   device knows by then. Where a device's kernels are generated (BackendTable::generates), every pass is a launch of
+// Note [Launches]. All pointers are the device's. `launch` enqueues a pass, which runs in stream order. The pass gets
+//   its table by value, and addresses of the scalars and of the step's Decision (step_report.h), which earlier launches
+//   have written by then. Where a device's kernels are generated (BackendTable::generates), every pass is a launch of
 //   generated code. Elsewhere a pass that is not compiled is host code on the stream.
 // Note [Items]. An item is `rows` x `width` elements and a last, shorter row. Most items are a single line of elements.
 //   Rows matter to 8-bit states (a scale for each row), to sums (kept for each row) and to Adafactor's factors (of rows
@@ -62,8 +62,8 @@ class Foreach {
   uint32_t written() const { return written_; }
   ForeachItem item(int64_t numel, int64_t width, const double* scalars) const;
 
-  // From now on passes run generated code. Returns the number of kernels that had to be compiled: 0 or 1.
-  // Called for a device whose kernels are generated before its first launch there.
+  // From now on the pass runs generated code. Returns the number of kernels that had to be compiled: 0 or 1. If the
+  // device's kernels are generated, this is called before the first launch.
   int compile(Device device = kCPU);
   bool compiled() const;
   // The generated kernel, for dumps.
@@ -87,14 +87,14 @@ class Foreach {
   std::vector<int> scale_operand_;  // by array; -1: it has no scales
   int n_operands_ = 0;
   int64_t row_width_ = 0;
-  bool by_rows_ = false;  // threads meet at row ends
+  bool by_rows_ = false;  // work is split between threads at row ends only
   DType compute_ = kF32;
   uint32_t written_ = 0;
   std::shared_ptr<compile::TableLaunch> launch_;  // generated code
   std::shared_ptr<Foreach> if_skipped_;
 };
 
-// Enqueues a pass, if `when` holds at its turn. `eager`: as host code, although there is generated code.
+// Enqueues a pass, which runs if `when` holds at its turn. `eager`: as host code, although there is generated code.
 void launch(Device device, const std::shared_ptr<const Foreach>& pass, const ForeachTable& table,
             const compile::Condition& when = {}, bool eager = false);
 // The pass of a body without context, for a device. There is one for each signature in the process, for work that

@@ -44,7 +44,7 @@ class KernelBuilder final : public LoopBuilder {
     for (size_t k = 0; k < arrays_.size(); ++k) codes = codes || writes_codes(k);
     std::vector<LoopValue> values = apply();
     if (codes) {
-      // The new scale is known when the row has been swept: the values are computed twice, and kept nowhere.
+      // The new scale is known only after a sweep over the row. So the values are computed twice, and not stored.
       std::map<size_t, int32_t> largest;
       for (size_t k = 0; k < arrays_.size(); ++k)
         if (writes_codes(k)) largest[k] = reduce_row(LoopOp::kReduceMax, scalar::abs(values[k]));
@@ -72,7 +72,7 @@ class KernelBuilder final : public LoopBuilder {
     return std::move(kernel_);
   }
 
-  // ---- LoopBuilder: what formulas say
+  // ---- LoopBuilder, for formulas
   LoopValue emit(LoopOp op, DType type, LoopValue a, LoopValue b, LoopValue c) override {
     return append({.op = op, .type = type, .a = a.id, .b = b.id, .c = c.id}, stage().column);
   }
@@ -87,14 +87,14 @@ class KernelBuilder final : public LoopBuilder {
   void output(int, LoopValue) override { throw_internal("a formula reads its arguments only"); }
 
  private:
-  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // a value by its bits
+  using InstrKey = std::tuple<LoopOp, DType, int32_t, int32_t, int32_t, int32_t, uint64_t>;  // last: bits of the value
 
   Stage& stage() { return kernel_.stages.back(); }
   void begin_stage() {
     kernel_.stages.emplace_back();
     numbering_.clear();
   }
-  // Equal instructions of a stage are one.
+  // Appends an instruction, unless the stage has an equal one already.
   LoopValue append(const Instr& instr, std::vector<int32_t>& list) {
     const auto next = static_cast<int32_t>(kernel_.instrs.size());
     if (instr.op != LoopOp::kStore) {
@@ -108,7 +108,7 @@ class KernelBuilder final : public LoopBuilder {
     return {this, next, instr.type};
   }
 
-  // Finds the values that the formula changes: they are another value afterwards.
+  // Finds the operands that the formula changes: their value has another id afterwards.
   void trace_written() {
     std::vector<LoopValue> values;
     for (int k = 0; k < body_.n_values + body_.n_sums; ++k)
@@ -151,7 +151,7 @@ class KernelBuilder final : public LoopBuilder {
     }
   }
 
-  // Scales and values that belong to a row are read once, in the first stage, which all see.
+  // Scales and values that belong to a row are read once, in the first stage. All stages see them.
   void load_row_values() {
     row_values_.resize(arrays_.size());
     for (size_t k = 0; k < arrays_.size(); ++k) {
@@ -160,7 +160,7 @@ class KernelBuilder final : public LoopBuilder {
     }
   }
 
-  // The formula on the current element, and what else there is for arrays of all roles.
+  // Applies the formula to the current element. Returns the values of all arrays: also averages, copies and zeros.
   std::vector<LoopValue> apply() {
     const std::vector<LoopValue> scalars = this->scalars();
     std::vector<LoopValue> values(arrays_.size());
@@ -214,7 +214,7 @@ class KernelBuilder final : public LoopBuilder {
     for (const auto& [operand, id] : sums_) store_row(operand, id, kF64);
   }
 
-  // Drops what no store needs, and numbers the rest anew.
+  // Removes the instructions that no store needs, and renumbers the others.
   void prune() {
     const std::vector<Instr> all = std::move(kernel_.instrs);
     std::vector<bool> used(all.size());

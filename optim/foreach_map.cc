@@ -27,7 +27,7 @@ Extent extent_of(const Tensor& t, size_t list, size_t tensor, bool written) {
   return {begin, begin + (last + 1) * static_cast<int64_t>(size_of(t.dtype())), list, tensor, written};
 }
 
-// Throws Error if what is written lies in the memory of another one.
+// Throws Error if a written tensor shares memory with another one.
 void require_apart(std::vector<Extent>& extents) {
   std::sort(extents.begin(), extents.end(), [](const Extent& a, const Extent& b) {
     return std::tie(a.begin, a.list, a.tensor) < std::tie(b.begin, b.list, b.tensor);
@@ -93,8 +93,8 @@ void MapPasses::run(const Body& body, std::span<const std::span<const Tensor>> l
   require_apart(extents);
   const Storage numbers = Storage::allocate(scalars.size_bytes(), device);
   copy_bytes(device, numbers.data(), kCPU, scalars.data(), scalars.size_bytes());
-  std::vector<Tensor> dense;    // copies of what is read and was not contiguous
-  std::vector<Tensor> written;  // the others keep their history until all is ready
+  std::vector<Tensor> dense;    // contiguous copies of tensors that are only read
+  std::vector<Tensor> written;  // marked as written when all launches are ready
   LaunchQueue queue;
   queue.start(device);
   for (const auto& [pass, tensors] : parts) {

@@ -12,8 +12,8 @@
 // The arguments are lists of tensors and numbers, in the order of the lambda's parameters. Tensors i of all lists have
 // the same shape. Numbers are run-time scalars and never recompile. The lambda is generic: its type T is float, double
 // (if a list is f64) or LoopValue. It may use + - * / and everything in runtime/ops/scalar_math.h. It writes constants
-// as constant(x, 0.5) and uses select() instead of an `if` on a value. What it assigns is written back, rounded to the
-// list's dtype. No gradients are recorded. All tensors are on one device; the pass runs there in stream order.
+// as constant(x, 0.5) and uses select() instead of an `if` on a value. Assigned elements are written back, rounded to
+// the list's dtype. No gradients are recorded. All tensors are on one device; the pass runs there in stream order.
 //
 // Eager and compiled give the same bits if the lambda is compiled with -ffp-contract=off.
 // Thread safety: one thread at a time.
@@ -127,8 +127,7 @@ template <class Fn> class ForeachMap {
 template <class Fn, class... Args> void foreach_map(Fn fn, const Args&... args) {
   ForeachMap<Fn>(std::move(fn), false)(args...);
 }
-// Compiles with the first call, once for each combination of dtypes. Throws Error there if Rondo was built without
-// LLVM.
+// Compiles on the first call with each combination of dtypes. That call throws Error if Rondo was built without LLVM.
 template <class Fn> ForeachMap<Fn> compile_map(Fn fn) { return ForeachMap<Fn>(std::move(fn), true); }
 
 }  // namespace rondo::optim

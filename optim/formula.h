@@ -31,7 +31,7 @@ inline constexpr int kGradFactor = 0, kAverageWeight = 1, kFirstScalar = 2;
 
 struct StateSpec {
   const char* name;
-  bool nonnegative = false;  // decides how 8 bits hold it
+  bool nonnegative = false;  // then 8-bit states need no sign bit (block8.h)
   Layout layout = Layout::kFull;
   bool transient = false;  // exists during a step only
 };
@@ -86,8 +86,8 @@ struct Sweep {
 // those that depend on the parameter's step, which is 1 for the first; only the device knows it.
 struct ScalarRule {
   std::array<double, kMaxScalars - kFirstScalar> values = {};
-  // In: the factor of the gradients, then the step. Out: the factor, then `writes` (scalar_program.h: StepProgram).
-  // Null: `values` are all.
+  // In: the factor of the gradients, then the step. Out: the factor, then `writes` (formula_code.h: StepProgram). Null:
+  // no scalar depends on the step.
   const RowProgram* program = nullptr;
   std::array<double, kMaxNumbers> numbers = {};  // of the program
 };
@@ -103,8 +103,9 @@ struct UpdatePlan {
   bool own_scalars = false;
 };
 
-// Made of a formula, of a program (scalar_program.h), or of the program of a ScalarRule: formula_code.h has them, which
-// only the files that compile formulas include. So a program that uses optimizers does not compile their loops.
+// Make a Body or RowProgram from a formula, a scalar program (scalar_program.h), or the program of a ScalarRule. They
+// are defined in formula_code.h, which only files that compile formulas include. So a program that uses optimizers does
+// not compile their loops.
 template <class Formula> Body body_of(const char* name);
 template <class Program> Body program_body(const char* name);
 // `writes`: the scalars of the formula that the program computes.

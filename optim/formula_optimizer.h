@@ -1,5 +1,5 @@
-// FormulaOptimizer: the base of the optimizers. One that is one file has its options, its formula (formula.h) and what
-// connects the two:
+// FormulaOptimizer: the base of the optimizers. An optimizer that is one file (lion.h) consists of its options, its
+// formula (formula.h) and a class that connects the two:
 //
 //   class Lion : public FormulaOptimizer<Lion, LionOptions> {
 //    public:
@@ -12,10 +12,10 @@
 //     static FormulaCode<LionOptions> code();                  // both, as kernel code: optimizers.h
 //   };
 //
-// If rule() and plan() need other files, then they are functions of NAME.cc, and code() is there, too (adam.cc).
+// If rule() and plan() need other files, they are functions of NAME.cc, and code() is there, too (adam.cc).
 //
 // The options' struct ends with `StateFormat state` and `bool masters = true` (Note [Master weights] of optimizer.h).
-// May have `static double initial_state(const LionOptions& o)`: the value of every element of new states, otherwise 0.
+// The class may have `static double initial_state(const LionOptions& o)`: the first value of all states, otherwise 0.
 //
 // Constructors throw Error for what check() refuses, and for parameters that cannot be updated (optimizer.h).
 #pragma once

@@ -17,7 +17,7 @@ namespace rondo::amp {
 
 namespace {
 
-// In: whether a step of this iteration has overflowed, and Decision::skipped. Out: the first, now.
+// In: whether a step of this iteration has overflowed, and Decision::skipped. Out: the new value of the first.
 struct NoteOverflow {
   static constexpr size_t kIn = 2, kNumbers = 0, kOut = 1;
   template <class T>
@@ -114,7 +114,7 @@ Tensor GradScaler::scale(TensorArg loss) try {
   if (!loss.tensor.defined()) throw Error("GradScaler::scale: the loss is undefined");
   if (!options_.enabled) return loss.tensor;
   state_->go_to(loss.tensor.device(loss.where));
-  // As a scalar operand: in f32 for 16-bit losses, whose range the scale may leave.
+  // The product of a 16-bit loss is computed in f32: the scale may be outside the range of 16 bits.
   const DType dtype = loss.tensor.dtype(), compute = compute_dtype(dtype);
   // A copy, because update() writes the scale and the tape reads this one.
   const Tensor factor = compute == kF64 ? state_->scale.clone() : state_->scale.to(compute);

@@ -33,20 +33,20 @@ class GradScaler {
  public:
   // Throws Error unless growth_factor is above 1 and backoff_factor between 0 and 1.
   explicit GradScaler(GradScalerOptions options = {});
-  // A copy goes on by itself.
+  // A copy has its own scale and history.
   GradScaler(const GradScaler& other);
   GradScaler& operator=(const GradScaler& other);
   ~GradScaler();
 
   // loss * get_scale(), in the loss's dtype.
-  // The first loss or step() decides on which device the values lie. Throws Error if a later loss, or the parameters of
-  // a later step(), are on another one.
+  // The first loss or step() decides on which device the values are. Throws Error if a later loss, or the parameters of
+  // a later step(), are on another device.
   Tensor scale(TensorArg loss);
   // optimizer.step() for the gradients of a scaled loss. With several optimizers, call it once for each before
   // update().
   optim::StepReport step(optim::Optimizer& optimizer, optim::StepOptions options = {},
                          std::source_location where = std::source_location::current());
-  // After the steps of one iteration. Throws Error if there was none.
+  // Adjusts the scale. Call it after the steps of each iteration. Throws Error if there was no step.
   void update();
 
   double get_scale() const;
@@ -54,9 +54,9 @@ class GradScaler {
 
   // Copies: "scale", "growth_factor" and "backoff_factor" f64, "growth_interval", "growth_tracker" and "skipped" i64.
   nn::StateDict state_dict() const;
-  // Restores all of them. States of earlier versions lack the factors and the interval: its own stay. Throws
-  // nn::StateDictError, before anything is changed, if another one is missing, is not a number of its dtype, or is one
-  // that the constructor refuses.
+  // Restores all of these. States of earlier versions lack the factors and the interval: then the scaler's own stay.
+  // Throws nn::StateDictError, before anything is changed, if another value is missing, is not a number of its dtype,
+  // or is refused by the constructor.
   void load_state_dict(const nn::StateDict& state);
 
  private:

@@ -1,6 +1,6 @@
-// LaunchQueue: launches that change something together or not at all. It keeps them until they are all known, does what
-// may fail of each (memory of the device for its table, loading of its code), and only then enqueues them. A step that
-// runs out of memory on the way has changed nothing.
+// LaunchQueue: launches that take effect together or not at all. The queue collects the launches, does all that may
+// fail (device memory for their tables, loading their code), and only then enqueues them. A step that runs out of
+// memory on the way has changed nothing.
 //
 //   queue.start(device);
 //   ForeachTable& table = queue.table();       // filled in by the caller
@@ -8,9 +8,9 @@
 //   queue.make_ready();                        // throws OutOfMemoryError: nothing has run
 //   queue.submit();
 //
-// Note [Steps change nothing before they are ready]. Until submit(), work may run at once if it writes only what the
-//   step has made for itself: decisions, scalars, the second place of a step count, transient states. What it points to
-//   must live until submit().
+// Note [Steps change nothing before they are ready]. Before submit(), work may run at once only if all that it writes
+//   was made for this step: decisions, scalars, the second place of a step count, transient states. All memory that
+//   queued launches point to must live until submit().
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -34,24 +34,24 @@ struct Decision;
 
 class LaunchQueue {
  public:
-  // Empties it; what comes is for this device. Tables keep their memory.
+  // Empties the queue; later launches are for this device. Tables keep their memory.
   void start(Device device);
-  // False: add() launches at once, which is for work that changes nothing. True after start().
+  // False: add() launches at once, for work that changes nothing that lasts. True after start().
   void keep(bool kept) { keeps_ = kept; }
 
   // An empty table, for the next add(); valid until start().
   ForeachTable& table();
-  // A launch of the last table(), if `when` holds at its turn.
+  // A launch of `pass` on the last table(). It runs if `when` holds at its turn.
   void add(std::shared_ptr<const Foreach> pass, const compile::Condition& when = {}, bool eager = false);
-  // The pass of a step that may be skipped, and what is left of it then (Foreach::if_skipped).
+  // The same for a step that may be skipped: adds `pass`, and the pass that replaces it then (Foreach::if_skipped).
   void add(const std::shared_ptr<const Foreach>& pass, const Decision* decision, bool eager = false);
-  // Work that is enqueued at its place. It needs no memory and loads no code.
+  // A function that submit() calls between the launches, in order of addition. It may not need memory or load code.
   void add(absl::AnyInvocable<void()> work);
-  // Memory that launches point to.
+  // Keeps memory that launches point to.
   void hold(Storage memory) { held_.push_back(std::move(memory)); }
 
   void make_ready();
-  // Enqueues all, in order, and is empty then. REQUIRES: make_ready().
+  // Enqueues all launches in order, and empties the queue. REQUIRES: make_ready().
   void submit();
 
  private:
@@ -60,7 +60,7 @@ class LaunchQueue {
     size_t table = 0;
     compile::Condition when;
     bool eager = false;
-    absl::AnyInvocable<void()> work;  // what is left to do when the pass is ready; null: all
+    absl::AnyInvocable<void()> work;  // enqueues the pass that is ready; null: submit() launches it
   };
   Device device_;
   bool keeps_ = true;

@@ -62,7 +62,7 @@ void Muon::check(const MuonOptions& o) {
 
 FormulaCode<MuonOptions> Muon::code() { return {&muon_plan, &muon_rule}; }
 
-// Makes the directions of a group orthogonal, if it is compiled in a region of its own.
+// Makes the directions of a group orthogonal: in a compiled region if the optimizer is compiled.
 struct Muon::Iterations {
   Tensor operator()(const Tensor& matrix, const MuonOptions& o, bool compiled);
 
@@ -72,7 +72,7 @@ struct Muon::Iterations {
     Tensor operator()(const Tensor& x) const { return newton_schulz(x, coefficients, steps); }
     bool operator==(const Function&) const = default;
   };
-  std::optional<Function> compiled_for;  // loaded options may be others
+  std::optional<Function> compiled_for;  // loading a state may change the options
   std::optional<compile::Compiled<Function>> region;
 };
 

@@ -44,14 +44,14 @@ constexpr std::array<MuonOptions::AdjustLr, 2> option_values(MuonOptions::Adjust
 struct MuonScalars {
   static constexpr size_t kStates = 2, kScalars = 5;
 };
-// Both sweeps compute the momentum, because the first one may keep nothing (Optimizer::prepare).
+// Both sweeps compute the momentum, because the first one must not change a kept state (Optimizer::prepare).
 struct MuonGather : MuonScalars {
   template <class T> static T momentum(T grad, T buffer, const std::array<T, kScalars>& scalars) {
     return scalar::fma(scalars[0], grad - buffer, buffer);
   }
   template <class T>
   static void update(T& /*param*/, T grad, std::array<T, kStates>& states, const std::array<T, kScalars>& scalars) {
-    // Nesterov's direction, or the momentum.
+    // Nesterov's direction, or the momentum without nesterov.
     states[1] = scalar::fma(scalars[1], momentum(grad, states[0], scalars), scalars[2] * grad);
   }
 };

@@ -55,7 +55,7 @@ template <class Options> struct ParamGroup {
 };
 
 // Two groups, as GPT-2 and nanoGPT train: tensors of rank 2 and more decay as `options` say, biases and the weights of
-// norms do not. Both groups are there even if one has no parameter, so a schedule for each group is always two.
+// norms do not. Both groups are there even if one has no parameter, so there are always two schedules.
 //
 //   optim::AdamW optimizer(optim::decay_groups(model.parameters(), optim::AdamWOptions{.weight_decay = 0.1}));
 template <class Options>
@@ -72,13 +72,15 @@ struct StepOptions {
   // Multiplies grad_scale, if defined: an f64 scalar, positive and finite, on the parameters' device.
   Tensor device_scale = Tensor();
   // Gradients are scaled by max_norm / (norm + 1e-6) if that is below 1. The norm is that of all gradients together.
-  // 0 makes all gradients 0, which is not what TrainerOptions::max_grad_norm means by it: leave it out to clip nothing.
+  // 0 makes all gradients 0 (TrainerOptions::max_grad_norm is different: its 0 means no clipping). Leave max_norm out
+  // to clip nothing.
   double max_norm = std::numeric_limits<double>::infinity();
-  // Measures the norm of the gradients even if neither option above needs it. A step whose norm is measured and not
+  // Measures the norm of the gradients even if no option above needs it. A step whose norm is measured and not
   // finite is skipped and counted: it changes no parameter, state, average or step count. The host does not know that,
   // so the tape sees a write of the parameters all the same.
   bool check_finite = false;
-  // Gradients are zeros afterwards, whatever becomes of the step. Optimizer::zero_grad() drops them (checkpoint.h).
+  // Gradients are zeros afterwards, even if the step is skipped. A run with checkpoints should drop them instead, by
+  // Optimizer::zero_grad() (runtime/checkpoint/checkpoint.h says why).
   bool zero_grad = false;
   // A step in which no parameter has a gradient is an error, because it usually means a forgotten backward(). True:
   // such a step does nothing.
@@ -87,7 +89,7 @@ struct StepOptions {
 
 struct AverageOptions {
   double decay = 0.999;
-  // Early averages follow closely: the decay of a parameter's update t (1 for the first) is
+  // Averages follow closely at first: the decay of a parameter's update t (1 for the first) is
   // min(decay, (1 + t) / (10 + t)), as in TensorFlow's ExponentialMovingAverage.
   bool warmup = false;
   // Buffers of the model (running statistics). Floating-point ones are averaged with the parameters, in their compute
@@ -110,10 +112,10 @@ class Optimizer {
   // - an UpdateAtSeams (update_at_seams.h) makes the steps.
   StepReport step(const StepOptions& options = {}, std::source_location where = std::source_location::current());
   void zero_grad(bool set_to_none = true);
-  // Since construction. Waits for the device.
+  // Steps skipped since construction. Waits for the device.
   int64_t skipped_steps() const;
 
-  // The class's, for messages.
+  // The name of the class, for messages.
   virtual const char* name() const = 0;
   // Where the parameters are.
   Device device() const;
@@ -126,10 +128,10 @@ class Optimizer {
   using Schedule = std::function<double(int64_t step)>;
   void set_lr(const std::vector<Schedule>& schedules, int64_t step);
 
-  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average), with the value
-  // that a 16-bit parameter has before it is rounded. An average starts as a copy of its parameter, taken before the
-  // first step, so a model that is loaded in between is seen. Averages are part of the state dict, in the compute
-  // dtype. To evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
+  // From now on every step moves an average of each parameter: average += (1 - decay) (param - average), where a 16-bit
+  // parameter counts with its value before rounding. An average starts as a copy of its parameter, taken at the first
+  // step, so weights loaded before that step are seen. Averages are part of the state dict, in the compute dtype. To
+  // evaluate with them: AverageScope (average_scope.h). A later call changes the decay and the warm-up, and
   // may add buffers if there are none. The average of a buffer starts as its value at the first step. Throws Error if a
   // buffer is undefined, not contiguous, or on another device, or if it shares memory with a parameter or another
   // buffer.
@@ -138,14 +140,14 @@ class Optimizer {
   // In the order of the parameters; updated in place. The average of a frozen parameter without state is the parameter
   // itself (it shares the memory).
   std::vector<Tensor> averages() const;
-  // In the order of AverageOptions::buffers. Those that are not floating-point numbers are not averaged: the buffer.
+  // In the order of AverageOptions::buffers. For a buffer that is not floating-point: the buffer itself.
   std::vector<Tensor> buffer_averages() const;
-  // From now on every step also writes the parameters in `dtype` (bf16 or f16), for a forward that reads those.
-  // (Autocast needs no such call: a step writes the copies that it uses, runtime/ops/lowered.h.)
+  // From now on every step also writes copies of the parameters in `dtype` (bf16 or f16), for a forward that reads
+  // copies. (Autocast needs no such call: steps write the copies that it uses, runtime/ops/lowered.h.)
   void keep_copies(DType dtype);
   // In the order of the parameters; updated in place, always the same tensors. Copies are not part of the state dict.
-  // This call and load_state_dict() rewrite the copies of parameters that were written by somebody else (a model that
-  // was loaded).
+  // This call and load_state_dict() rewrite the copies of parameters that something else has written, such as the
+  // loading of a model.
   std::vector<Tensor> copies() const;
 
   // For parameter i (counted through the groups), if it has had a gradient: "state.<i>.step" i64, "state.<i>.<name>",
@@ -157,33 +159,33 @@ class Optimizer {
   nn::StateDict state_dict() const;
   // Restores state and options, as PyTorch does: lr, betas, maximize and nesterov are those of `state` afterwards. A
   // parameter without state in `state` has none afterwards. Throws nn::StateDictError, before anything is changed, if
-  // the state does not fit, an option is out of range, or one differs that decides which states there are: amsgrad,
-  // centered, the format, whether momentum is 0. Make the optimizer with those.
-  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: the optimizer's own
-  // stay. States without f32 weights load: the weights are made from the parameters at the next step, and the call says
-  // so once. With `masters` = false, f32 weights in `state` are ignored.
+  // the state does not fit, if an option is out of range, or if an option differs that decides which states there are:
+  // amsgrad, centered, the format, whether momentum is 0. Make the optimizer with the same values of these.
+  // States of earlier versions lack flags (maximize, nesterov, ...) and the decay of averages: then the optimizer's own
+  // stay. States without f32 weights load: the weights are made from the parameters at the next step, and the call
+  // warns once. With `masters` = false, f32 weights in `state` are ignored.
   void load_state_dict(const nn::StateDict& state);
 
   KernelReport kernels() const;
 
  protected:
   Optimizer();
-  // The next group, whose options the functions below know already. Throws Error in the middle of a step.
+  // Adds the next group. The functions below must know its options already. Throws Error in the middle of a step.
   void add_group(std::span<const Tensor> params);
-  void check_has_parameters() const;  // constructors end with it
+  void check_has_parameters() const;  // constructors end with this call
 
   // Every option of a group by name (option_list.h); "lr" is among them.
   using OptionVisitor = optim::OptionVisitor;
   virtual void visit_options(int group, OptionVisitor visit) = 0;
   // Throws Error if an option of the group is out of range.
   virtual void check_options(int group) const = 0;
-  // What the options make of a parameter. Plans live as long as the optimizer.
+  // How a parameter of the group is updated, and how its states start. Plans live as long as the optimizer.
   virtual const UpdatePlan& update_plan(int group, const Tensor& param) const = 0;
   virtual StateInit state_init(int group) const = 0;
   // The scalars of a group's formulas, with the options as they are now.
   virtual ScalarRule scalars(int group) const = 0;
-  // For plans with own_scalars: `param` is what is updated, with master weights those. Changes the scalars of a
-  // parameter, and sets the numbers of its sweeps' programs.
+  // For plans with own_scalars: changes the scalars of a parameter, and sets the numbers of its sweeps' programs.
+  // `param`: the parameter, or its master weight if there is one.
   virtual void own_scalars(int /*group*/, const Tensor& /*param*/, std::span<double> /*scalars*/,
                            std::span<double> /*numbers*/) const {}
 
@@ -192,9 +194,9 @@ class Optimizer {
     LaunchQueue& queue;
     Device device;
     int group;
-    const Tensor& param;           // with master weights: those
+    const Tensor& param;           // the parameter, or its master weight if there is one
     const Tensor& grad;            // contiguous; still to be multiplied by the decision's factor
-    const Tensor& decision;        // what prepare() enqueues changes no state unless this is to update
+    const Tensor& decision;        // work that prepare() enqueues changes no state unless Decision::updates is 1
     std::span<StateArray> states;  // a transient one may be replaced by a tensor of the same shape and dtype
     const Storage& values;
     size_t row;
@@ -202,14 +204,14 @@ class Optimizer {
     const double* scalar_at(size_t k) const { return reinterpret_cast<const double*>(values.data()) + position(k); }
     Tensor scalar(size_t k) const { return Tensor::over(values, static_cast<int64_t>(position(k)), {}, {}, kF64); }
   };
-  // Enqueues work, and reads nothing on the host: Note [Steps]. Work that changes a state goes into the queue; the rest
-  // runs at once. So the sweeps before must change nothing but transient states (launch_queue.h).
+  // Enqueues work for one parameter, and reads nothing on the host: Note [Steps]. Work that changes a state goes into
+  // the queue; other work runs at once. So do earlier sweeps, which may change only transient states (launch_queue.h).
   virtual void prepare(int /*sweep*/, PreparedParam& /*param*/) {}
   bool compiled() const;  // optim::compile was called
 
  private:
   void add_slots(std::span<const Tensor> params);
-  class LoadedState;                       // a state dict on its way in (state_dict.cc)
+  class LoadedState;                       // a state dict that is being loaded (state_dict.cc)
   friend class Step;                       // one step (step.h)
   friend class StepLaunches;               // its launches (step_launches.h)
   std::unique_ptr<OptimizerState> state_;  // what is kept between steps (optimizer_state.h)
@@ -219,11 +221,11 @@ class Optimizer {
 #pragma GCC visibility pop
 
 // Note [Steps]. Each optimizer is one formula on scalars (adam.h, sgd.h, ...), run over all parameters in one pass
-// (foreach.h). A step enqueues launches on the parameters' device and reads nothing back. It enqueues those that change
-// anything when they are all ready: a step that throws has changed no parameter, state or count (launch_queue.h). Step
-// counts, the norm, the decision whether to skip, and the scalars of the formula are values in the device's memory;
-// launches compute them and read them there. Options of the host (lr) are taken by value when step() is called.
-// Integers are kept as f64.
+// (foreach.h). A step enqueues launches on the parameters' device and reads nothing back. Launches that change anything
+// that lasts are enqueued only when all of them are ready: a step that throws has changed no parameter, state or count
+// (launch_queue.h). Step counts, the norm, the decision whether to skip, and the scalars of the formula are values in
+// the device's memory; launches compute them and read them there. Options (lr) are values of the host, taken when
+// step() is called. Counts are kept as f64.
 //
 // Note [Dtypes of an update]. The update is computed in the parameter's compute dtype (f32 for bf16 and f16). State is
 // kept in that dtype unless StateFormat says otherwise.
@@ -231,6 +233,7 @@ class Optimizer {
 // Note [Master weights]. A bf16 number has 8 bits of precision: 1 + 6e-4 is 1. An update of less than half a unit in
 // the last place of a 16-bit parameter would be lost, at every step. So the optimizer keeps an f32 weight of each bf16
 // and f16 parameter, updates that, and writes the rounded weight into the parameter, in the same pass. Weights are made
-// from the parameters at the first step, are part of the state dict, and cost 4 bytes an element. Somebody else may
-// write the parameter (a model is loaded): elements that are still the rounded weight keep it, the others become the
-// new weight. Options have `masters`; false: the parameter itself is updated, and a step says so once.
+// from the parameters at the first step, are part of the state dict, and cost 4 bytes an element. If something else
+// writes the parameter (a model is loaded), each element that still equals its rounded weight keeps the weight; for the
+// others the new value becomes the weight. With the option `masters` = false the parameter itself is updated, and a
+// step warns once.

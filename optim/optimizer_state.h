@@ -25,7 +25,7 @@ struct Signature {
   DType dtype = kF32;
   std::optional<DType> copy;
   std::vector<std::shared_ptr<Foreach>> sweeps;
-  std::vector<size_t> updates;  // positions in the list of this step's updates; none between steps
+  std::vector<size_t> updates;  // positions in the list of this step's updates; empty between steps
 };
 
 struct OptimizerState {
@@ -45,14 +45,14 @@ struct OptimizerState {
   LaunchQueue queue;       // empty between steps. It lives on because its tables keep their memory
 
   bool at_seams = false;  // an UpdateAtSeams makes the steps
-  bool mid_step = false;  // it has updated some parameters of this step
+  bool mid_step = false;  // UpdateAtSeams has updated some parameters of this step
 
   ShardHooks* shards = nullptr;  // the states are spread over processes
 
   // For processes that train one model (step_facts.cc).
   std::shared_ptr<const std::vector<std::string>> fact_names;  // null: not made yet
-  bool states_loaded = false;                                  // and no step has said so yet
-  std::optional<UpdateFacts> loaded_facts;                     // of the states as whole parameters, if they were cut
+  bool states_loaded = false;                                  // since the last step; its facts do not cover them
+  std::optional<UpdateFacts> loaded_facts;                     // the same for whole parameters, if slots are pieces
 
   Device device() const { return slots[0].param.device(); }
 };
@@ -60,14 +60,13 @@ struct OptimizerState {
 // "parameter 3", for messages.
 std::string slot_name(size_t slot);
 
-// These three throw Error, which names the optimizer and `what` was called: while a step is under way; while an
-// AverageScope has the averages in the parameters; while the states are spread over processes, as what is about all of
-// them is then called elsewhere.
+// These three throw Error, which names the optimizer and the called function `what`: while a step is under way; while
+// an AverageScope has the averages in the parameters; while the states are spread over processes (`instead`: advice).
 void check_between_steps(const char* optimizer, const OptimizerState& state, const char* what);
 void check_not_swapped(const char* optimizer, const OptimizerState& state, const char* what);
 void check_not_sharded(const char* optimizer, const OptimizerState& state, const char* what, const char* instead);
 
-// Averages and copies follow parameters that somebody else has written.
+// Brings averages that no step has moved, and copies, up to date with parameters that something else has written.
 void refresh(std::vector<ParamSlot>& slots);
 
 }  // namespace rondo::optim

@@ -1,10 +1,10 @@
-// The formulas of the optimizers that are one file, compiled as kernel code.
+// The formulas of the optimizers that have no NAME.cc, compiled as kernel code.
 #include "rondo/optim/optimizers.h"
 #include "rondo/optim/formula_code.h"
 
 namespace rondo::optim {
 
-// Not inline: the symbols of a kernel's inline functions are its own (cmake/isolate_kernel.sh).
+// Not inline: the symbols of inline functions in kernel code are local to their file (cmake/isolate_kernel.sh).
 #define RONDO_FORMULA_CODE(Class)                                                                                 \
   FormulaCode<Class##Options> Class::code() {                                                                     \
     return {[](const Class##Options& o, const Tensor& /*param*/) -> const UpdatePlan& { return Class::plan(o); }, \

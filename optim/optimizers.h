@@ -1,8 +1,6 @@
-// The optimizers: the one list of them. A new one is an #include of its file and, if it is that one file (lion.h), its
-// name below.
+// The list of all optimizers. To add one, include its header and, if it has no NAME.cc (lion.h), add its class below.
 //
-// The build and the installed headers follow this list. An optimizer with code of its own has a NAME.cc beside its
-// NAME.h, which the build finds.
+// The build and the installed headers follow this list. The build finds a NAME.cc beside NAME.h by itself.
 #pragma once
 
 #include "rondo/optim/adafactor.h"
@@ -14,7 +12,7 @@
 #include "rondo/optim/rmsprop.h"
 #include "rondo/optim/sgd.h"
 
-// Formulas are kernel code: optimizers.cc compiles those of these classes, for X(Class).
+// Formulas are kernel code: optimizers.cc compiles the formulas of these classes, with X(Class) for each.
 #define RONDO_FORMULA_OPTIMIZERS(X) \
   X(Adagrad)                        \
   X(Lion)                           \

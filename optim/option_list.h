@@ -1,11 +1,11 @@
-// OptionList: every option of an optimizer by its name. State dicts and the comparison of processes follow it. A member
-// of the options' struct that its list lacks does not compile.
+// OptionList: every option of an optimizer by its name, for state dicts and for the comparison of processes. A list
+// that lacks a member of the options' struct does not compile.
 //
 //   static constexpr OptionList kOptions{Option{"lr", &LionOptions::lr}, Option{"beta", &LionOptions::betas},
 //                                        Option{"maximize", &LionOptions::maximize, Saved::kLater}, ...};
 //
 // Options are visited as numbers. An array is visited by element: "beta1", "beta2". A bool is 0 or 1. An enum is its
-// position in option_values(). A number that an option cannot have leaves it as it is.
+// position in option_values(). A number that is no value of an option leaves the option unchanged.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@ namespace rondo::optim {
 enum class Saved : uint8_t {
   kAlways,  // in every file
   kLater,   // files of earlier versions lack it. Then the optimizer's own value stays
-  kNever,   // the tensors of a state show it
+  kNever,   // not saved: the tensors in the file show it
 };
 
 using OptionVisitor = absl::FunctionRef<void(std::string_view name, Saved saved, double& value)>;
@@ -56,7 +56,7 @@ struct AnyMember {
 template <class T, size_t... I> constexpr bool takes(std::index_sequence<I...>) {
   return requires { T{(static_cast<void>(I), AnyMember{})...}; };
 }
-// How many members an aggregate has: as many as it takes initialisers.
+// The number of members of an aggregate: the most initialisers that it takes.
 template <class T, size_t kMost = 24> constexpr size_t members_of() {
   if constexpr (takes<T>(std::make_index_sequence<kMost>{})) return kMost;
   else return members_of<T, kMost - 1>();
@@ -89,7 +89,7 @@ template <class T> void set_number(T& value, double number) {
 
 }  // namespace option_detail
 
-// An option that its list lacks would be neither saved nor compared.
+// An option missing from its list would be neither saved nor compared.
 template <class Options, class... T>
 concept NamesEveryMember = sizeof...(T) == option_detail::members_of<Options>();
 

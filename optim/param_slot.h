@@ -15,16 +15,16 @@
 
 namespace rondo::optim {
 
-// The updates of a parameter so far: an f64 scalar on its device. The host does not know its value, because a step may
-// be skipped there. Parameters that are always updated together share one, so a step counts and computes scalars once
-// for all of them. A step that updates only some of its sharers gives these a count of their own.
+// The number of updates of a parameter so far: an f64 scalar on its device. The host does not know the value, because
+// the device decides whether a step is skipped. Parameters that are always updated together share a count, so a step
+// counts and computes scalars once for all of them. If a step updates only some of the sharers, these get a new count.
 //
-// It has two places. A step writes the count to the second one, and they change roles when its passes are enqueued: a
-// step that fails before has counted nothing.
+// A count has two places. A step writes the new value to the second place, and the places swap roles when the step's
+// passes are enqueued: a step that fails before that has counted nothing.
 struct StepCount {
   StepCount(int64_t steps, Device device);
   Device device;
-  size_t cohort = 0;  // position in a list that a step makes
+  size_t cohort = 0;  // position in StepLaunches::cohorts_, during a step
 
   Tensor value() const { return places_.select(0, current_); }
   const double* now() const { return data_ + current_; }  // both on the device
@@ -41,10 +41,10 @@ struct StepCount {
   size_t sharers_ = 0;
 };
 
-// One parameter's share of a step count. Copies are shares, too.
+// One parameter's share of a step count. A copy is another share.
 class CountShare {
  public:
-  CountShare() = default;  // of no count
+  CountShare() = default;  // without a count
   explicit CountShare(std::shared_ptr<StepCount> count) : count_(std::move(count)) {
     if (count_ != nullptr) ++count_->sharers_;
   }
@@ -66,7 +66,7 @@ class CountShare {
 };
 
 struct ParamState {
-  CountShare steps;                           // of no count: the parameter had no gradient yet
+  CountShare steps;                           // without a count: the parameter had no gradient yet
   std::array<StateArray, kMaxStates> arrays;  // by UpdatePlan::states
   bool exists() const { return steps.count() != nullptr; }
 };
@@ -82,8 +82,8 @@ struct Contents {
 struct ParamSlot {
   Tensor param;
   int group = 0;
-  // The parameter's dtype when its state and average were last found to fit it; nothing: not yet. It spares each step a
-  // look at every state, which is a cache miss for each parameter.
+  // The parameter's dtype when its state and average were last checked to fit it; nullopt: not yet. So a step need not
+  // look at every state, which would be a cache miss for each parameter.
   std::optional<DType> fits;
   const UpdatePlan* plan = nullptr;
   StateInit init;
@@ -93,7 +93,7 @@ struct ParamSlot {
   // updated, or had no gradient yet.
   Tensor master;
   std::byte* master_data = nullptr;
-  Contents master_of;  // the parameter's contents that are the rounded master; nothing: not known
+  Contents master_of;  // the parameter's contents that are the rounded master; default: not known
 
   Tensor average;  // undefined: not tracked, or the parameter is frozen and has no state
   std::byte* average_data = nullptr;
@@ -112,7 +112,7 @@ struct ParamSlot {
   const Tensor& weights() const { return master.defined() ? master : param; }
   void make_master();
   void drop_master();
-  // Follows a parameter that somebody else has written.
+  // Updates the master weight if something else has written the parameter: Note [Master weights].
   void refresh_master();
   void make_average();
   // Copies the parameter into an average that no step has moved, if the parameter was written since.

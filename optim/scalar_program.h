@@ -13,8 +13,8 @@
 //   add_call(table, *pass, {before, updates, after}, nullptr);   // the addresses of inputs, then of outputs
 //   launch(device, pass, table);
 //
-// One launch makes any number of calls, in any order: no call may write what another one reads. An output may be an
-// input of its own call. Numbers are f64 in the device's memory, too; several calls may share them.
+// One launch makes any number of calls, in any order: no call may write what another call reads. An output may also be
+// an input of the same call. Numbers are f64 in the device's memory, too; several calls may share them.
 // Sources that call program_body are kernel code, and include formula_code.h.
 #pragma once
 
@@ -57,7 +57,7 @@ inline void call_program(Device device, const Body& program, std::initializer_li
   launch(device, pass, table, when);
 }
 
-// Numbers of the host in the memory of a device, in stream order.
+// Copies numbers of the host to a device, in stream order.
 inline Storage numbers_on(Device device, std::span<const double> numbers) {
   Storage there = Storage::allocate(numbers.size_bytes(), device);
   copy_bytes(device, there.data(), kCPU, numbers.data(), numbers.size_bytes());

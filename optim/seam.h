@@ -13,8 +13,8 @@ namespace rondo::optim {
 using nn::plan_seams;
 using nn::Seam;
 
-// Calls `callback` during backward, for each seam as soon as all of its gradients are final. The plan is made by the
-// constructor. Not thread safe. The model must outlive it.
+// Calls `callback` during backward, for each seam as soon as all of its gradients are final. The constructor makes the
+// plan. The model must outlive this object. Not thread safe.
 class Seams {
  public:
   using Callback = std::function<void(const Seam&)>;
@@ -24,7 +24,7 @@ class Seams {
   Seams& operator=(const Seams&) = delete;
 
   const std::vector<Seam>& plan() const;
-  // After each backward: calls back for the seams that have not been reached, with complete = false, and starts over.
+  // To be called after each backward: calls back for seams that were not reached, with complete = false. Starts over.
   void finish();
 
  private:

@@ -16,8 +16,8 @@ class GradientSource;
 class ShardHooks {
  public:
   virtual ~ShardHooks() = default;
-  // Called when a step begins. Throws Error if it may not; then nothing has changed. `allow_no_gradients`:
-  // StepOptions'.
+  // Called when a step begins. Throws Error if the step may not begin; then nothing has changed. `allow_no_gradients`:
+  // as in StepOptions.
   virtual void before_step(bool allow_no_gradients) = 0;
   // `sum`: one f64 on the parameters' device, this process's part. In stream order it becomes the sum of all parts,
   // with the same bits in every process.
@@ -26,7 +26,7 @@ class ShardHooks {
   virtual void after_step() = 0;
   // True if some process has a gradient in this step. The answer is the same in every process.
   virtual bool has_gradients() const = 0;
-  // Tells UpdateAtSeams when the gradients of slots are final. An UpdateAtSeams uses it in place of before_step().
+  // The source that tells an UpdateAtSeams when the gradients of slots are final. Its steps do not call before_step().
   virtual GradientSource& source() = 0;
   // Returns the slots of a parameter of the model.
   virtual std::vector<size_t> slots_of(const Tensor& parameter) const = 0;

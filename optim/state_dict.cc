@@ -1,4 +1,4 @@
-// What is saved of an optimizer, and how it is loaded: all of it, or nothing.
+// state_dict() and load_state_dict() of an optimizer. A state is loaded as a whole or not at all.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -73,7 +73,7 @@ nn::StateDict Optimizer::state_dict() const try {
 }
 
 namespace {
-// Adds the numbers with which a later step would write NaN: steps below 0, and options that are not finite.
+// Reports numbers that would make a later step write NaN: steps below 0, and options that are not finite.
 void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
   for (const auto& [key, value] : state) {
     const bool is_step = (key.starts_with("state.") && key.ends_with(".step")) || key == "buffer.updates",
@@ -87,14 +87,14 @@ void check_numbers(const nn::StateDict& state, nn::StateDictReport& report) {
 }
 }  // namespace
 
-// A state dict on its way into an optimizer: read, checked as a whole, then kept. Tensors that exist are written in
-// place, step counts excepted.
+// A state dict that is being loaded into an optimizer: read, checked as a whole, then kept. Tensors that exist are
+// written in place, except step counts.
 class Optimizer::LoadedState {
  public:
   LoadedState(Optimizer& optimizer, const nn::StateDict& given)
       : optimizer_(optimizer), now_(*optimizer.state_), given_(given), slots_(now_.slots) {
     for (size_t i = 0; i < slots_.size(); ++i) read_slot(i);
-    // A state of before the buffers were averaged has none of their averages.
+    // A state that was saved before buffers were averaged lacks their averages.
     has_buffers_ = now_.buffers != nullptr && given_.contains("buffer.updates");
     if (has_buffers_) now_.buffers->list_targets(targets_, buffer_updates_);
     for (int group = 0; group < optimizer_.n_groups(); ++group) read_size(group);
@@ -112,8 +112,7 @@ class Optimizer::LoadedState {
     ParamSlot& slot = slots_[i];
     const std::string prefix = prefix_of(i);
     slot.fits = std::nullopt;
-    // The state may hold master weights, of a run whose parameters had 16 bits, or that had masters. A slot that wants
-    // none drops them.
+    // The state of a run with 16-bit parameters or with masters may hold master weights that this slot does not use.
     if (!slot.wants_master()) given_.erase(prefix + "master");
     const auto first = given_.lower_bound(prefix);
     const bool has_average = given_.contains(prefix + "average"),
@@ -169,7 +168,7 @@ class Optimizer::LoadedState {
       report_.mismatched.push_back(absl::StrCat(key, ": ", n_params, " wanted, ", found->second.item(), " given"));
   }
 
-  // Older files have none.
+  // Older files lack these options.
   template <class Allows> void read_average_option(const char* key, const Tensor& target, Allows allows) {
     const auto found = given_.find(key);
     if (!now_.averaging || found == given_.end()) return;
@@ -235,7 +234,7 @@ class Optimizer::LoadedState::Options {
       set(group, &Entry::own);
       for (Entry& e : entries(group)) {
         if (e.given == e.own) continue;
-        const double own = std::exchange(e.own, e.given);  // this one alone
+        const double own = std::exchange(e.own, e.given);  // sets this option alone
         set(group, &Entry::own);
         if (!fits(slots, group))
           report.mismatched.push_back(absl::StrCat(e.key, ": ", own, " wanted, ", e.given,
@@ -263,7 +262,7 @@ class Optimizer::LoadedState::Options {
     auto entry = entries(group).begin();
     optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) { value = *entry++.*of; });
   }
-  // REQUIRES: the given options are set. An option that cannot have its value has kept another.
+  // REQUIRES: the given options are set. An option that cannot have the given value shows another one.
   void check_values(int group, nn::StateDictReport& report) {
     auto entry = entries(group).begin();
     optimizer_.visit_options(group, [&](std::string_view, Saved, double& value) {
@@ -276,11 +275,11 @@ class Optimizer::LoadedState::Options {
       report.mismatched.push_back(absl::StrCat("group.", group, ": ", error.what()));
     }
   }
-  // Whether the options, as they are now, make of the group's parameters what the slots have.
+  // Whether the current options give the parameters of the group the plan and the format that their slots have.
   bool fits(const std::vector<ParamSlot>& slots, int group) const {
     const StateInit init = optimizer_.state_init(group);
     return std::all_of(slots.begin(), slots.end(), [&](const ParamSlot& slot) {
-      if (slot.group != group || slot.param.numel() == 0) return true;  // empty: may stand for another process's
+      if (slot.group != group || slot.param.numel() == 0) return true;  // empty: another process may have the parameter
       return &optimizer_.update_plan(group, slot.param) == slot.plan && init.format == slot.init.format;
     });
   }

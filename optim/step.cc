@@ -42,7 +42,7 @@ void check_states(const Optimizer& optimizer, ParamSlot& slot, size_t i) {
   slot.fits = param.dtype();
 }
 
-// Slot i is not where slot 0 is, or not all of it.
+// The parameter of slot i, its gradient or its state is not on the device of slot 0.
 [[noreturn]] void throw_two_devices(const Optimizer& optimizer, const ParamSlot& slot, size_t i) {
   const std::string here = to_string(slot.param.device());
   if (!(slot.param.device() == optimizer.device()))
@@ -195,7 +195,7 @@ UpdateListener* Step::listener() const {
   return nullptr;
 }
 
-// Gradients that are missing although they should be there.
+// Throws Error if a gradient is missing because an averager still holds it.
 void Step::check_any_gradient() const {
   if (updates_.size() == state_.slots.size()) return;
   for (size_t i = 0; i < state_.slots.size(); ++i) {
@@ -265,8 +265,8 @@ void Step::update(bool zero_grad, JoinedWork joined) {
   state_.queue.submit();
   for (StepUpdate& u : updates_) {
     if (u.copy.defined()) amp::set_copy(u.slot->param, u.copy);
-    // The pass has zeroed the copy that it has read. It replaces a gradient that is not contiguous, whose elements may
-    // share memory (stride 0), and one that another parameter has, too.
+    // The pass has zeroed the copy that it read. The copy replaces a gradient that is not contiguous, whose elements
+    // may share memory (stride 0), or that another parameter has, too.
     if (zero_grad && u.dense_grad.defined()) u.slot->param.set_grad(u.dense_grad);
   }
 }

@@ -1,5 +1,5 @@
-// Step: one step of an optimizer, or of some of its parameters (Note [Steps], optimizer.h). Optimizer::step() makes
-// it for all parameters after backward, UpdateAtSeams for a few at a time.
+// Step: one step of an optimizer, for all or some of its parameters (Note [Steps], optimizer.h). Optimizer::step()
+// makes one Step for all parameters after backward; UpdateAtSeams makes several, for a few parameters each.
 //
 //   Step step(optimizer);
 //   for (size_t slot : slots) step.collect(slot);   // the parameters that have a gradient
@@ -22,40 +22,40 @@ namespace rondo::optim {
 
 class Step {
  public:
-  // Adds launches that are to be made with the step or not at all.
+  // Adds launches that are enqueued with the step's own or not at all.
   using JoinedWork = absl::FunctionRef<void(LaunchQueue& queue, const Decision* decision)>;
   static void no_joined_work(LaunchQueue& /*queue*/, const Decision* /*decision*/) {}
 
   static OptimizerState& state_of(const Optimizer& optimizer);
   static void check_options(const Optimizer& optimizer, const StepOptions& options);
   [[noreturn]] static void throw_no_gradients(const Optimizer& optimizer);
-  // Once: a state was loaded that lacks f32 weights of 16-bit parameters.
+  // Warns once that the loaded state lacks f32 weights of 16-bit parameters.
   static void say_no_masters(const Optimizer& optimizer);
   // Optimizer::step(), with work that joins it. `where`: the line of the call.
   static StepReport run(Optimizer& optimizer, const StepOptions& options, std::source_location where,
                         JoinedWork joined = no_joined_work);
 
-  // The options of a step and of the groups, and hashes of the states if they were loaded since the last call: these
-  // are read from the device. See update_facts.h.
+  // The options of the step and of the groups (update_facts.h). If states were loaded since the last call, also hashes
+  // of the states, which are read from the device.
   static UpdateFacts facts_of(Optimizer& optimizer, const StepOptions& options);
-  // The number among them that says which parameters were updated, by slot; for who knows it: hash_of().
+  // The position of the fact which slots were updated. facts_of() sets it to 0, UpdateAtSeams to hash_of() of them.
   static constexpr size_t kUpdatedFact = 1;
   static double hash_of(const std::vector<bool>& updated);
-  // The same for a state_dict() of whole parameters.
+  // The hashes of the states in a state_dict() of whole parameters.
   static UpdateFacts facts_of_states(const char* optimizer, const nn::StateDict& state);
 
   explicit Step(Optimizer& optimizer);
-  // Adds the update of a parameter that has a gradient; false: it has none. Throws Error if the gradient does not fit
-  // the parameter, or the state no longer fits it.
+  // Adds the update of a parameter that has a gradient; returns false if it has none. Throws Error if the gradient or
+  // the state does not fit the parameter.
   bool collect(size_t slot);
-  // Who wants to know of the updates that were collected; null: nobody.
+  // The listener to tell about the collected updates; null: none.
   UpdateListener* listener() const;
-  // Measures the gradients if the options need it, and enqueues what makes the Decision of it.
+  // Enqueues the computation of the Decision, and before that the norm of the gradients if the options need it.
   void decide(const StepOptions& options);
   // Updates what was collected. Each parameter has its own items in the passes, so all at once and some at a time give
   // the same bits. REQUIRES: decide().
   void update(bool zero_grad, JoinedWork joined = no_joined_work);
-  // Moves the averages of buffers, where there are any: once for a step that was made by several update().
+  // Moves the averages of buffers, if there are any. Called once for a step that was made by several update() calls.
   static void average_buffers(Optimizer& optimizer);
 
  private:
@@ -65,7 +65,7 @@ class Step {
   OptimizerState& state_;
   std::vector<StepUpdate> updates_;
   Tensor decision_;        // a Decision on the device
-  bool measured_ = false;  // the norm of the gradients
+  bool measured_ = false;  // the norm of the gradients is measured
 };
 
 }  // namespace rondo::optim

@@ -1,4 +1,4 @@
-// What processes that train one model compare of a step: update_facts.h.
+// The facts of a step that processes compare if they train one model (update_facts.h).
 #include "absl/strings/str_cat.h"
 #include "rondo/optim/step.h"
 #include "rondo/runtime/io/checksum.h"
@@ -6,7 +6,7 @@
 namespace rondo::optim {
 namespace {
 
-// A double holds it.
+// The upper 53 bits, which a double holds exactly.
 double number_of(uint64_t hash) { return static_cast<double>(hash >> 11); }
 
 }  // namespace
@@ -16,7 +16,7 @@ UpdateFacts Step::facts_of(Optimizer& optimizer, const StepOptions& options) {
   const bool names_wanted = state.fact_names == nullptr;
   std::vector<std::string> names;
   UpdateFacts facts;
-  // `group`: negative for what concerns all groups.
+  // `group`: negative for facts about all groups.
   const auto add = [&](int group, std::string_view name, double number) {
     facts.numbers.push_back(number);
     if (!names_wanted) return;

@@ -170,7 +170,7 @@ void StepLaunches::prepare_update(size_t sweep, StepUpdate& u) {
     if (slot.plan->states[k].transient) slot.state.arrays[k].locate();
 }
 
-// The sums of the sweep before, over all rows, and what the sweep's program makes of them.
+// Adds up the sums of the previous sweep over all rows, and calls the sweep's program with the totals.
 void StepLaunches::queue_program(const Signature& signature, size_t sweep) {
   const auto n_sums = static_cast<size_t>(signature.plan->sweeps[sweep - 1].body.n_sums);
   const RowProgram& program = *signature.plan->sweeps[sweep].program;

@@ -1,4 +1,4 @@
-// The launches of one step, and the memory of the device that they share; it is freed in stream order.
+// The launches of one step, and the device memory that they share, which is freed in stream order.
 //
 // step_launches.cc sorts the updates by signature and queues the sweeps. step_scalars.cc counts the step and computes
 // the scalars of the formulas.
@@ -29,14 +29,14 @@ struct StepUpdate {
 
 class StepLaunches {
  public:
-  // `decision`: a Decision on the device. Keeps references. The queue is empty before and after: what was not submitted
-  // is dropped, and so are transient states.
+  // `decision`: a Decision on the device. Keeps references to all arguments. Constructor and destructor empty the
+  // optimizer's queue; the destructor also drops transient states.
   StepLaunches(Optimizer& optimizer, OptimizerState& state, std::vector<StepUpdate>& updates, const Tensor& decision);
   ~StepLaunches();
   StepLaunches(const StepLaunches&) = delete;
   StepLaunches& operator=(const StepLaunches&) = delete;
 
-  // Does everything in a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
+  // Does the part of a step that may fail: Note [Steps change nothing before they are ready]. REQUIRES: an update.
   void prepare(bool zero_grad);
   // Advances the step counts. REQUIRES: the launches of the step are ready.
   void advance_counts();
@@ -81,8 +81,8 @@ class StepLaunches {
   const Device device_;
   std::vector<Cohort> cohorts_;
   absl::InlinedVector<Row, 4> rows_;
-  Storage values_;  // kRowValues for each row, then a 1
-  Storage sums_;    // of the sweep before, by rows
+  Storage values_;  // kRowValues for each row, then the number 1
+  Storage sums_;    // of the previous sweep: make_room_for_sums()
 };
 
 }  // namespace rondo::optim

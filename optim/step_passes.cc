@@ -26,8 +26,8 @@ std::shared_ptr<Foreach> StepPasses::pass_for(const char* optimizer, Device devi
 
 void StepPasses::compile_one(const char* optimizer, Device device, Foreach& pass) {
   if (pass.compiled()) return;
-  // Where no host code runs there is no eager pass to fall back on: no stance puts the compiled one off, and only a
-  // step that was asked to be compiled can be refused.
+  // On a device that runs no host code there is no eager pass to fall back on. There no stance postpones compilation,
+  // and kFailOnRecompile refuses it only if optim::compile() was called.
   const compile::Stance stance = compile::stance();
   postponed_ = runs_host_code(device) &&
                (stance == compile::Stance::kForceEager || (stepped_ && stance == compile::Stance::kEagerOnRecompile));
@@ -52,7 +52,7 @@ void StepPasses::compile_one(const char* optimizer, Device device, Foreach& pass
 void StepPasses::compile_all(const char* optimizer, Device device) {
   report_.compiled = true;
   for (const auto& pass : passes_) compile_one(optimizer, device, *pass);
-  stepped_ = false;  // from here on counts what is late
+  stepped_ = false;  // kernels of the next step are not late
 }
 
 }  // namespace rondo::optim

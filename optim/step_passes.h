@@ -15,18 +15,17 @@ namespace rondo::optim {
 
 class StepPasses {
  public:
-  // The pass of this formula on these arrays, on the device of the optimizer of this name. It is compiled if the
-  // optimizer is, or if its device has generated kernels only. Throws Error if the stance (compile.h) forbids a new
-  // kernel.
+  // The pass of this formula on these arrays. `optimizer`: a name for messages. The pass is compiled if the optimizer
+  // is, or if the device has generated kernels only. Throws Error if the stance (compile.h) forbids a new kernel.
   std::shared_ptr<Foreach> pass_for(const char* optimizer, Device device, const Body& body,
                                     std::vector<ArraySpec> arrays);
-  // From now on passes are compiled: those that are there, and new ones.
+  // From now on passes are compiled: the existing and new ones.
   void compile_all(const char* optimizer, Device device);
 
   const KernelReport& report() const { return report_; }
-  // A stance kept a pass from being compiled when it was last asked for: ask again.
+  // True if the stance prevented the compilation of a pass. Then the next step must call pass_for() again.
   bool postponed() const { return postponed_; }
-  // After the first step that updated something: kernels that are compiled from now on are late.
+  // Called after each step that updated something. Kernels that are compiled after the first one count as late.
   void note_step() { stepped_ = true; }
 
  private:

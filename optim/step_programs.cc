@@ -14,7 +14,7 @@ struct Measured {
     const auto& [grad_scale, max_norm] = numbers;
     const T one = scalar::constant(sum, 1.0);
     const T scale = grad_scale * device_scale, norm = scalar::sqrt(sum) / scale;
-    const auto finite = scalar::lt(norm, scalar::constant(sum, scalar::kInf));  // it is not negative; false for NaN
+    const auto finite = scalar::lt(norm, scalar::constant(sum, scalar::kInf));  // norm >= 0; false for NaN
     const T clip = max_norm / (norm + scalar::constant(sum, 1e-6));
     const T factor = one / scale * scalar::select(scalar::lt(clip, one), clip, one);
     const T updates = scalar::select(finite, one, scalar::constant(sum, 0.0)), skipped = one - updates;

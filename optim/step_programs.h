@@ -1,4 +1,4 @@
-// The scalar programs of a step (scalar_program.h): they decide and count.
+// The scalar programs of a step (scalar_program.h): the Decision, the step count, rates and weights.
 #pragma once
 
 #include "rondo/optim/formula.h"
@@ -8,19 +8,20 @@ namespace rondo::optim {
 // The Decision of a step that measures its gradients. In: the sum of their squares, device_scale, and the number of
 // skipped steps. Numbers: grad_scale, max_norm. Out: the Decision, and the number of skipped steps.
 Body decide_measured();
-// The Decision of a step that does not. Number: NaN. Out: the Decision.
+// The Decision of a step that does not measure them. Number: NaN. Out: the Decision.
 Body decide_unmeasured();
 
-// In: the step before, Decision::updates. Out: the step.
+// In: the count before the step, Decision::updates. Out: the new count.
 Body count_step();
 
 // The weight of a parameter in its average during the warm-up: AverageOptions::warmup. In: the step, 1 - decay. Out:
 // the weight.
 Body warm_average();
-// One pass: an average, then the buffer that it follows. Scalars: as those of every pass (formula.h).
+// The body of a pass, not a program. Values: an average, then the buffer that it follows. Scalars: those that every
+// pass has (formula.h).
 Body average_of_buffer();
 
-// Rules of formulas. One whose values do not depend on the step:
+// Programs of ScalarRules. For a rule whose scalars do not depend on the step:
 const RowProgram& no_step();
 // Adam's: numbers lr, beta1, beta2; out lr / (1 - beta1^step), 1 / sqrt(1 - beta2^step).
 Body bias_corrections();

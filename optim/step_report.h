@@ -14,15 +14,15 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// In the device's memory. All zeros: a kernel found its data wrong (backend.h, Note [Late errors]), so the step does
-// nothing and counts nothing.
+// What a step decided, in the device's memory. All zeros: a kernel found its data wrong, so the step does nothing and
+// counts nothing (backend.h, Note [Late errors]).
 struct Decision {
   double norm;     // of the unscaled gradients before clipping; NaN: not measured
   double factor;   // the gradients are multiplied by it: unscales and clips
   double updates;  // 1, or 0: the step changes no parameter and no state
   double skipped;  // 1: because the norm is not finite
 
-  // `values`: the four, f64. Waits for the device, and throws what a kernel found wrong in its data meanwhile.
+  // `values`: the four numbers, f64. Waits for the device, and throws the error if a kernel found its data wrong.
   static Decision read(const Tensor& values) {
     const std::vector<double> host = values.to_vector<double>();
     return {host[0], host[1], host[2], host[3]};
@@ -32,19 +32,19 @@ struct Decision {
 // Copies keep the values of their step.
 class StepReport {
  public:
-  StepReport() = default;  // of a step that measured nothing
+  StepReport() = default;  // for a step that measured nothing
   // `decision`: 4 f64.
   explicit StepReport(Tensor decision) : decision_(std::move(decision)) {}
 
-  // Both wait for the device, as Decision::read() does.
-  // The norm was measured and is not finite: the step changed no parameter, state, average or step count.
+  // skipped() and grad_norm() wait for the device, as Decision::read() does.
+  // True if the norm was measured and is not finite: the step changed no parameter, state, average or step count.
   bool skipped() const { return decision_.defined() && Decision::read(decision_).skipped != 0; }
   // The Euclidean norm of the unscaled gradients before clipping. NaN: not measured.
   double grad_norm() const {
     return decision_.defined() ? Decision::read(decision_).norm : std::numeric_limits<double>::quiet_NaN();
   }
 
-  // On the device, an undefined tensor if nothing was measured: the Decision's four values.
+  // The Decision's four values on the device; undefined if nothing was measured.
   const Tensor& decision() const { return decision_; }
 
  private:

@@ -1,4 +1,4 @@
-// The step counts and scalars of a step: what the host knows is uploaded, the rest is computed on the device.
+// The step counts and scalars of a step: known values are uploaded, the others are computed on the device.
 #include <algorithm>
 #include <span>
 
@@ -63,7 +63,7 @@ void StepLaunches::upload_scalars(const absl::InlinedVector<ScalarRule, 2>& rule
   values_ = numbers_on(device_, values);
 }
 
-// A new count is written whatever becomes of the step.
+// The next value of a count is written even if the step is skipped.
 void StepLaunches::queue_counts() {
   const compile::Condition always{row(rows_.size()), 1};
   const std::shared_ptr<Foreach> counting = scalar_pass(device_, count_step());

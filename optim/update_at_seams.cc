@@ -48,7 +48,7 @@ struct UpdateAtSeams::State {
   UpdateReport end_step();
 
   Optimizer& optimizer;
-  OptimizerState& kept;  // by the optimizer
+  OptimizerState& kept;  // the optimizer's, between steps
   const UpdateAtSeamsOptions options;
   GradientSource* const source;  // null: the seams of the model
   std::unordered_map<const TensorImpl*, size_t> slot_of;
@@ -58,7 +58,7 @@ struct UpdateAtSeams::State {
   int64_t listener = 0;          // of the source
   std::vector<bool> updated;     // by slot of the optimizer, in this step
   UpdateReport report;
-  UpdateListener* told = nullptr;  // what processes compare of this step: update_facts.h
+  UpdateListener* told = nullptr;  // gets `facts` when the step ends: update_facts.h
   std::optional<UpdateFacts> facts;
   bool listening = true;
   bool held = false;  // under no_update()
@@ -102,7 +102,7 @@ UpdateAtSeams::UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, Update
           kWho, ": ", other,
           " averages these gradients after their seams; make it from that: UpdateAtSeams(ddp, optimizer)"));
   state->claim(parameters);
-  // Before those of the seams: when a gradient is final for the first time, its parameter is not yet updated.
+  // These hooks run before those of the seams, so no parameter is updated when its gradient is first final.
   for (const Tensor& p : parameters)
     state->hooks.emplace_back(
         p, autograd::on_accumulated(p, [state, slot = state->slot_of.at(p.impl())] {
@@ -182,7 +182,7 @@ void UpdateAtSeams::State::update(std::span<const size_t> slots) {
   report.at_seams += static_cast<int64_t>(chosen.size());
 }
 
-// Calls back for the seams that were not reached; nobody listens meanwhile.
+// Resets the seams. Callbacks for seams that were not reached are ignored.
 void UpdateAtSeams::State::start_over_seams() {
   if (!seams) return;
   listening = false;
@@ -197,8 +197,8 @@ UpdateReport UpdateAtSeams::State::end_step() {
     if (options.drop_grads && !options.step.zero_grad) kept.shards->zero_grad(/*set_to_none=*/true);
   }
   report.without_gradient = std::count(updated.begin(), updated.end(), false);
-  // After a failure on one process its blocks are not the others': the next exchange says so. Of shards each has its
-  // own.
+  // After a failure in one process, other blocks may be updated there than elsewhere: the comparison of facts finds it.
+  // With shards each process has slots of its own.
   if (facts && kept.shards == nullptr) facts->numbers[Step::kUpdatedFact] = Step::hash_of(updated);
   updated.assign(updated.size(), false);
   if (kept.mid_step) {

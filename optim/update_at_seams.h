@@ -1,6 +1,6 @@
-// UpdateAtSeams: the optimizer in backward. Each block is updated at its seam (seam.h), as soon as its gradients are
-// final, while backward goes on below it. Its gradients are then dropped, so that the gradients of about one block
-// exist at a time.
+// UpdateAtSeams: optimizer updates during backward. Each block is updated at its seam (seam.h), as soon as its
+// gradients are final, while backward goes on with the blocks before it. The block's gradients are then dropped, so
+// that the gradients of about one block exist at a time.
 //
 //   optim::AdamW optimizer(model.parameters(), {.lr = 3e-4});
 //   optim::UpdateAtSeams updates(model, optimizer);   // instead of optimizer.step()
@@ -14,7 +14,7 @@
 // the same kernels. Note [Beside step()] at the end of this file has the differences.
 //
 // Accumulation: all but the last backward of a step run under `const auto more = updates.no_update();`.
-// Model (or source) and optimizer must outlive this. Thread safety: the thread that runs backward.
+// Model (or source) and optimizer must outlive this object. Thread safety: only for the thread that runs backward.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +28,16 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// Says when gradients are final, where that is later than at the seam: dist::DistributedDataParallel is one.
+// Tells when gradients are final, if that is later than at the seam. dist::DistributedDataParallel is one.
 class GradientSource {
  public:
   using Listener = std::function<void(std::span<const Tensor> parameters)>;
   virtual ~GradientSource() = default;
-  // From now on `listener` is called, once for each parameter and step, when its grad() is final; from within
-  // backward() or whatever ends a step. The result is for remove_on_final.
+  // From now on `listener` is called, once for each parameter and step, when the parameter's grad() is final: inside
+  // backward(), or inside the call that ends the step. Returns the id for remove_on_final.
   virtual int64_t on_final(Listener listener) = 0;
   virtual void remove_on_final(int64_t id) = 0;
-  // Throws Error if there are gradients of this step that listeners have not been told of.
+  // Throws Error if listeners have not been called for all gradients of this step.
   virtual void check_finished() const = 0;
 };
 
@@ -49,7 +49,7 @@ struct UpdateAtSeamsOptions {
   bool drop_grads = true;
 };
 
-// One step, in parameters of the optimizer; with a ShardedOptimizer, in this process's pieces of them.
+// One step, counted in parameters of the optimizer; with a ShardedOptimizer, in this process's pieces of them.
 struct UpdateReport {
   int64_t at_seams = 0;          // updated during backward (or while a source ended the step)
   int64_t at_end = 0;            // updated by finish(), because their seam was not reached
@@ -60,8 +60,8 @@ class UpdateAtSeams {
   struct State;
 
  public:
-  // Throws Error if an option needs all gradients, the optimizer has an UpdateAtSeams already or no parameter of the
-  // model, or somebody else works on the gradients: DistributedDataParallel, or another optimizer's UpdateAtSeams.
+  // Throws Error if an option needs all gradients, if the optimizer has an UpdateAtSeams already or no parameter of the
+  // model, or if DistributedDataParallel or another optimizer's UpdateAtSeams works on the gradients.
   UpdateAtSeams(nn::ModuleBase& model, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   UpdateAtSeams(GradientSource& source, Optimizer& optimizer, UpdateAtSeamsOptions options = {});
   ~UpdateAtSeams();
@@ -69,15 +69,17 @@ class UpdateAtSeams {
   UpdateAtSeams& operator=(const UpdateAtSeams&) = delete;
 
   // Ends a step: updates the parameters that have a gradient and no update yet. Throws what Optimizer::step() throws,
-  // before any of these parameters changes, also if the whole step found no gradient; and if a source has not finished.
+  // before any of these parameters changes; "no gradient" is an error only if the whole step found none. Throws Error
+  // if the source has not finished.
   UpdateReport finish();
-  // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the rest are dropped, as
-  // they may be incomplete. What was updated stays so: a second try of the same batch moves it once more.
+  // Ends a step that an exception interrupted: nothing more is updated, and the gradients of the other parameters are
+  // dropped, as they may be incomplete. Updates stay: if the batch is tried again, these parameters are updated twice.
   UpdateReport abandon();
-  // In this step, so far. With a ShardedOptimizer: this process's pieces of the parameter; false if it has none.
+  // Whether this step has updated the parameter so far. With a ShardedOptimizer: whether all of this process's pieces
+  // of it are updated; false if there are none.
   bool is_updated(const Tensor& parameter) const;
 
-  // While it lives, backward only adds to the gradients. (Under a source: what that has for this, as no_sync().)
+  // While it lives, backward only adds to the gradients. (With a GradientSource use the source's: DDP has no_sync().)
   class [[nodiscard]] NoUpdate {
    public:
     explicit NoUpdate(UpdateAtSeams& updates);
@@ -103,10 +105,10 @@ class UpdateAtSeams {
 // - During a step no option of the optimizer can be set, and its state cannot be saved or loaded: Error. So is a second
 //   backward that adds to an updated parameter's gradient.
 // - Updates write parameters that the tape has saved: another backward through the same graph (retain_graph) throws
-//   StaleTensorError. A parameter that several checkpoints use is updated when all of them have run again; a checkpoint
-//   that reads a parameter through detach() only is not noticed.
+//   StaleTensorError. A parameter that several checkpoints (autograd) use is updated when all of them have run again. A
+//   checkpoint that reads a parameter only through detach() is not noticed.
 // - After an exception during backward, updated parameters keep their update and their step count. abandon() ends such
 //   a step.
-// - Several optimizers on one model have an UpdateAtSeams each. Under DistributedDataParallel it is made from that, and
-//   a bucket is updated once it is averaged (dist/ddp/ddp.h). A ShardedOptimizer that has the states is made first and
-//   outlives this: each process then updates its pieces of the bucket's parameters, and finish() sends them.
+// - Several optimizers on one model have an UpdateAtSeams each. With DistributedDataParallel, pass that object as the
+//   source: a bucket is updated once it is averaged (dist/ddp/ddp.h). A ShardedOptimizer must be made first and outlive
+//   the UpdateAtSeams: each process then updates its pieces of the bucket's parameters, and finish() sends them.

@@ -3,7 +3,7 @@
 //
 //   UpdateFacts facts = template_of_this_optimizer;   // the names are shared
 //   facts.numbers = {1e-3, 0.9};                      // one for each name
-//   facts.hash();                                     // equal in two processes if all of it is equal
+//   facts.hash();                                     // equal in two processes if all numbers are equal
 //
 // Thread safety: one thread at a time.
 #pragma once
@@ -20,15 +20,15 @@ struct UpdateFacts {
   std::shared_ptr<const std::vector<std::string>> names;  // "AdamW, group 0: lr"
   std::vector<double> numbers;                            // one for each name; a hash is a whole number below 2^53
   uint64_t hash() const;
-  // A line for each number: "AdamW, group 0: lr is 0.001".
+  // One line per number: "AdamW, group 0: lr is 0.001".
   std::string text() const;
 };
 
-// An averager (GradientClaim::kAverager) may have one: the optimizer that uses its gradients tells it.
+// An owner of GradientClaim::kAverager may have a listener: the optimizer that uses the gradients tells it of updates.
 class UpdateListener {
  public:
   virtual ~UpdateListener() = default;
-  // A step has updated parameters of these gradients.
+  // Called when a step has updated parameters with the claimed gradients.
   virtual void on_update(UpdateFacts facts) = 0;
 };
 

@@ -1,4 +1,4 @@
-// Fine-tunes a language model inside this program: a worker trains, the main thread answers all the time.
+// Fine-tunes a language model inside this program: a worker thread trains, and the main thread stays responsive.
 //   embed MODEL_FOLDER TEXT_FILE ADAPTER_FOLDER [STEPS] [--device=cuda]        Enter cancels
 #include <poll.h>
 #include <unistd.h>

@@ -13,7 +13,7 @@
 namespace rondo::examples {
 namespace {
 
-// For each pixel along an edge of n: between which two of the picture's it lies, and how far from the first.
+// For each output pixel along an edge of n pixels: the two source pixels around it, and its distance from the first.
 struct Between {
   int64_t first, second;
   float weight;
@@ -151,7 +151,7 @@ std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t m
   return set;
 }
 
-// A picture is a part of one field of noise: making it costs a copy, not a number for each pixel.
+// A picture is a slice of one field of noise: making it costs a copy, not a random number for each pixel.
 RandomPixels::RandomPixels(int64_t numel, uint64_t seed) : seed(seed) {
   Generator random(seed);
   field = Tensor::randn({numel + kStarts}, {kF32, kCPU}, &random);

@@ -22,15 +22,16 @@ using PixelsOf = std::function<Tensor(int64_t example)>;
 
 struct CaptionBatchesOptions {
   data::ExampleBatchesOptions order = {};
-  // How each picture is seen, drawn by (seed, epoch, example): scaled by 1 +- zoom, as far from its middle as then
-  // shows all of it, or nothing beside it, and moved by up to `shift` pixels more. What comes in repeats the edge.
+  // Augmentation, a function of (seed, epoch, example). A picture is scaled by 1 +- zoom and moved: a larger picture so
+  // that it still fills the frame, a smaller one so that it stays inside. Then it is moved by up to `shift` pixels
+  // more. Pixels outside of the picture repeat its edge.
   double zoom = 0;
   int64_t shift = 0;
 };
 
 class CaptionBatches : public data::BatchSource {
  public:
-  // captions: as an ExampleSet of a language model, start token first.
+  // captions: examples as for a language model, start token first.
   CaptionBatches(std::shared_ptr<const data::ExampleSet> captions, PixelsOf pixels, CaptionBatchesOptions options)
       : order_(std::move(captions), options.order), pixels_(std::move(pixels)), options_(std::move(options)) {}
 
@@ -42,7 +43,7 @@ class CaptionBatches : public data::BatchSource {
   bool cut_from(int64_t rows) override { return order_.cut_from(rows); }
   uint64_t fingerprint() const override { return order_.fingerprint(); }
 
-  // What T is in some batch.
+  // The values that T has in the batches.
   const std::vector<int64_t>& sizes() const { return order_.sizes(); }
   double padding_share() const { return order_.padding_share(); }
   const data::ExampleSet& captions() const { return order_.examples(); }
@@ -55,23 +56,23 @@ class CaptionBatches : public data::BatchSource {
   const CaptionBatchesOptions options_;
 };
 
-// The captions as tokens: `start`, the caption, `end`. Throws DataError, with its line, for a caption of more than
-// max_length tokens with its end, and for one that the tokenizer cannot express.
+// The captions as tokens: `start`, the caption, `end`. Throws DataError, with the caption's line, if caption and end
+// have more than max_length tokens, or if the tokenizer cannot encode the caption.
 std::shared_ptr<const data::ExampleSet> encoded(const CaptionedPictures& pictures,
                                                 const text::PreTrainedTokenizer& words, int64_t start, int64_t end,
                                                 int64_t max_length);
 
-// Pictures as the processor makes them. They stay in memory while all of them have at most `keep_bytes`.
+// Pictures as the processor makes them. Up to `keep_bytes` of them are kept in memory.
 PixelsOf processed(std::shared_ptr<const CaptionedPictures> pictures, const nn::ImageProcessor& processor,
                    int64_t keep_bytes = int64_t{1} << 30);
 
 // The published study's random data: pictures of noise, and captions of random tokens whose lengths are uniform in
 // 5..31 with weight 0.9, in 33..63 with 0.09 and in 65..255 with 0.01, times max_length / 256. Tokens are from 3 to
-// vocab_size - 1, the last of a caption is its end.
+// vocab_size - 1; the last token of a caption is `end`.
 std::shared_ptr<const data::ExampleSet> random_captions(int64_t count, int64_t max_length, int64_t vocab_size,
                                                         int64_t start, int64_t end, uint64_t seed);
 PixelsOf random_pixels(int64_t channels, int64_t side, uint64_t seed);
-// The same pictures as numbers: each is a slice of one field of noise, `numel` values from where it starts.
+// The data of these pictures: picture i is the `numel` values from start(i) of one field of noise.
 struct RandomPixels {
   static constexpr int64_t kStarts = 1 << 12;
   RandomPixels(int64_t numel, uint64_t seed);

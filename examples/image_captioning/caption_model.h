@@ -15,17 +15,17 @@ namespace rondo::examples {
 
 class CaptionModel {
  public:
-  // A new one. tokenizer null: random data, whose tokens 0, 1 and 2 pad, start and end.
+  // A new model. tokenizer null: for random data, whose tokens 0, 1 and 2 are padding, start and end.
   CaptionModel(const CaptioningOptions& options, const text::PreTrainedTokenizer* tokenizer);
-  // A folder that save() or transformers has written. Throws what from_pretrained() throws.
+  // Reads a folder that save() or transformers has written. Throws what from_pretrained() throws.
   CaptionModel(const std::string& folder, const CaptioningOptions& options);
 
   nn::VisionEncoderDecoder& operator*() const { return *model_; }
   nn::VisionEncoderDecoder* operator->() const { return model_; }
   const nn::ImageProcessor& processor() const { return processor_; }
-  // The token that ends a caption. Throws Error if the model of a folder names none.
+  // The token that ends a caption. Throws Error if a model that was read names none.
   int64_t end() const;
-  // config.json, model.safetensors, generation_config.json, preprocessor_config.json.
+  // Writes config.json, model.safetensors, generation_config.json, preprocessor_config.json.
   void save(const std::string& folder) const;
 
  private:

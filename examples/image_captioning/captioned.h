@@ -20,7 +20,7 @@ class CaptionedPictures {
   virtual std::string caption(int64_t index) const = 0;
   // (C, H, W) u8. Throws FileError.
   virtual Tensor picture(int64_t index) const = 0;
-  // Where the caption stands, for errors; 0: in no file.
+  // The caption's line in file(), for errors; 0: it is from no file.
   virtual int64_t line(int64_t /*index*/) const { return 0; }
   virtual std::string file() const { return ""; }
 };
@@ -34,7 +34,7 @@ class CaptionFile : public CaptionedPictures {
   // FileError: the file cannot be read, or has no line.
   static std::shared_ptr<const CaptionFile> read(const std::string& folder, const std::string& path,
                                                  int64_t max_pixels);
-  // Two sets that share no picture; about `share` of the pictures are in the second. The same for the same names.
+  // Two sets that share no picture; about `share` of the pictures are in the second. A picture's name decides its set.
   std::pair<std::shared_ptr<const CaptionFile>, std::shared_ptr<const CaptionFile>> split(double share) const;
 
   int64_t size() const override { return std::ssize(rows_); }

@@ -15,7 +15,7 @@ constexpr std::array kCounts = {"a", "two", "three"};
 constexpr std::array kColourNames = {"red", "green", "blue", "yellow", "white"};
 constexpr std::array kOne = {"circle", "square", "triangle", "cross"};
 constexpr std::array kSeveral = {"circles", "squares", "triangles", "crosses"};
-// Scenes, placements and noise draw from streams of their own.
+// Scenes, placements and noise draw from different random streams.
 constexpr uint64_t kPlaces = 0x706C6163u, kNoise = 0x6E6F6973u, kHeldOut = 0x68656C64u;
 
 std::string text_of(const DrawnGroup& group) {
@@ -33,7 +33,7 @@ bool is_held_out(const DrawnScene& scene) {
   return philox(kHeldOut, number, 0)[0] % 8 == 0;
 }
 
-// In a picture with edges of 1.
+// Coordinates are in a picture with edges of length 1.
 struct Shape {
   int64_t kind;
   double x, y, radius;
@@ -49,7 +49,7 @@ struct Shape {
 };
 using Shapes = std::vector<Shape>;
 
-// A group within these bounds; false: there was no room.
+// Places a group within these bounds. Returns false if there was no room.
 bool place(Draws& draw, const DrawnGroup& group, double left, double right, Shapes& out) {
   for (int64_t i = 0; i < group.count; ++i)
     for (int attempt = 0;; ++attempt) {
@@ -130,7 +130,7 @@ Tensor DrawnPictures::picture(int64_t index) const {
   Draws draw(seed_ ^ kPlaces, index);
   const std::array<Shapes, 2> groups = place(draw, scene);
   const double gray = draw(20, 90), noise = draw(2, 10);
-  std::array<std::array<double, 3>, 3> colours;  // of the groups and of the ground
+  std::array<std::array<double, 3>, 3> colours;  // of the groups and of the background
   for (size_t c = 0; c < 3; ++c) {
     colours[0][c] = rgb(scene.first.colour)[c] + draw(-20, 20);
     colours[1][c] = rgb(scene.second ? scene.second->colour : 0)[c] + draw(-20, 20);

@@ -112,7 +112,7 @@ class Captioner : optim::Callback {
           formatted("%d parameters, vocabulary of %d", model()->num_parameters(), model()->config.decoder.vocab_size));
   }
 
-  // False: cancelled.
+  // Returns false if cancelled.
   bool train() {
     const std::shared_ptr<const data::ExampleSet> captions = examples_of(sets_.train.get());
     if (captions->size() < o_.batch_size)
@@ -202,7 +202,7 @@ class Captioner : optim::Callback {
     return true;
   }
 
-  // A line "picture<TAB>caption" each; with beams another caption behind it.
+  // Prints a line "picture<TAB>caption" for each picture; with beams, a second caption follows.
   void predict() {
     for (const std::string& path : picture_files()) {
       const Tensor pixels = model_->processor()(read_picture(path, o_.max_pixels)).to(o_.device);
@@ -217,7 +217,7 @@ class Captioner : optim::Callback {
   uint64_t seed() const { return static_cast<uint64_t>(o_.seed); }
   std::optional<DType> lower() const { return o_.dtype == "bfloat16" ? std::optional(kBF16) : std::nullopt; }
 
-  // Null: random data.
+  // `pictures` null: random captions.
   std::shared_ptr<const data::ExampleSet> examples_of(const CaptionedPictures* pictures) const {
     const nn::VisionEncoderDecoderConfig& config = model()->config;
     const int64_t max_length = std::min(o_.max_length, config.decoder.block_size);
@@ -232,8 +232,7 @@ class Captioner : optim::Callback {
     return processed(pictures, model_->processor());
   }
 
-  // What a resumed run must have as before, and no shape of a parameter tells: heads, patches, which word is which, and
-  // how pictures are seen.
+  // What a resumed run must not change, and no parameter's shape shows: heads, patches, vocabulary, augmentation.
   std::string meaning() const {
     io::Checksum words;
     words.update(words_json_);
@@ -253,7 +252,7 @@ class Captioner : optim::Callback {
                                ": take the same options and captions, or another --output_dir"));
   }
 
-  // Tokens, without the end.
+  // The tokens of captions, without the end token.
   std::vector<std::vector<int64_t>> captions(const Tensor& pixels, int64_t num_beams) {
     const amp::Autocast autocast(lower());
     std::vector<std::vector<int64_t>> out;
@@ -324,7 +323,7 @@ class Captioner : optim::Callback {
     std::printf("The model is in %s\n", o_.output_dir.c_str());
   }
 
-  // Folders give their PNG and JPEG files, by name.
+  // The files of --predict. A folder stands for its PNG and JPEG files, sorted by name.
   std::vector<std::string> picture_files() const {
     std::vector<std::string> files;
     for (const std::string& path : o_.predict) {
@@ -357,7 +356,7 @@ class Captioner : optim::Callback {
   const Job& job_;
   std::optional<RunReport> report_;  // made first: it measures the memory of what follows
   Sets sets_;
-  std::string words_json_;                          // of a tokenizer that was made here
+  std::string words_json_;                          // tokenizer.json, if the tokenizer was made here
   std::optional<text::PreTrainedTokenizer> words_;  // none for random data
   std::optional<CaptionModel> model_;
   std::optional<CaptionBatches> held_out_;

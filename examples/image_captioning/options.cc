@@ -105,7 +105,7 @@ std::vector<std::string> without_pictures(std::vector<std::string> args, Caption
   return others;
 }
 
-// Options that a row of the study has itself, or that its runs do not have.
+// Throws Error for options that the rows of the study choose themselves, or that their runs do not have.
 static void refuse_what_rows_choose(const Flags& flags) {
   constexpr std::string_view kTaken[] = {
       "study",         "full",   "data",   "size",       "image_size", "patch_size",
@@ -196,7 +196,7 @@ void complete(CaptioningOptions& o, const Flags& flags) {
 data::ExampleBatchesOptions padded(const CaptioningOptions& o, data::ExampleBatchesOptions batches) {
   batches.group_by_length = o.group_by_length;
   batches.max_length = o.max_length;
-  batches.max_sizes = o.max_length;  // as many as there are
+  batches.max_sizes = o.max_length;  // no limit
   batches.multiple_of = o.padding == "multiple" ? o.padding_multiple : 1;
   if (o.padding == "max") batches.sizes = {o.max_length};
   if (o.padding != "buckets") return batches;

@@ -36,7 +36,7 @@ struct CaptioningOptions : RunOptions {
 };
 
 Flags flags_of(CaptioningOptions& options);
-// Takes `--predict IMAGE...` out of the arguments: everything behind it up to the next flag. Throws Error.
+// Moves `--predict IMAGE...`, up to the next flag, from the arguments to `options`; returns the others. Throws Error.
 std::vector<std::string> without_pictures(std::vector<std::string> args, CaptioningOptions& options);
 // Fills in what depends on data and size, and checks the rest. Throws Error.
 void complete(CaptioningOptions& options, const Flags& flags);

@@ -18,7 +18,7 @@ using Words = std::vector<std::string>;
 
 constexpr double kLearningRate = 1e-4;
 
-// So many batches are the data of one process; behind them it begins again.
+// The number of batches in the data of one process. After them the data begins again.
 int64_t batches_of(const CaptioningOptions& o, const StudyRow& row) {
   return o.untimed_steps + (row.is_compile_time ? 0 : o.study.steps);
 }

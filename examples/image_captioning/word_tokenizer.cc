@@ -52,7 +52,7 @@ std::string json_of(const std::vector<std::string>& vocabulary) {
 
 std::string word_tokenizer_json(std::span<const std::string> captions, int64_t vocab_size) {
   std::vector<std::string> vocabulary = kSpecial;
-  // A tokenizer without any word says where words are.
+  // A tokenizer with an empty vocabulary, which finds where words begin and end.
   const auto cutter = text::PreTrainedTokenizer::from_json(json_of(vocabulary), "tokenizer.json");
   std::map<std::string, int64_t> counts;
   for (const std::string& caption : captions) {

@@ -10,7 +10,7 @@ namespace rondo::examples {
 
 // tokenizer.json of a WordPiece tokenizer: [PAD], [CLS] (starts a caption), [SEP] (ends one), [UNK], every character of
 // the captions, alone and within a word, and then the most frequent words, as many as vocab_size leaves room for. So
-// each caption has tokens, and so have other texts of the same characters. Throws Error if there is no room for the
+// it can encode all captions, and other texts of the same characters. Throws Error if there is no room for the
 // characters, and for captions that are not UTF-8.
 std::string word_tokenizer_json(std::span<const std::string> captions, int64_t vocab_size);
 

@@ -16,7 +16,7 @@ constexpr std::array<float, 3> kDeviation = {0.229f * 255, 0.224f * 255, 0.225f 
 
 int64_t rounded_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// A picture's bytes, wherever they lie in memory.
+// A picture's bytes. A picture that is not contiguous is copied.
 struct Pixels {
   explicit Pixels(const Tensor& image)
       : dense(image.contiguous()), data(dense.data<uint8_t>()), height(image.size(1)), width(image.size(2)) {}
@@ -26,13 +26,13 @@ struct Pixels {
   const int64_t height, width;
 };
 
-// What is drawn for one item.
+// The random choices for one item.
 struct Choice {
   Choice(const AugmentOptions& o, const Pixels& from, Generator& random) {
     const std::vector<float> u = Tensor::rand({7}, kCPU, &random).to_vector<float>();
     scale = o.min_scale * std::pow(o.max_scale / o.min_scale, static_cast<double>(u[0]));
     const auto place = [&](int64_t size, int64_t crop, float share) {
-      // Smaller than the crop: anywhere inside it. Larger: the crop is anywhere inside the picture.
+      // A smaller picture lies anywhere inside the crop; in a larger picture the crop lies anywhere.
       return static_cast<double>(share) * (static_cast<double>(size) * scale - static_cast<double>(crop));
     };
     top = place(from.height, o.crop_height, u[1]);

@@ -1,4 +1,4 @@
-// Pictures as a model reads them: normalised numbers, and in training augmented.
+// Pictures as a model reads them: normalised, and for training augmented.
 //
 //   const auto set = std::make_shared<PictureSet>(pictures, AugmentOptions{.crop_height = 512, .crop_width = 1024});
 //   data::DataLoader loader(set, {.batch_size = 8, .shuffle = true, .seed = 1, .num_workers = 2});
@@ -16,20 +16,20 @@ namespace rondo::examples {
 struct AugmentOptions {
   int64_t crop_height = 0, crop_width = 0;
   double min_scale = 0.5, max_scale = 2.0;  // of the size, drawn evenly on a logarithmic scale
-  double flip = 0.5;                        // the probability of left and right changing places
+  double flip = 0.5;                        // the probability of a mirror image
   double colour = 0.4;                      // brightness, contrast and saturation are scaled by 1 +- this
 };
 
-// (3, H, W) u8 -> f32 with ImageNet's mean 0 and standard deviation 1, and zeros below and at the right up to multiples
-// of `multiple`.
+// (3, H, W) u8 -> f32, normalised with ImageNet's mean and standard deviation, and padded with zeros below and at the
+// right to multiples of `multiple`.
 Tensor normalised(const Tensor& image, int64_t multiple);
 
 // Items are {image f32 (3, H, W), mask i32 (H, W)}.
 class PictureSet : public data::Dataset {
  public:
-  // Augmented, with a crop's size. Everything drawn is a function of the generator that get() is given.
+  // Augmented items of the crop's size. All random choices are drawn from the generator that get() is given.
   PictureSet(std::shared_ptr<const Pictures> pictures, const AugmentOptions& options);
-  // As they are, but up to multiples of `multiple`; what is added to a mask does not count.
+  // Items without augmentation, padded to multiples of `multiple`; the padding of a mask does not count.
   PictureSet(std::shared_ptr<const Pictures> pictures, int64_t multiple);
 
   int64_t size() const override { return pictures_->size(); }

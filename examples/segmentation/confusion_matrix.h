@@ -1,4 +1,4 @@
-// ConfusionMatrix: how often each class was taken for each, and the mean intersection over union of it.
+// ConfusionMatrix: how often pixels of each class were predicted as each class, and the mean intersection over union.
 //
 //   ConfusionMatrix matrix(19);
 //   matrix.add(ops::argmax(logits, 1), masks);
@@ -17,8 +17,8 @@ namespace rondo::examples {
 class ConfusionMatrix {
  public:
   explicit ConfusionMatrix(int64_t classes, int64_t ignore_index = nn::kIgnoredClass);
-  // Integers of one shape. Pixels whose target is the ignored class do not count. Throws Error for a class that there
-  // is not.
+  // Integers of one shape. Pixels whose target is the ignored class do not count. Throws Error for other classes that
+  // are not below `classes`.
   void add(const Tensor& predicted, const Tensor& targets);
   int64_t count(int64_t target, int64_t predicted) const;
   // Intersection over union of one class; nullopt if it neither occurs nor was predicted.

@@ -124,7 +124,7 @@ Picture FolderPictures::get(int64_t index) const { return read(files_.at(static_
 
 Picture FolderPictures::read(const Files& files) const {
   check_header(files);
-  // --max_pixels is the limit that users set: 8 bytes are more than a pixel of any form takes while it is read.
+  // --max_pixels is the limit that users set. max_bytes must not be reached first: reading takes below 8 bytes a pixel.
   const int64_t bytes = std::max(io::ReadImageOptions().max_bytes, 8 * std::min(options_.max_pixels, int64_t{1} << 40));
   Picture picture{
       files.name,

@@ -17,7 +17,7 @@ namespace rondo::examples {
 struct Picture {
   std::string name;  // for messages and for files of predictions
   Tensor image;      // (3, H, W) u8
-  Tensor mask;       // (H, W) i32, nn::kIgnoredClass where nothing counts; undefined if there is none
+  Tensor mask;       // (H, W) i32, nn::kIgnoredClass where a pixel does not count; undefined if there is none
 };
 
 // Thread safety: get() may be called by several threads.
@@ -31,8 +31,8 @@ class Pictures {
 struct FolderOptions {
   int64_t classes = 0;
   int64_t max_pixels = int64_t{1} << 26;  // of an image
-  // Files that cannot be used are left out. Every file is read once for it. Otherwise they are errors: what a header
-  // says (size, 16 bits) at once, damage when the file is read.
+  // True: files that cannot be used are left out; all files are read once to find them. False: such files are errors. A
+  // wrong header (size, 16 bits) is found at once, damaged data when the file is read.
   bool skip_bad_files = false;
 };
 

@@ -8,7 +8,7 @@
 
 namespace rondo::examples {
 
-// A colour for each of the classes; those of Pascal VOC, whose bits come from the number's.
+// A colour for each class: Pascal VOC's, whose bits are those of the class number.
 std::vector<io::Color> class_colours(int64_t classes);
 
 // (3, H, W) u8: each pixel in the colour of its class; white where it has none.

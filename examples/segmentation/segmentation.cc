@@ -103,7 +103,7 @@ class Segmenter : optim::Callback {
     job_.say(formatted("%s has %d parameters", o_.model, network_.module->num_parameters()));
   }
 
-  // False: cancelled.
+  // Returns false if cancelled.
   bool train() {
     const auto pictures = open("train");
     validation_ = open("val");
@@ -177,7 +177,7 @@ class Segmenter : optim::Callback {
     say_skipped(*pictures);
     const std::string folder = o_.output_dir + "/predictions";
     io::make_folders(folder);
-    // "a_classes.png" there may be a picture, and what is written for "a.png".
+    // A picture a_classes.png in that folder would be overwritten by the prediction for a.png.
     if (std::error_code ignored; fs::equivalent(o_.predict, folder, ignored))
       throw Error(absl::StrCat("--predict=", o_.predict, " is the folder that predictions are written to: ",
                                "set another --output_dir, or move the pictures"));
@@ -239,8 +239,8 @@ class Segmenter : optim::Callback {
     return ops::argmax(ops::interpolate(logits, {H, W}, {.mode = ops::InterpolateMode::kBilinear}), 1).to(kCPU);
   }
 
-  // With the averages. Running statistics are rank 0's on all ranks (dist/ddp/ddp.h): what is saved is what is
-  // measured.
+  // Measures the averaged weights. Running statistics are rank 0's on all ranks (dist/ddp/ddp.h), so the measured model
+  // is the one that is saved.
   void evaluate(const optim::Progress& now) {
     std::optional<optim::AverageScope> averages;
     if (o_.ema_decay > 0) averages.emplace(*optimizer_);

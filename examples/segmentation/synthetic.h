@@ -1,5 +1,5 @@
-// Pictures that the program makes: discs, rectangles, triangles and rings on a texture. A class has a hue that varies
-// so much that it nearly meets the next one, and the texture behind has any pale colour.
+// Pictures that the program makes: discs, rectangles, triangles and rings on a texture. The hues of a class vary so
+// much that they nearly meet those of the next class. The background has any pale colour.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@
 namespace rondo::nn {
 namespace {
 
-// A text: the prompt's or new tokens, and the sum of the new ones' log probabilities.
+// A text: the tokens of the prompt and the new ones, and the sum of the new ones' log probabilities.
 struct Beam {
   std::vector<int64_t> tokens;
   double score;
@@ -29,14 +29,14 @@ struct Candidate {
   size_t beam;
   int64_t token;
 };
-// Of equal scores the first beam, and the lowest token: the choice is then the same on every machine.
+// Among equal scores the first beam and then the lowest token win, so that the choice is the same on every machine.
 bool better(const Candidate& a, const Candidate& b) {
   if (a.score != b.score) return a.score > b.score;
   return a.beam != b.beam ? a.beam < b.beam : a.token < b.token;
 }
 
-// Adds to `best`, a heap of at most `most` candidates with the worst in front, what `beam` can become. Overwrites
-// logits.
+// Adds the candidates that continue `beam` to `best`, a heap of at most `most` candidates whose front is the worst one.
+// The logits are overwritten.
 void add_candidates(std::span<float> logits, const Beam& beam, size_t number, double penalty, size_t most,
                     std::vector<Candidate>& best) {
   const float highest = *std::max_element(logits.begin(), logits.end());
@@ -74,17 +74,17 @@ class Search {
  public:
   Search(const std::vector<int64_t>& prompt, const GenerationOptions& options)
       : options_(options), prompt_(prompt.size()), running_(static_cast<size_t>(options.num_beams), {prompt, kNever}) {
-    running_[0].score = 0;  // the others are copies of it
+    running_[0].score = 0;  // the others are copies of the first
   }
   bool active() const { return active_; }
   const std::vector<Beam>& running() const { return running_; }
 
-  // Goes on by one token. logits (num_beams V), which are overwritten; `end`: why no text goes on after this token, if
-  // none does. Returns which beam each beam has continued.
+  // Adds one token to each beam. Overwrites logits (num_beams V). `end`: the reason why all texts end with this token,
+  // if they do. Returns for each new beam which old one it continues.
   std::vector<size_t> step(std::span<float> logits, std::optional<FinishReason> end) {
     const FloatingPointScope floating_point;
     const size_t n = running_.size(), V = logits.size() / n;
-    // Enough that n of them go on if each beam ends in every possible way.
+    // So many that n of them go on even if every stop token of every beam is among them.
     const size_t most = std::max<size_t>(2, 1 + options_.stop_tokens.size()) * n;
     std::vector<Candidate> best;
     for (size_t i = 0; i < n; ++i)
@@ -102,7 +102,7 @@ class Search {
         if (next.size() == n) continue;
         next.push_back(std::move(beam));
         parents.push_back(c.beam);
-      } else if (rank < n && c.score > kNever / 2) {  // no copy of the first beam
+      } else if (rank < n && c.score > kNever / 2) {  // does not continue a copy of the first beam
         add_ended(beam, stops ? FinishReason::kStopToken : *end);
       }
     }
@@ -136,7 +136,7 @@ class Search {
   const GenerationOptions& options_;
   const size_t prompt_;        // tokens
   std::vector<Beam> running_;  // the best first
-  std::vector<Ended> ended_;   // the best first, at most as many
+  std::vector<Ended> ended_;   // the best first, at most num_beams
   bool active_ = true;
 };
 

@@ -34,14 +34,14 @@ void CausalLM::check_cached_call(const char* model, const Tensor& idx, const KVC
 
 namespace {
 
-// What a model of the program's own returns.
+// These two check what the functions of a user's model return.
 const Tensor& checked_features(const Tensor& x, const Tensor& idx) {
   if (!x.defined() || x.rank() != 3 || x.size(0) != idx.size(0) || x.size(1) != idx.size(1))
     throw Error(absl::StrCat("CausalLM::features must return (B, T, C) for idx ", to_string(idx.sizes()), ", got ",
                              x.defined() ? to_string(x.sizes()) : "an undefined tensor"));
   return x;
 }
-// `sizes`: of the features, and so of the logits but for the last.
+// `sizes`: of the features. The logits have the same sizes, but for the last one.
 Tensor checked_logits(const Tensor& logits, const Dims& sizes) {
   bool fits = logits.defined() && logits.rank() == sizes.rank() && logits.size(-1) > 0;
   for (int i = 0; fits && i + 1 < sizes.rank(); ++i) fits = logits.size(i) == sizes[i];

@@ -1,5 +1,5 @@
-// CausalLM: what a language model offers for generation (generation.h). GPT2 and Llama are CausalLMs; a model of your
-// own becomes one by three functions:
+// CausalLM: the interface of language models for generation (generation.h). GPT2 and Llama are CausalLMs; a model of
+// your own becomes one by these functions:
 //
 //   struct MyModel : nn::Module<MyModel>, nn::CausalLM {
 //     nn::ModuleBase& module() override { return *this; }
@@ -8,8 +8,8 @@
 //     Tensor head(const Tensor& features) override { return lm_head(features); }
 //   };
 //
-// `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i. A model that attends to an
-// encoder's output, too, says encoded_width, and hands the same to its CrossAttention (attention.h).
+// `features` makes a KVCache::Pass and hands pass.layer(i) to the attention of layer i. A model that also attends to an
+// encoder's output sets encoded_width in its options, and hands pass.layer(i) to its CrossAttention, too (attention.h).
 #pragma once
 
 #include <span>
@@ -25,8 +25,7 @@ class CausalLM {
   virtual ~CausalLM() = default;
 
   virtual ModuleBase& module() = 0;
-  // The cache of one row that holds the longest sequence of this model, in the dtype of its weights. Under autocast the
-  // dtype is autocast's.
+  // The options of a cache for one row with the model's longest sequence, in the dtype of its weights or autocast's.
   virtual KVCacheOptions cache_options() const = 0;
   // The output layer's input for T new tokens of each row: idx i64 (B, T) -> (B, T, C). The first counts[b] tokens of
   // row b are real, the others are padding; no counts: all are real. Appends the real ones to the cache.
@@ -40,8 +39,8 @@ class CausalLM {
   Tensor next_logits(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts = {});
 
  protected:
-  // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache is made as
-  // cache_options() says, on that device, for any batch, dtype and up to that length.
+  // Throws Error, in the name of `model`, unless idx is i64 (B, T) with the cache's B, and the cache has
+  // the options of cache_options(), except for the batch, the dtype, and a length that may be shorter.
   void check_cached_call(const char* model, const Tensor& idx, const KVCache& cache) const;
   // The dtype that attention computes in if weights are of this one.
   static DType cached_dtype(DType weights);

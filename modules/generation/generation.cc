@@ -93,7 +93,7 @@ class Decoding {
  private:
   int64_t max_length() const { return cache_.options().max_length; }
 
-  // One token more for each active row. False: no row is active any more.
+  // Adds one token to each active row. Returns false if no row is active any more.
   bool step(bool is_last) {
     const Tensor idx = pending();
     std::vector<float> logits = model_.next_logits(idx, cache_, counts_).to_vector<float>();
@@ -131,7 +131,7 @@ class Decoding {
     return Tensor::from(idx, {B, T}, cache_.options().device);
   }
 
-  // Chooses and handles the next token of a row. False: the caller wants no more.
+  // Chooses and handles the next token of a row. Returns false if the caller has ended the generation.
   bool extend(size_t b, std::span<float> logits, uint64_t offset) {
     Row& row = rows_[b];
     const double uniform = random_ == nullptr ? 0.5 : uniform_from_bits(philox(random_->seed(), b, offset)[0]);

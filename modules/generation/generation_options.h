@@ -40,14 +40,14 @@ struct GenerationOptions {
   int64_t num_beams = 1;
   // The sum of a text's log probabilities is divided by (new tokens)^length_penalty: above 0 longer texts win.
   double length_penalty = 1.0;
-  // True: the search ends when num_beams texts have ended. False: it ends when no unfinished text, if it ended now,
-  // would be better than those.
+  // True: the search ends when num_beams texts have ended. False: it goes on while some unfinished text, if it ended
+  // now, would be among the num_beams best.
   bool early_stopping = false;
-  // A row ends with any of these tokens; it is the last one of the result.
+  // A row ends with any of these tokens, which is then the last one of the result.
   std::vector<int64_t> stop_tokens = {};
-  // A row ends when its new text contains one of these, also across the border of tokens. Needs `decode`.
+  // A row ends when its new text contains one of these, even if it spans several tokens. Needs `decode`.
   std::vector<std::string> stop_strings = {};
-  // Turns new tokens into text; the tokenizer is the caller's. It is called with all new tokens of a row, and for
+  // Turns new tokens into text, by the caller's tokenizer. It is called with all new tokens of a row, and for
   // stop_strings also with only the last tokens (modules/generation/stop_strings.h).
   std::function<std::string(std::span<const int64_t> tokens)> decode = nullptr;
   // Called with each new token, as soon as it is chosen. Returns false to end all rows.

@@ -25,14 +25,14 @@ void check(const SamplingOptions& o) {
 
 namespace {
 
-// The most likely first, and of equal tokens the lowest: the choice is then the same on every machine. Until the
-// softmax, `probability` holds the logit.
+// The most likely token comes first, and among equal ones the lowest, so that the choice is the same on every machine.
+// Before the softmax, `probability` holds the logit.
 bool before(const TokenProbability& a, const TokenProbability& b) {
   return a.probability != b.probability ? a.probability > b.probability : a.token < b.token;
 }
 
-// The prefix, most likely first, that reaches `share` of the whole. Sorts no more than it needs: usually a few hundred
-// of 50,000 tokens.
+// Keeps the most likely tokens that together reach `share` of the whole, in order. Sorts no more than it needs: usually
+// a few hundred of 50,000 tokens.
 void keep_nucleus(std::vector<TokenProbability>& tokens, double share) {
   double sum = 0;
   size_t sorted = 0, kept = 0;

@@ -34,7 +34,7 @@ class Sampler {
 
  private:
   SamplingOptions options_;
-  std::vector<TokenProbability> candidates_;  // kept: V entries a token
+  std::vector<TokenProbability> candidates_;  // a member, so that each token reuses the memory of V entries
 };
 
 }  // namespace rondo::nn

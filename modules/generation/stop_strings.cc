@@ -17,8 +17,8 @@ StopStrings::StopStrings(const Decode& decode, std::vector<std::string> stops)
   size_t longest = 0;
   for (const std::string& stop : stops_) {
     longest = std::max(longest, stop.size());
-    // With byte fallback, one bad byte turns a run of bytes into U+FFFD, however far back the run began. No other stop
-    // string can appear that way: all of the run's characters were there before.
+    // With byte fallback, one bad byte turns a whole run of bytes into U+FFFD, however far back the run began. So a
+    // stop string with U+FFFD may appear far back. Others cannot: all characters of the run were there before.
     may_shorten_ = may_shorten_ && io::is_valid_utf8(stop) && stop.find(kReplacement) == stop.npos;
   }
   kept_ = longest + kMayChange;
@@ -49,8 +49,8 @@ std::optional<std::string> StopStrings::text_before_stop(std::span<const int64_t
 
 void StopStrings::shorten(std::span<const int64_t> tokens, std::string_view stretch) {
   if (stretch.ends_with(kReplacement)) return;  // a character may be incomplete: wait for the rest
-  // Near the middle, then near the first quarter. The token at which it begins must not be the inside of a character,
-  // which has at most four bytes, or of a word.
+  // Tries to begin near the middle, then near the first quarter. The first token must not be inside a character, which
+  // has at most four bytes, or inside a word.
   const size_t length = tokens.size() - begin_;
   for (const size_t middle : {length / 2, length / 4})
     for (size_t back = 0; back < 4 && back < middle; ++back) {

@@ -4,15 +4,15 @@
 //   tokens.push_back(next);
 //   if (std::optional<std::string> text = stops.text_before_stop(tokens)) ...  // the text up to the stop string
 //
-// The answer is that of decode(all tokens). Only a stretch at the end is decoded for each token. The stretch loses its
-// first half when what is left has more text than the longest stop string and kMayChange bytes.
+// The answer is the same as for decode(all tokens), but each new token decodes only a stretch of tokens at the end. The
+// stretch loses its first half when the rest has more text than the longest stop string and kMayChange bytes.
 //
-// Invariant: the text of the stretch is the end of the whole text. This is compared when the stretch is shortened, not
-// assumed: decoders treat the first token of a text in their own ways. Where no shorter stretch fits, the stretch
-// grows. Three kinds of text may therefore cost as much as the whole one: characters that stay incomplete, tokens
-// without any text, and stop strings with U+FFFD.
+// Invariant: the text of the stretch is the end of the whole text. This is checked when the stretch is shortened,
+// because decoders may treat the first token of a text in a special way. If no shorter stretch fits, the stretch grows.
+// So three kinds of text may cost as much as decoding all tokens: characters that stay incomplete, tokens without any
+// text, and stop strings with U+FFFD.
 //
-// Thread safety: one thread at a time. `decode` must live as long.
+// Thread safety: one thread at a time. `decode` must outlive this object.
 #pragma once
 
 #include <cstdint>
@@ -43,9 +43,9 @@ class StopStrings {
   const Decode& decode_;
   std::vector<std::string> stops_;
   bool may_shorten_ = true;
-  size_t begin_ = 0;       // of the stretch, in tokens
-  size_t kept_ = 0;        // bytes of text that a stretch has at least, if it is not the whole
-  size_t shorten_at_ = 0;  // bytes
+  size_t begin_ = 0;       // the first token of the stretch
+  size_t kept_ = 0;        // a stretch that is not all tokens has at least so many bytes of text
+  size_t shorten_at_ = 0;  // bytes of text at which shorten() is tried
 };
 
 }  // namespace rondo::nn

@@ -1,6 +1,6 @@
-// Multi-head attention (Vaswani et al., "Attention is all you need", 2017) to oneself and to an encoder, and the
-// pre-norm transformer block of GPT-2 (Radford et al., 2019), with GPT-2's names. With PyTorch's names and separate
-// queries, keys and values: multihead_attention.h.
+// Multi-head attention (Vaswani et al., "Attention is all you need", 2017): self-attention and cross-attention to an
+// encoder, and the pre-norm transformer block of GPT-2 (Radford et al., 2019), with GPT-2's names. With PyTorch's names
+// and separate queries, keys and values: multihead_attention.h.
 #pragma once
 
 #include "rondo/modules/layers/kv_cache.h"
@@ -9,12 +9,12 @@
 #pragma GCC visibility push(default)
 namespace rondo::nn {
 
-// i64 (B, 1, T, 1): the first token that each token attends to, which is how attention reads the two bounds that causal
-// models have. It is what scaled_dot_product_attention() takes for a mask.
+// i64 (B, 1, T, 1): the first token that each token attends to. scaled_dot_product_attention() takes it as a mask. It
+// expresses the two bounds that causal models have:
 // - positions i64 (B, T): a token at position p sees itself and the p tokens before it. Sequences that are packed in
 //   one row, each with positions from 0, then see themselves only. Undefined: no such bound, and B = 1.
 // - window: a token sees the last `window` tokens, itself included. 0: no such bound.
-// Undefined if there is neither. Nothing of size T x T is stored.
+// The result is undefined if there is neither bound. Nothing of size T x T is stored.
 // The result is on the device of `positions`, or on `device` if they are undefined.
 Tensor first_keys(int64_t T, const Tensor& positions, int64_t window = 0, Device device = default_device());
 
@@ -22,7 +22,7 @@ struct SelfAttentionOptions {
   bool causal = true;
   bool bias = true;
   double dropout = 0;                                 // probability, for the attention weights and for the result
-  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if it is another one
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if different
 };
 // One projection c_attn (3C, C) gives q, k and v, in this order. Head h is columns [hD, (h+1)D) of each; D = C / H.
 // Throws Error unless n_head divides n_embd.
@@ -34,18 +34,18 @@ struct SelfAttention : Module<SelfAttention> {
   Linear c_proj;
   Dropout attn_dropout;
   Dropout resid_dropout;
-  // (B, T, C) -> (B, T, C). `cached`: x continues what the cache holds (kv_cache.h). Only a causal module takes one.
-  // `mask`: of ops::scaled_dot_product_attention, as first_keys() makes one; without a cache.
+  // (B, T, C) -> (B, T, C). `cached`: x continues what the cache holds (kv_cache.h); for causal modules only. `mask`:
+  // as ops::scaled_dot_product_attention takes it, such as first_keys(); not together with a cache.
   Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& mask = {});
 };
 
 struct CrossAttentionOptions {
   bool bias = true;
   double dropout = 0;                                 // as in SelfAttentionOptions
-  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if it is another one
+  std::optional<double> attn_dropout = std::nullopt;  // for the attention weights, if different
 };
-// Attention to an encoder's output: q_attn (C, C) makes queries of x, and c_attn (2C, C) keys and values of the output.
-// Heads as above.
+// Attention to an encoder's output: q_attn (C, C) makes queries of x, and c_attn (2C, C) makes keys and values of the
+// output. Heads are as in SelfAttention.
 struct CrossAttention : Module<CrossAttention> {
   CrossAttention(int64_t n_embd, int64_t n_head, CrossAttentionOptions options = {});
   int64_t n_embd, n_head;
@@ -54,8 +54,8 @@ struct CrossAttention : Module<CrossAttention> {
   Linear c_proj;
   Dropout attn_dropout;
   Dropout resid_dropout;
-  // x (B, T, C), encoded (B, S, C) -> (B, T, C). `cached`: x attends to what the cache was made with, whose keys and
-  // values are computed once (KVCacheOptions::encoded); `encoded` is then undefined.
+  // x (B, T, C), encoded (B, S, C) -> (B, T, C). `cached`: x attends to the cache's KVCacheOptions::encoded, whose keys
+  // and values are computed once; the argument `encoded` is then undefined.
   Tensor forward(const Tensor& x, const Tensor& encoded, const KVLayer& cached = {});
 };
 
@@ -63,7 +63,7 @@ struct TransformerBlockOptions {
   bool causal = true;
   bool bias = true;
   double dropout = 0;
-  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights, if it is another one
+  std::optional<double> attn_dropout = std::nullopt;  // of the attention weights, if different
   int64_t hidden = 0;                                 // units of the MLP; 0: 4C
   double norm_eps = 1e-5;
   ops::GeluKind gelu = ops::GeluKind::kTanh;
@@ -77,10 +77,10 @@ struct TransformerBlock : Module<TransformerBlock> {
   std::unique_ptr<CrossAttention> crossattention;
   LayerNorm ln_2;
   MLP mlp;
-  // (B, T, C) -> (B, T, C), with the operands of SelfAttention. A block with cross-attention also wants `encoded`
-  // (B, S, C), or a cache that was made with it; any other block takes none.
+  // (B, T, C) -> (B, T, C), with the operands of SelfAttention. A block with cross-attention also needs `encoded`
+  // (B, S, C), or a cache that was made with it; other blocks take no `encoded`.
   Tensor forward(const Tensor& x, const KVLayer& cached = {}, const Tensor& mask = {}, const Tensor& encoded = {});
-  // Takes tensors only: a compiled block can be replayed.
+  // This overload takes tensors only, so a compiled block can be replayed.
   Tensor forward(const Tensor& x, const Tensor& encoded) { return forward(x, KVLayer(), Tensor(), encoded); }
 };
 

@@ -71,14 +71,15 @@ template <int kSpatial> void BatchNorm<kSpatial>::synchronise(std::shared_ptr<Co
   communicator_ = std::move(communicator);
 }
 
-// Sums of values and of their squares add up over the ranks. They are made of each rank's mean and variance, which cost
-// no digits, and travel in f64, so that the difference of the two costs few: var / mean^2 of them.
+// Adds up the sums of values and of their squares over the ranks. Each rank makes its sums from its mean and variance,
+// which are accurate, and sends them in f64. The variance over all ranks is then a difference of two f64 numbers, whose
+// relative error is that of f64 times mean^2 / var.
 template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const Tensor& x) {
   Dims others = {0};
   for (int d = 2; d < x.rank(); ++d) others.push_back(d);
   const auto n = static_cast<double>(x.sizes().numel() / channels_);
   Tensor sum, squares;
-  if (n == 0) {  // there is no mean; the sums, zeros, keep the history that takes part in backward
+  if (n == 0) {  // no mean exists; the sums, zeros, have a history, so that this rank takes part in backward
     sum = ops::sum(x, others).to(kF64);
     squares = ops::sum(x * x, others).to(kF64);
   } else {
@@ -91,7 +92,7 @@ template <int kSpatial> Tensor BatchNorm<kSpatial>::normalise_over_ranks(const T
   const Tensor all = ops::all_reduce_sum(ops::cat({sum, squares, count}, 0), *communicator_);
   const int64_t C = channels_;
   const Tensor total = all.slice(0, {2 * C, 2 * C + 1}).detach();
-  const Tensor values = ops::maximum(total, 1.0);  // no rank has any
+  const Tensor values = ops::maximum(total, 1.0);  // 1 if no rank has any
   const Tensor mean = all.slice(0, {0, C}) / values;
   const Tensor var = ops::maximum(all.slice(0, {C, 2 * C}) / values - mean * mean, 0.0);
   const Tensor y = ops::batch_norm_with({mean, var}, x, weight, bias, options.eps);
@@ -110,7 +111,7 @@ void BatchNorm<kSpatial>::update(const Tensor& mean, const Tensor& unbiased, con
   const DType wide = compute_dtype(running_mean.dtype());
   const auto replace_part = [&](Tensor& running, const Tensor& now) {
     const Tensor before = running.to(wide), value = now.to(wide);
-    // Without momentum the share is a tensor, so that a region records it and reads nothing.
+    // Without momentum the divisor is a tensor, so that a region records the division and reads nothing on the host.
     const Tensor next = options.momentum ? before * (1 - *options.momentum) + value * *options.momentum
                                          : before + (value - before) / num_batches_tracked.to(wide);
     running.copy_(any.defined() ? ops::where(any, next, before) : next);

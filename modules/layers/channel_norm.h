@@ -16,7 +16,7 @@ namespace rondo::nn {
 
 struct BatchNormOptions {
   double eps = 1e-5;
-  // How much of the running statistics a training step replaces. None: they are the mean over all steps so far.
+  // How much of the running statistics a training step replaces. nullopt: they are the mean over all steps so far.
   std::optional<double> momentum = 0.1;
   bool affine = true;               // weight and bias
   bool track_running_stats = true;  // false: evaluation takes the statistics of its batch, too
@@ -38,20 +38,21 @@ template <int kSpatial> class BatchNorm : public Module<BatchNorm<kSpatial>> {
   Tensor& num_batches_tracked;  // i64 scalar
   Tensor forward(const Tensor& x);
 
-  // A frozen layer uses its running statistics in training, too, and leaves them as they are. The parameters are frozen
-  // by requires_grad_(false). Throws Error without running statistics.
+  // A frozen layer uses its running statistics in training, too, and does not update them. Its parameters are not
+  // frozen by this: see requires_grad_(). Throws Error without running statistics.
   void freeze(bool on = true);
   bool is_frozen() const { return frozen_; }
 
-  // Training takes its statistics from the batches of all ranks: one sum over the ranks forward, and one backward, of
-  // 2 C + 1 numbers in f64. Every rank calls the layer, also with an empty batch; the ranks together need more than one
-  // value per channel. Null: from this process's batch. dist::convert_sync_batchnorm() does this for a whole model.
+  // From now on training takes its statistics from the batches of all ranks: one sum over the ranks forward, and one
+  // backward, of 2 C + 1 numbers in f64. Every rank calls the layer, also with an empty batch; the ranks together need
+  // more than one value per channel. Null: from this process's batch again. dist::convert_sync_batchnorm() calls this
+  // for a whole model.
   void synchronise(std::shared_ptr<Communicator> communicator);
   bool is_synchronised() const { return communicator_ != nullptr; }
 
  private:
   Tensor normalise_over_ranks(const Tensor& x);
-  // `unbiased`: the variance that divides by n - 1. `any`: bool scalar, undefined for true: there were values.
+  // `unbiased`: the variance that divides by n - 1. `any`: bool scalar, whether there were values; undefined: true.
   void update(const Tensor& mean, const Tensor& unbiased, const Tensor& any = Tensor());
 
   const int64_t channels_;

@@ -1,4 +1,4 @@
-// The loss of a model that gives each example num_classes numbers: what transformers calls its problem_type.
+// The loss of a model that gives each example num_classes numbers, by transformers' problem_type.
 //
 //   config.problem_type = nn::ProblemType::kRegression;      // or "problem_type" in config.json
 //   model.loss(idx, mask, segments, scores).backward();      // scores f32 (B, num_classes)
@@ -30,7 +30,7 @@ ProblemType problem_of(std::optional<ProblemType> problem, int64_t num_classes, 
 //   kSingleLabel  targets i64 (B); -100 is ignored
 //   kMultiLabel   targets (B, num_classes), floats in [0, 1] or bool
 // Throws Error for targets of another dtype or shape, and for kSingleLabel with one class, whose loss would always be
-// 0. The values of kMultiLabel are not looked at.
+// 0. The values of targets of kMultiLabel are not checked.
 Tensor classification_loss(TensorArg logits, const Tensor& targets, std::optional<ProblemType> problem);
 
 }  // namespace rondo::nn

@@ -37,7 +37,7 @@ struct SegmentationHead : Module<SegmentationHead> {
   Tensor forward(const Tensor& x) { return classifier(conv(x)); }
 };
 
-// Throws Error of `model` unless images are (B, 3, H, W) and both sizes are multiples of `multiple`.
+// Throws Error, in the name of `model`, unless images are (B, 3, H, W) and H and W are multiples of `multiple`.
 void require_images(const char* model, const Tensor& images, int64_t multiple);
 
 }  // namespace rondo::nn

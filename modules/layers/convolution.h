@@ -1,5 +1,5 @@
 // Convolutions as layers, with PyTorch's names and starting weights: weight and bias uniform in +-1/sqrt(fan in), drawn
-// from default_generator(). What an input of the wrong shape does: ops/ops.h.
+// from default_generator(). For errors on inputs of wrong shapes see ops/ops.h.
 //
 //   nn::Conv2d stem = child("stem", 3, 64, 7, nn::Conv2dOptions{.stride = 2, .padding = 3, .bias = false});
 #pragma once
@@ -14,7 +14,7 @@ template <int N> struct ConvOptions {
   ops::Spatial<N> stride = 1;
   ops::ConvPadding<N> padding = 0;  // or ops::kSamePadding
   ops::Spatial<N> dilation = 1;
-  int64_t groups = 1;  // each gathers from its own channels; as many as channels: depthwise
+  int64_t groups = 1;  // each reads its own part of the channels; one group per channel: depthwise
   bool bias = true;
 };
 using Conv1dOptions = ConvOptions<1>;

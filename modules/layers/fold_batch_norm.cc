@@ -13,7 +13,7 @@
 namespace rondo::nn {
 namespace {
 
-// What folding needs of a layer; null pointers: it is of no such class.
+// What folding needs of a convolution; null pointers: the module is none.
 struct ConvolutionParts {
   Tensor* weight = nullptr;
   Tensor* bias = nullptr;
@@ -34,7 +34,7 @@ struct NormParts {
 template <int kSpatial> NormParts norm_parts(BatchNorm<kSpatial>& norm) {
   return {norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.options.eps};
 }
-// Without a mean: it is no batch norm with running statistics.
+// `mean` is undefined if the module is no batch norm with running statistics.
 NormParts norm_parts(ModuleBase& module) {
   if (auto* norm = dynamic_cast<BatchNorm1d*>(&module)) return norm_parts(*norm);
   if (auto* norm = dynamic_cast<BatchNorm2d*>(&module)) return norm_parts(*norm);
@@ -46,8 +46,9 @@ struct Pair {
   ModuleBase* norm;
 };
 
-// Notes what convolutions return and what norms read. In the pairs it is given, the convolution's result is NaN, which
-// the norm does not see: then nothing else reads it if the result of the model is finite.
+// Notes what convolutions return and what norms read. For each pair in `hidden`, the model gets NaN as the
+// convolution's result, while the norm still reads the real one. If the model's result is finite, only the norms read
+// these convolutions' results.
 class Probe {
  public:
   explicit Probe(std::vector<Pair> hidden = {}) : hidden_(std::move(hidden)) {}
@@ -87,7 +88,7 @@ class Probe {
   struct Call {
     ModuleBase* module;
     Tensor input;
-    Tensor result, shown;  // of a convolution: what it computes, and what the model sees of it
+    Tensor result, shown;  // of a convolution: what it computes, and what the model gets
   };
   class Hook final : public CallHook {
    public:

@@ -1,5 +1,5 @@
-// For evaluation: each batch norm that follows a convolution becomes a part of the convolution's weight and bias, and
-// costs nothing.
+// For evaluation: folds each batch norm that follows a convolution into the convolution's weight and bias, so that the
+// norm costs nothing.
 //
 //   model.eval();
 //   nn::fold_batch_norm(model, [&] { return model(example); });
@@ -19,9 +19,9 @@ struct Identity : Module<Identity> {
   Tensor forward(const Tensor& x) { return x; }
 };
 
-// Returns how many norms were folded. Only norms that use running statistics and convolutions that are called once are.
+// Returns how many norms were folded: only norms that use running statistics, after convolutions that are called once.
 // `run` calls the model and returns its result, which must be finite; it is called several times. Throws Error unless
-// the model is in evaluation.
+// the model is in evaluation mode.
 int64_t fold_batch_norm(ModuleBase& model, absl::FunctionRef<Tensor()> run);
 
 }  // namespace rondo::nn

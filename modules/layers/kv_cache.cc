@@ -12,7 +12,7 @@
 namespace rondo::nn {
 namespace {
 
-thread_local int decode_steps = 0;  // that live
+thread_local int decode_steps = 0;  // live passes of one token
 
 void check_encoded(const KVCacheOptions& o) {
   const Tensor& encoded = o.encoded;
@@ -43,7 +43,7 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
     if (size <= 0) throw Error(absl::StrCat("KVCache: ", name, " must be positive, got ", size));
   if (!is_floating(options.dtype))
     throw Error(absl::StrCat("KVCache: the dtype must be floating, got ", std::string(name_of(options.dtype))));
-  constexpr int64_t kMostLayers = 1 << 20;  // each is memory of its own
+  constexpr int64_t kMostLayers = 1 << 20;  // each has its own memory
   if (options.layers > kMostLayers)
     throw Error(absl::StrCat("KVCache: layers must be at most ", kMostLayers, ", got ", options.layers));
   const Dims all = {options.layers, 2, options.batch, options.kv_heads, options.max_length, options.head_dim};
@@ -53,14 +53,14 @@ KVCache::KVCache(KVCacheOptions options) : options_(options) {
                      " (layers, keys and values, batch, kv_heads, max_length, head_dim) is more than memory can "
                      "hold"));
   check_encoded(options);
-  // Zeros, so that no value that was never written is ever a NaN.
+  // Zeros, so that slots that were never written hold no NaN.
   const RecorderScope run(nullptr);
   for (int64_t i = 0; i < options.layers; ++i)
     for (std::vector<Tensor>* buffers : {&keys_, &values_})
       buffers->push_back(Tensor::zeros({options.batch, options.kv_heads, options.max_length, options.head_dim},
                                        {options.dtype, options.device}));
   encoded_.resize(static_cast<size_t>(options.layers));
-  lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: a batch that is too large is the tensors' error
+  lengths_.assign(static_cast<size_t>(options.batch), 0);  // last: for a huge batch, the tensors above throw first
 }
 
 int64_t KVCache::length(int64_t row) const {
@@ -228,7 +228,7 @@ Tensor KVCache::Pass::attend(int64_t layer, const Tensor& q, const Tensor& k, co
   if (grad_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad())) throw_no_gradient();
   if (T_ == 1) return step(layer, q, k, v, options);
   store(layer, k, v);
-  // New tokens of empty rows see each other only: padding stands behind them, where no real token looks.
+  // New tokens of empty rows see each other only. Padding comes after the real tokens, so none of these sees it.
   if (std::all_of(starts_.begin(), starts_.end(), [](int64_t start) { return start == 0; }))
     return attend_fresh(q, k, v, options);
   return attend_many(layer, q.to(o.dtype), options).to(q.dtype());
@@ -258,7 +258,7 @@ const Tensor& KVCache::Pass::keys_of_step(int64_t window) {
 
 namespace {
 
-// bool (rows, keys): query i stands at slot first_query + i, key j at slot first_key + j.
+// bool (rows, keys): query i has slot first_query + i, and key j has slot first_key + j.
 Tensor causal_mask(int64_t rows, int64_t keys, int64_t first_query, int64_t first_key, int64_t window, Device device) {
   Tensor mask = Tensor::empty({rows, keys}, {kBool, kCPU});
   bool* allowed = mask.mutable_data<bool>();
@@ -281,8 +281,8 @@ Tensor KVCache::Pass::attend_fresh(const Tensor& q, const Tensor& k, const Tenso
   return ops::scaled_dot_product_attention(q, k, v, mask, {.scale = options.scale});
 }
 
-// Several queries after cached keys. Rows at different slots are computed one by one, so that none reads what it has
-// not stored.
+// Several queries after cached keys. Rows at different slots are computed one by one, so that no row reads slots that
+// it has not written.
 Tensor KVCache::Pass::attend_many(int64_t layer, const Tensor& q, const CachedAttentionOptions& options) {
   const Tensor &keys = cache_.keys(layer), &values = cache_.values(layer);
   const auto attend = [&](const Tensor& queries, const Tensor& k, const Tensor& v, int64_t start, int64_t count) {
@@ -327,7 +327,7 @@ Tensor KVCache::Pass::attend_encoded(int64_t layer, const Tensor& q,
   }
   if (held.keys.size(1) != H)
     throw Error(absl::StrCat("KVCache: queries have ", H, " heads, and the keys of `encoded` ", held.keys.size(1)));
-  // The rows of one example are further queries of it, so that its keys are there once and are read once.
+  // The rows of one example count as more queries for it, so that its keys are stored once and read once.
   const Tensor queries = q.to(o.dtype).transpose(1, 2).reshape({E, o.batch / E * T_, H, D}).transpose(1, 2);
   const Tensor y = ops::scaled_dot_product_attention(queries, held.keys, held.values);
   return y.transpose(1, 2).reshape({o.batch, T_, H, D}).transpose(1, 2).to(q.dtype());

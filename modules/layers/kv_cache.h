@@ -46,8 +46,8 @@ struct KVCacheOptions {
   Device device = default_device();  // the model's
   // For a model with cross-attention: the width of an encoder's output; 0: the model has none.
   int64_t encoded_width = 0;
-  // The encoder's output (E, S, encoded_width). Each example of it belongs to B / E neighbouring rows. A layer's keys
-  // and values of it are computed in its first forward, and stay whatever becomes of the rows.
+  // The encoder's output (E, S, encoded_width). Each of its examples belongs to B / E neighbouring rows. Each layer
+  // computes keys and values of it in its first forward, and keeps them even if rows are reset or trimmed.
   Tensor encoded = {};
 };
 
@@ -58,7 +58,7 @@ struct KeysAndValues {
 
 class KVCache {
  public:
-  // Throws Error unless all sizes are positive, the dtype is floating, and `encoded` is what encoded_width says.
+  // Throws Error unless all sizes are positive, the dtype is floating, and `encoded` fits encoded_width.
   explicit KVCache(KVCacheOptions options);
   KVCache(const KVCache&) = delete;
   KVCache& operator=(const KVCache&) = delete;
@@ -68,19 +68,19 @@ class KVCache {
   std::span<const int64_t> lengths() const { return lengths_; }
   int64_t length(int64_t row) const;
   // The size of all buffers together, which hold layers * 2 * B * H_kv * T_max * D elements, and of the keys and values
-  // of `encoded` that are there.
+  // of `encoded` that were computed so far.
   int64_t bytes() const;
-  // (B, H_kv, T_max, D), the memory itself. Slots from a row's length on hold values without meaning.
+  // (B, H_kv, T_max, D): the cache's own memory. Slots from a row's length on hold values without meaning.
   const Tensor& keys(int64_t layer) const;
   const Tensor& values(int64_t layer) const;
 
-  // Every row is empty again.
+  // Empties every row.
   void reset();
-  // Rows longer than `length` forget the tokens after it. Throws Error if it is negative.
+  // Shortens rows that are longer than `length`. Throws Error if `length` is negative.
   void trim(int64_t length);
   void trim(int64_t row, int64_t length);
-  // Row i becomes what row rows[i] was: for beams. A row may be taken several times. Throws Error unless there are B
-  // rows, each from 0 to B - 1, and of the same example of `encoded`.
+  // For beams: row i becomes a copy of the former row rows[i]. A row may be taken several times. Throws Error unless
+  // there are B rows, each from 0 to B - 1, and of the same example of `encoded` as row i.
   void reorder(std::span<const int64_t> rows);
 
   class Pass;
@@ -90,7 +90,7 @@ class KVCache {
   KVCacheOptions options_;
   std::vector<int64_t> lengths_;
   std::vector<Tensor> keys_, values_;   // of each layer
-  std::vector<KeysAndValues> encoded_;  // of each layer: of options_.encoded (E, H, S, D); undefined until it is needed
+  std::vector<KeysAndValues> encoded_;  // of each layer, made of options_.encoded: (E, H, S, D); undefined at first
 };
 
 struct CachedAttentionOptions {
@@ -98,24 +98,25 @@ struct CachedAttentionOptions {
   int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included. 0: all
 };
 
-// One forward of new tokens through all layers of a model. It lives on the stack, and at its end finish() makes the
-// rows longer; without finish() (an exception) they keep their lengths.
+// One forward of new tokens through all layers of a model. A Pass lives on the stack. finish() at its end adds the new
+// tokens to the rows' lengths; without finish() (after an exception) rows keep their lengths.
 //
 //   KVCache::Pass pass(cache, idx.size(1), counts);
 //   Tensor x = wte(idx) + wpe(pass.positions());
 //   for (int64_t i = 0; i < h.size(); ++i) x = h[i](x, pass.layer(i));
 //   pass.finish();
 //
-// Note [Decode steps]. A pass of one token (T = 1) runs compiled blocks compiled, once for all lengths. Where it writes
-//   (slots_) and the keys that are there (keys_of_step()) are values of tensors, and the cache never grows. So the
-//   recording of a block has the same shapes at every token: it changes with the number of rows and with max_length.
-//   Attention reads the keys that are there, whatever max_length is. Longer passes run eagerly, also in compiled
-//   modules: each text has one, and a region would record each length of a prompt anew. So does a pass inside a
-//   recording of the program's own, and the first one with `encoded`, which keeps what it computes of it.
+// Note [Decode steps]. In a pass of one token (T = 1), compiled blocks run compiled code, which is the same for all
+//   lengths. The slots to write to (slots_) and the range of keys to read (keys_of_step()) are values of tensors, and
+//   the cache never grows. So a block has the same shapes at every token, and is recorded anew only for another number
+//   of rows or another max_length. Attention reads only the keys that exist, not max_length of them. Longer passes run
+//   eagerly, also in compiled modules: there is one for each text, and a region would record each length of a prompt
+//   anew. Two other passes run eagerly, too: one inside a recording that the program itself makes, and the first one
+//   with `encoded`, whose keys and values it has to keep.
 class KVCache::Pass {
  public:
-  // T tokens are to come for each row, and the first counts[b] of row b are real; no counts: all are. Throws
-  // KVCacheFullError if a row has no room for its tokens, Error if counts has not B entries from 0 to T.
+  // Each row gets T new tokens, and the first counts[b] of row b are real; no counts: all are. Throws KVCacheFullError
+  // if a row has no room for its real tokens, Error unless counts has B entries from 0 to T.
   Pass(KVCache& cache, int64_t T, std::span<const int64_t> counts = {},
        std::source_location where = std::source_location::current());
   ~Pass();
@@ -126,15 +127,16 @@ class KVCache::Pass {
   // Tokens of each row before this pass, and with its real new tokens.
   std::span<const int64_t> lengths_before() const { return starts_; }
   std::vector<int64_t> lengths_after() const;
-  // i64 (B, T): where each new token stands in its row. Padding stays below max_length.
+  // i64 (B, T): the position of each new token in its row. Positions of padding are below max_length, too.
   Tensor positions() const;
-  // Stores k and v of one layer (B, H_kv, T, D) and returns what q (B, H, T, D) attends to, as
-  // scaled_dot_product_attention lays it out: token i of a row sees the row's cached tokens and its new tokens up to
-  // i. What padding attends to has no meaning. Throws Error for another shape, or if a gradient would be lost.
+  // Stores k and v of one layer (B, H_kv, T, D) and returns the result of attention for q (B, H, T, D), with the shape
+  // of q and the memory layout of scaled_dot_product_attention(). Token i of a row sees the row's cached tokens and its
+  // new tokens up to i. Results for padding have no meaning. Throws Error for other shapes, or if q, k or v need a
+  // gradient, which would be lost.
   Tensor attend(int64_t layer, const Tensor& q, const Tensor& k, const Tensor& v,
                 const CachedAttentionOptions& options = {});
   // Cross-attention: q (B, H, T, D) attends to the keys and values (E, H, S, D) that `project` makes of the cache's
-  // `encoded`, in the first call of a layer; further ones use the same again. Throws Error as attend() does.
+  // `encoded` in a layer's first call; later calls reuse them. Throws Error as attend() does.
   Tensor attend_encoded(int64_t layer, const Tensor& q,
                         absl::FunctionRef<KeysAndValues(const Tensor& encoded)> project);
   void finish();
@@ -155,13 +157,13 @@ class KVCache::Pass {
   KVCache& cache_;
   const int64_t T_;
   std::vector<int64_t> starts_, counts_;
-  bool uniform_ = true;              // all rows start at one slot and have T tokens
+  bool uniform_ = true;              // all rows start at the same slot and have T real tokens
   std::map<int64_t, Tensor> masks_;  // of this pass, by window
-  Tensor slots_;                     // T = 1: where each row's token goes, i64 (B, 1); -1 for padding
+  Tensor slots_;                     // T = 1: the slot of each row's token, i64 (B, 1); -1 for padding
   std::optional<EagerScope> eager_;
 };
 
-// The argument of an attention module: its layer's part of a pass. A default-made one means no cache.
+// The argument of an attention module: its layer's part of a pass. A default-constructed Layer means no cache.
 class KVCache::Pass::Layer {
  public:
   Layer() = default;

@@ -12,7 +12,7 @@ namespace rondo::nn {
 namespace {
 
 Tensor without_memory(const Dims& sizes) {
-  constexpr int64_t kMostElements = int64_t{1} << 57;  // as many as Tensor::empty makes of f64
+  constexpr int64_t kMostElements = int64_t{1} << 57;  // the limit of Tensor::empty for f64
   const int64_t numel = checked_numel(sizes);
   if (numel < 0 || numel > kMostElements)
     throw Error(absl::StrCat("a parameter of shape ", to_string(sizes), " is more than memory can hold"));
@@ -49,7 +49,7 @@ bool is_probability(double p) {
 void check_room(const ModuleBase& first, size_t bytes, int64_t n) {
   double each = static_cast<double>(bytes);
   for (const NamedTensor& p : first.named_parameters()) {
-    constexpr double kHandle = 256;  // what a tensor without memory takes
+    constexpr double kHandle = 256;  // bytes of a tensor without its elements
     const bool counts = p.tensor.device() == kCPU && !SkipInit::without_memory();
     each += kHandle +
             (counts ? static_cast<double>(p.tensor.numel()) * static_cast<double>(size_of(p.tensor.dtype())) : 0);

@@ -44,9 +44,9 @@ class SkipInit {
   static inline thread_local int without_memory_ = 0;
 };
 
-// A parameter of this value; under SkipInit::Memory::kNone it has no memory. For constructors of layers.
+// For constructors of layers: a parameter of this value. Under SkipInit::Memory::kNone it has no memory.
 Tensor constant_parameter(const Dims& sizes, double value);
-// The same, uniform in [-bound, bound); under SkipInit of any value.
+// The same, uniform in [-bound, bound). Under SkipInit its values are unspecified.
 Tensor uniform_parameter(const Dims& sizes, double bound);
 
 struct LinearOptions {
@@ -61,7 +61,7 @@ struct Linear : Module<Linear> {
 };
 
 struct EmbeddingOptions {
-  // This row starts at zero and gets no gradient, so it stays what it is.
+  // This row starts at zero and gets no gradient, so it stays zero.
   std::optional<int64_t> padding_idx = std::nullopt;
 };
 // Rows of weight (V, C), which starts N(0, 1).
@@ -91,7 +91,7 @@ struct LayerNorm : Module<LayerNorm> {
 struct Dropout : Module<Dropout> {
   explicit Dropout(double p = 0.5);
   double p;
-  // The probability that holds now, for ops that drop by themselves.
+  // The current probability, for ops with built-in dropout.
   double rate() const {
     const Dropout& now = current();
     return now.is_training() ? now.p : 0;
@@ -136,8 +136,8 @@ struct MLP : Module<MLP> {
 
 [[noreturn]] void throw_no_layer(const char* list, int64_t i, int64_t size);
 
-// Throws OutOfMemoryError if `n` modules like `first`, of `bytes` each besides its parameters, are more than the memory
-// that this process may use: at once, not after hours of making them.
+// Throws OutOfMemoryError if `n` modules like `first`, of `bytes` each besides its parameters, need more memory than
+// this process may use. So a list fails at once, not after hours of making modules.
 void check_room(const ModuleBase& first, size_t bytes, int64_t n);
 
 // Modules of one type, named "0", "1", ...; the parent's forward loops over them.
@@ -194,8 +194,8 @@ struct SequentialLayer {
   std::function<void(Sequential&)> add_to;
 };
 
-// A chain of modules of any types, named "0", "1", ..., each from one Tensor to one Tensor. It is one thing, no list of
-// blocks; a chain of blocks that a model repeats derives from it and says so (ModuleBase::is_block_list, ResNetStage).
+// A chain of modules of any types, named "0", "1", ..., each from one Tensor to one Tensor. It is one unit, not a list
+// of blocks. A chain of repeated blocks derives from it and overrides ModuleBase::is_block_list() (ResNetStage).
 //   nn::Sequential net(nn::layer<nn::Linear>(2, 16), nn::layer<nn::Tanh>(), nn::layer<nn::Linear>(16, 1));
 class Sequential : public Module<Sequential> {
  public:

@@ -37,8 +37,9 @@ struct AttentionMasks {
 //
 // Parameters: in_proj_weight (3E, E), the rows of queries, keys and values in this order, or if kdim or vdim differ
 // from E q_proj_weight (E, E), k_proj_weight (E, kdim) and v_proj_weight (E, vdim); in_proj_bias (3E); out_proj.
-// Weights start as in PyTorch: these uniform in +-sqrt(6 / (rows + columns)) (Glorot and Bengio, 2010), out_proj's as a
-// Linear's, biases 0. Throws Error unless num_heads divides embed_dim, and for operands of other shapes.
+// Weights start as in PyTorch: in_proj's or the three others uniform in +-sqrt(6 / (rows + columns)) (Glorot and
+// Bengio, 2010), out_proj's as a Linear's, biases 0. Throws Error unless num_heads divides embed_dim, and for operands
+// of other shapes.
 struct MultiheadAttention : Module<MultiheadAttention> {
   MultiheadAttention(int64_t embed_dim, int64_t num_heads, MultiheadAttentionOptions options = {});
   int64_t embed_dim, num_heads;
@@ -53,7 +54,7 @@ struct MultiheadAttention : Module<MultiheadAttention> {
  private:
   // Queries, keys and values, as wide as embed_dim.
   std::vector<Tensor> project(const Tensor& query, const Tensor& key, const Tensor& value) const;
-  // What scaled_dot_product_attention takes for the two tensors of `masks`.
+  // The two tensors of `masks` as one mask for scaled_dot_product_attention.
   Tensor joined(const AttentionMasks& masks, int64_t B, int64_t L, int64_t S, DType dtype) const;
 };
 

@@ -7,8 +7,8 @@ namespace rondo::nn {
 
 Tensor NextTokenLoss::operator()(const Tensor& idx, const Tensor& targets, std::source_location where) const {
   const int64_t n = idx.numel(where);
-  // A hook on the model as a whole wants its forward, which makes logits. An output layer that was replaced by one of
-  // another class has no weight here.
+  // A hook on the whole model needs a call of its forward, which makes logits. If the output layer was replaced by one
+  // of another class, `weight` is undefined.
   const bool whole = !model.is_plain() || !weight.defined() || n * weight.size(0) <= whole_logits;
   const Tensor x = whole ? logits() : [&] {
     const ModuleFrame frame(&model.path(), where);

@@ -20,14 +20,14 @@ double plain_rate(double base, int64_t i, int64_t D) {
 
 // The share of its own rate that a pair keeps, from 0 to 1. The rest is divided by factor.
 double kept_llama3(const RopeScaling& s, double rate) {
-  // How many waves the first training's length holds.
+  // The number of the pair's waves in original_positions.
   const double waves = static_cast<double>(s.original_positions) * rate / (2 * std::numbers::pi);
   return std::clamp((waves - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0.0, 1.0);
 }
 
 // The first and last pair of YaRN's ramp.
 std::pair<double, double> yarn_ramp(const RopeScaling& s, double base, int64_t D) {
-  // The pair, as a real number, that turns `turns` times in the first training's length.
+  // The pair, as a real number, that turns `turns` times in original_positions.
   const auto pair_of = [&](double turns) {
     const double width = static_cast<double>(D);
     return width * std::log(static_cast<double>(s.original_positions) / (turns * 2 * std::numbers::pi)) /

@@ -1,4 +1,4 @@
-// How rotary positions stretch beyond the lengths of a model's first training: the kinds that config.json names.
+// Scaling of rotary positions for sequences longer than in a model's pretraining: the kinds that config.json names.
 //
 //   const nn::RopeScaling yarn = {.kind = nn::RopeScaling::Kind::kYarn, .factor = 4, .original_positions = 32768};
 //   nn::Llama model({.block_size = 131072, .rope_scaling = yarn});
@@ -29,10 +29,9 @@ struct RopeScaling {
     kYarn,
     // A larger base for sequences longer than the model's positions ("dynamic NTK", same paper, appendix B). The rates
     // depend on the length of the call's sequence, and with a KVCache on the length of each row so far. Cached keys
-    // keep the rates of their own call, as in transformers. One difference: there, the length is that of the longest
-    // row of the batch, and once a call was longer than the model's positions, later ones that are no longer than it
-    // keep its rates, until a call is shorter than the model's positions. Here no other row and no earlier call
-    // matters.
+    // keep the rates of their own call, as in transformers. One difference: in transformers the rates depend on the
+    // longest row of the batch, and after a call that was longer than the model's positions, later calls keep its rates
+    // unless they are longer still, or shorter than the model's positions. Here they depend on no other row or call.
     kDynamic,
   };
   Kind kind = Kind::kNone;
@@ -41,7 +40,7 @@ struct RopeScaling {
   // original_positions / high_freq_factor are not.
   double low_freq_factor = 1;
   double high_freq_factor = 4;
-  int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the first training
+  int64_t original_positions = 8192;  // kLlama3, kYarn: positions of the pretraining
   // kYarn: pairs that turn more than beta_fast times in original_positions keep their rate, those that turn less than
   // beta_slow times have it divided by factor. The ramp's ends are whole pairs if `truncate`.
   double beta_fast = 32;

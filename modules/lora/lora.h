@@ -17,8 +17,8 @@
 // weights are f32, others have their base's dtype.
 //
 // Invariants: at most one adapter is active. The active adapter is used, and it alone requires gradients. Memory of the
-// base's parameters never changes, except by merge_adapter(). Every function checks before it changes anything: where
-// it throws, the model is as before.
+// base's parameters never changes, except by merge_adapter(). Every function checks before it changes anything: if it
+// throws, the model is as before.
 //
 // Ownership: the tree owns adapters. Thread safety: that of the tree (module.h).
 #pragma once
@@ -49,11 +49,11 @@ LoraOptions adapter_options(ModuleBase& model, const std::string& adapter);
 // From now on this adapter is used and trained, and no other. Throws Error if there is none of this name, or if an
 // adapter is merged.
 void set_adapter(ModuleBase& model, const std::string& adapter);
-// Deletes an adapter; if it was active, none is. Throws Error if there is none of this name, or if it is merged.
+// Deletes an adapter; if it was active, none is. Throws Error if there is none of this name, or if one is merged.
 void remove_adapter(ModuleBase& model, const std::string& adapter);
 
-// Another adapter while this lives: for single calls. As set_adapter(); afterwards the one from before is active again.
-// The model must outlive it.
+// Activates another adapter while this object lives, for single calls, as set_adapter() does. Afterwards the adapter
+// from before is active again. The model must outlive it.
 class [[nodiscard]] UseAdapter {
  public:
   UseAdapter(ModuleBase& model, const std::string& adapter);
@@ -88,7 +88,7 @@ struct MergeOptions {
 // Adds the active adapter to the base's weights: W += scaling * B A, in the wider of the two dtypes, rounded once.
 // Calls then cost what they cost without an adapter, and the adapter gets no gradient. Throws Error if no adapter is
 // active, if one is merged, or if a weight is used elsewhere too, as a tied embedding is: the other use would change.
-// add_lora() says so before the training: LoraReport::unmergeable, LoraOptions::mergeable.
+// add_lora() can tell this before the training: LoraReport::unmergeable, LoraOptions::mergeable.
 void merge_adapter(ModuleBase& model, const MergeOptions& options = {});
 // Undoes merge_adapter(). Throws Error if nothing is merged, or if a merged weight was written since the merge or given
 // another device or dtype (ModuleBase::to).
@@ -120,11 +120,11 @@ struct LoadAdapterOptions {
   std::string adapter = "default";
   bool trainable = true;  // false: its parameters never require gradients
 };
-// Reads an adapter, from here or from PEFT, and makes it the active one. If the model has an adapter of this name
-// already, its values are replaced, and its rank and modules must be those of the file. Throws StateDictError, which
-// lists what differs, if the adapter is not for this model: modules that the model lacks, other shapes or another rank,
-// tensors that are missing. Throws FileError if a file cannot be read, or if the config asks for what Rondo does not do
-// (the message names the fields).
+// Reads an adapter that save_adapter() or PEFT has written, and makes it the active one. If the model has an adapter of
+// this name already, its values are replaced, and its rank and modules must be those of the file. Throws
+// StateDictError, which lists what differs, if the adapter is not for this model: modules that the model lacks, other
+// shapes or another rank, tensors that are missing. Throws FileError if a file cannot be read, or if the config asks
+// for something that Rondo does not support (the message names the fields).
 LoraReport load_adapter(ModuleBase& model, const std::string& folder, const LoadAdapterOptions& options = {});
 
 }  // namespace rondo::nn

@@ -39,7 +39,7 @@ const std::set<std::string>& harmless() {
   return names;
 }
 
-// Whether the next value is null, false or empty: a field that asks for nothing. A number asks.
+// Reads the next value. Returns true if it is null, false or empty: then its field has no effect. 0 counts as a value.
 bool asks_for_nothing(io::JsonReader& json) {
   bool any = false;
   switch (json.peek()) {
@@ -53,7 +53,7 @@ bool asks_for_nothing(io::JsonReader& json) {
   }
 }
 
-// Letters, digits, "_" and "-" between dots.
+// Reads a name of letters, digits, "_" and "-" between dots.
 std::string module_name(io::JsonReader& json) {
   std::string name = json.string();
   const bool plain = std::all_of(name.begin(), name.end(), [](unsigned char c) {
@@ -70,7 +70,7 @@ std::vector<std::string> module_names(io::JsonReader& json) {
   return list;
 }
 
-// One, or a list of them; null: none.
+// Reads one element or a list of elements; null: none.
 template <class Element> void one_or_more(io::JsonReader& json, const Element& element) {
   if (json.peek() == 'n') json.skip();
   else if (json.peek() == '[') json.array(element);
@@ -83,8 +83,8 @@ int64_t rank(io::JsonReader& json, const std::string& field) {
   return static_cast<int64_t>(value);
 }
 
-// Regular expressions and their values, in the order of the file; a layer takes the value of the first one that matches
-// it. PEFT takes the last value of a name that stands there twice: such a file is refused.
+// Reads regular expressions and their values, in the order of the file. A layer takes the value of the first one that
+// matches. A file that has a name twice is refused: PEFT would take the last value.
 template <class T, class Value>
 std::vector<std::pair<std::string, T>> pattern_values(io::JsonReader& json, const Value& value) {
   std::vector<std::pair<std::string, T>> values;
@@ -194,7 +194,7 @@ LoraOptions read_adapter_config(const std::string& path) {
     } else if (key == "bias") {
       if (const std::string bias = json.string(); bias != "none") unsupported.push_back(absl::StrCat("bias = ", bias));
     } else if (key == "init_lora_weights") {
-      // The others change the base's weights, too.
+      // Other values mean that the base's weights were changed, too.
       if (json.peek() != '"') return json.skip();
       const std::string init = json.string();
       if (init != "gaussian" && init != "eva" && init != "orthogonal")

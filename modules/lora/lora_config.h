@@ -8,8 +8,8 @@
 
 namespace rondo::nn {
 
-// All of the options but the adapter's name and `mergeable`, which are not in the file. Throws FileError if
-// the file is no LoRA config, or if a field asks for what Rondo does not do: it names all of these.
+// All of the options but the adapter's name and `mergeable`, which are not in the file. Throws FileError if the file is
+// no LoRA config, or if fields ask for something that Rondo does not support: the message names all of them.
 LoraOptions read_adapter_config(const std::string& path);
 
 // Targets and modules to save: paths or their ends, as Transformers names them.

@@ -25,7 +25,7 @@ constexpr const char* kConfig = "adapter_config.json";
 constexpr const char* kWeights = "adapter_model.safetensors";
 constexpr const char* kFirst = "base_model.model.";  // of every name: PEFT's two wrappers
 
-// The parameters of one adapter, in the tree or before.
+// The parameters of one adapter, which is in the tree or not yet.
 struct AdapterTensors {
   std::vector<std::pair<ModuleBase*, LoraDelta*>> targets;
   std::vector<std::pair<ModuleBase*, TensorSet*>> saved;
@@ -56,13 +56,13 @@ class FileNames {
   FileNames(const ModuleBase& model, PublishedLayout layout, bool published)
       : model_(model), layout_(std::move(layout)), published_(published), above_(model.path()) {}
   bool published() const { return published_; }
-  // One part, or several where Transformers has several modules.
+  // The module as one part, or as several if Transformers has several modules.
   std::vector<PublishedPart> parts_of(const ModuleBase& module) const {
     const std::string path = path_of(module);
     if (!published_) return {{path}};
     return published_parts(layout_, model_, path);
   }
-  // Those that one adapter has matrices for.
+  // The parts that one adapter has matrices for.
   std::vector<PublishedPart> parts_in(const ModuleBase& module, const LoraDelta& delta) const {
     const auto* apart = dynamic_cast<const LoraLinearParts*>(&delta);
     return apart != nullptr ? apart->parts : parts_of(module);
@@ -98,7 +98,7 @@ class FileNames {
           list.push_back({absl::StrCat(kFirst, apart->parts[i].path, ".", t.name), t.tensor});
       return;
     }
-    // Parts of one adapter of the whole module share A.
+    // The adapter is for the whole module, so all parts share A.
     for (const PublishedPart& part : parts_of(module))
       for (const NamedTensor& t : delta.in_file())
         list.push_back({absl::StrCat(kFirst, part.path, ".", t.name),
@@ -196,7 +196,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   if (name.empty()) throw Error("save_adapter: no adapter is active; name one");
   const AdapterInfoPtr info = require_adapter("save_adapter", model, name);
   const PublishedLayout layout = published_layout(model);
-  // A list of names that PEFT resolves as we do stays a list; anything else is spelled out.
+  // Names in `targets` that PEFT resolves in the same way are written as they are. Otherwise all paths are written.
   LoraOptions written = info->options;
   const FileNames names(model, layout, true);
   const bool other_names = layout.parts != nullptr;
@@ -216,7 +216,7 @@ void save_adapter(ModuleBase& model, const std::string& folder, const SaveAdapte
   io::sweep_temporaries(folder);
   const std::string config_path = folder + "/" + kConfig, weights_path = folder + "/" + kWeights;
   const std::string temporary = absl::StrCat(folder, "/", std::string(io::AtomicFile::kTempPrefix), kWeights);
-  // Both files are on the disk before either is visible, and a config never stands beside weights that are not its own.
+  // Both files are on the disk before either is visible, and a config never appears together with other weights.
   io::AtomicFile config(config_path);
   config.write(adapter_config_text(written, layout, options.base_model_name_or_path));
   config.prepare();

@@ -45,11 +45,11 @@ struct AdapterPart {
 struct LoraDelta : AdapterPart {
   explicit LoraDelta(AdapterInfoPtr info) : info(std::move(info)) {}
   const AdapterInfoPtr info;
-  // The summand that a call of the target with x adds to its result.
+  // What the adapter adds to the result of the target for x.
   virtual Tensor delta(const Tensor& x) = 0;
-  // The same as an update of the target's weight, in its shape.
+  // The same as an update of the target's weight, with the weight's shape.
   virtual Tensor weight_delta() = 0;
-  // Under the names in PEFT's file, in its layout: views of the parameters.
+  // Views of the parameters, with the names and in the layout of PEFT's file.
   virtual std::vector<NamedTensor> in_file() = 0;
   virtual ModuleBase& as_module() = 0;
 };
@@ -69,7 +69,7 @@ struct LoraLinear final : Module<LoraLinear>, LoraDelta {
   ModuleBase& as_module() override { return *this; }
 };
 
-// A LoraLinear for each of some parts of a target. The other rows get nothing.
+// A LoraLinear for each of some parts of a target. For other rows of the result the delta is zero.
 struct LoraLinearParts final : Module<LoraLinearParts>, LoraDelta {
   LoraLinearParts(const Linear& base, std::vector<PublishedPart> parts, AdapterInfoPtr info,
                   const std::vector<LoraSize>& sizes);
@@ -117,9 +117,9 @@ struct LoraLayer final : Module<LoraLayer>, CallHook, AdapterPart {
   Device merged_device;
 };
 
-// Tensors under the names of another module's own.
+// Tensors with the names of another module's own tensors.
 struct TensorSet final : Module<TensorSet>, AdapterPart {
-  // `copies`: with values of its own; otherwise it shares the module's tensors. `info` is null for the base's.
+  // `copies`: the tensors are copies; otherwise they are shared with the module. `info` is null for the base's tensors.
   TensorSet(ModuleBase& of, bool copies, AdapterInfoPtr info);
   const AdapterInfoPtr info;
   const std::vector<Slot> slots;
@@ -130,7 +130,7 @@ struct SavedCopies final : Module<SavedCopies>, AdapterPart {
   explicit SavedCopies(ModuleBase& of) : slots(of.own_slots()) {}
   const std::vector<Slot> slots;  // the module's
   TensorSet* find(const std::string& adapter) const;
-  // The module's members are this adapter's copies from now on, or the base's tensors.
+  // From now on the module's members hold this adapter's copies, or the base's tensors if it has none.
   void activate(const std::string& adapter);
 };
 
@@ -145,18 +145,18 @@ std::map<std::string, AdapterInfoPtr> infos_of(const AdapterParts& parts);
 
 // A target's own weight.
 Tensor& weight_of(ModuleBase& target);
-// Paths of those whose weight is used elsewhere in the model, too: merging would change what is computed there.
+// The paths of targets whose weight is used elsewhere in the model, too: merging would change the other use.
 std::vector<std::string> unmergeable(const ModuleBase& model, const std::vector<ModuleBase*>& targets);
 
 // The modules of the base, in the order of the tree.
 std::vector<NamedModule> base_modules(ModuleBase& model);
 
-// Throws Error.
+// These two throw Error.
 void require_unmerged(const char* function, const AdapterParts& parts);
 AdapterInfoPtr require_adapter(const char* function, ModuleBase& model, const std::string& adapter);
-// "": none. Needs no memory, since destructors call it.
+// Makes an adapter the active one; "": none. Needs no memory, since destructors call it.
 void activate(ModuleBase& model, const std::string& adapter);
-// Takes an adapter's parts out of the tree, and what only they needed. Needs no memory.
+// Takes an adapter's parts out of the tree, and the layers that have no adapter left. Needs no memory.
 void take_out(const AdapterParts& parts, const std::string& adapter);
 
 }  // namespace rondo::nn

@@ -22,9 +22,9 @@ bool is_output_layer(const std::string& name) {
   return name == "lm_head" || name == "score" || name == "classifier" || name == "head";
 }
 
-// A regular expression on whole paths. It comes from a file, so its length and its work are bounded. PCRE2's own limit
-// of backtracking steps is 10 million: seconds. A path has some 60 characters, so patterns that are meant take
-// hundreds.
+// A regular expression on whole paths. It comes from a file, so its length and its work are bounded. PCRE2's default is
+// 10 million backtracking steps, which take seconds. A path has about 60 characters, so ordinary patterns take some
+// hundreds of steps.
 constexpr size_t kLongestPattern = 1 << 14;
 constexpr uint32_t kMostSteps = 100'000;
 constexpr uint32_t kMostKiB = 1 << 10;  // of memory for a match
@@ -68,8 +68,8 @@ class Pattern {
   [[noreturn]] void fail(const std::string& why) const {
     throw Error(absl::StrCat(function_, ": ", option_, " '", text_, "' ", why));
   }
-  // What PCRE2 accepts and Python, in which PEFT matches, reads otherwise: x{,3} is x{0,3} there and five signs here,
-  // and only here is [[:digit:]] a class. The adapter would go to other modules, or have another scaling.
+  // Refuses what PCRE2 reads differently from Python, which PEFT uses: x{,3} is x{0,3} in Python and literal text in
+  // PCRE2, and only in PCRE2 is [[:digit:]] a class. The adapter would go to other modules, or have another scaling.
   void refuse_ambiguous() const {
     bool in_class = false;
     for (size_t i = 0; i + 1 < text_.size(); ++i) {
@@ -79,7 +79,7 @@ class Pattern {
       } else if (sign == '[' && !in_class) {
         in_class = true;
         i += next == '^' ? 1 : 0;
-        i += i + 1 < text_.size() && text_[i + 1] == ']' ? 1 : 0;  // a "]" that comes first is one of the signs
+        i += i + 1 < text_.size() && text_[i + 1] == ']' ? 1 : 0;  // a "]" that comes first is literal
       } else if (sign == '[' && (next == ':' || next == '.' || next == '=')) {
         fail(absl::StrCat("has \"[", text_.substr(i + 1, 1),
                           "\" in a class, where Python reads it as two signs: write \\["));
@@ -117,9 +117,9 @@ std::string names_in(const std::vector<NamedModule>& modules, bool targets_only)
 
 bool ends_in(const std::string& path, const std::string& name) { return path == name || path.ends_with("." + name); }
 
-// The number of the layer that a module is in: that behind the first list of this name, or with "" of any name. Lists
-// inside of a layer, such as experts, have numbers of their own. A list of any name that the path begins with counts
-// only if there is no other: PEFT sees whole models, in which a layer's list has a place.
+// The number of the layer that a module is in: the number after the first list of this name, or of any name if `list`
+// is "". (Lists inside a layer, such as experts, have numbers, too.) With "", a list at the very beginning of the path
+// counts only if there is no other: in the whole models that PEFT sees, the list of layers is inside another module.
 std::optional<int64_t> layer_behind(const std::string& path, const std::string& list) {
   std::optional<int64_t> of_first;
   const size_t first = path.find('.');
@@ -148,7 +148,7 @@ bool is_in_layers(const std::string& path, const LoraOptions& options) {
   return layer && std::find(layers.begin(), layers.end(), *layer) != layers.end();
 }
 
-// rank_pattern or alpha_pattern: values for the paths that names fit.
+// rank_pattern or alpha_pattern: values for paths, by the first name that fits.
 template <class T> class SizePatterns {
  public:
   SizePatterns(const char* function, const char* option, const std::vector<std::pair<std::string, T>>& values)
@@ -156,7 +156,7 @@ template <class T> class SizePatterns {
     if (values.size() > kMostNames)
       throw Error(absl::StrCat(function, ": ", option, " has ", values.size(), " names; at most ", kMostNames));
     for (const auto& [name, value] : values)
-      // The groups are PEFT's, so that a reference to one in a name means the same.
+      // The groups are the same as PEFT's, so that a back reference in a name means the same.
       rows_.push_back({name, Pattern(function, option, absl::StrCat("(.*\\.)?(", name, ")")), value});
   }
   T value(const std::string& path, T otherwise) const {
@@ -235,10 +235,11 @@ class Matcher {
     std::vector<PublishedPart> parts = {};
     bool any() const { return whole || !parts.empty(); }
   };
-  // A file's names are Transformers'. Where these are others, the tree's mean nothing in it: "dense", which PEFT finds
-  // nowhere in a DistilBERT, is not its ffn.lin1.
+  // Names in a file are Transformers'. If these differ from the tree's, the tree's names do not count: PEFT finds no
+  // "dense" in a DistilBERT, so it must not match the tree's "dense", which is ffn.lin1 there.
   bool counts_tree_names() const { return !lenient_ || layout_.parts == nullptr; }
-  // Chooses what has a name of which `fits` is true: the tree's name, or Transformers'. Returns whether there is any.
+  // Chooses module i, or parts of it, if `fits` is true for its name in the tree or in Transformers. Returns false if
+  // nothing is chosen.
   bool choose(size_t i, absl::FunctionRef<bool(const std::string&)> fits) {
     if (modules_[i].name.empty()) return false;
     Choice& choice = chosen_[i];
@@ -265,7 +266,7 @@ class Matcher {
                         " here; a module is saved whole or not at all"));
     return fitting > 0 || (counts_tree_names() && fits(modules_[i].name));
   }
-  // PEFT leaves a target out if modules_to_save has it, or what it is in, by a name between dots.
+  // PEFT leaves a target out if a name in modules_to_save is a whole part of its path, between dots.
   bool saved_by_whole_name(size_t i) const {
     const auto holds = [](const std::string& path, const std::string& name) {
       return ("." + path + ".").find("." + name + ".") != std::string::npos;
@@ -311,7 +312,7 @@ class Matcher {
   void choose_by_name(const std::string& name) {
     bool any = false;
     for (size_t i = 0; i < modules_.size(); ++i) {
-      // Layers do not count where the name is all of Transformers' path.
+      // A name that is the whole path in Transformers is not restricted by layers_to_transform.
       const bool whole = std::any_of(published_[i].begin(), published_[i].end(),
                                      [&](const PublishedPart& part) { return part.path == name; });
       const auto fits = [&](const std::string& path) {

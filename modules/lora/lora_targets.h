@@ -22,16 +22,16 @@ struct LoraMatch {
   std::vector<NamedModule> saved;   // the outermost modules that modules_to_save names
 };
 
-// `targets` holds names of modules: not all-linear, and there is no pattern.
+// True if `targets` holds names of modules: it is not all-linear, and there is no pattern.
 bool names_modules(const LoraOptions& options);
 
 // Throws Error as add_lora() does. A path matches as it is, or as Transformers names it (PublishedLayout).
 LoraMatch match_lora_targets(const char* function, ModuleBase& model, const LoraOptions& options);
-// As above, for names from a file: those that match nothing are left out, and so are other targets than Linear and
-// Embedding. The targets have no sizes yet: which parts the file has decides.
+// The same for names from a file: names that match nothing are left out, and so are targets other than Linear and
+// Embedding. The targets have no sizes yet, because these depend on which parts the file has.
 LoraMatch match_lora_targets_leniently(const char* function, ModuleBase& model, const LoraOptions& options);
-// Gives the targets their sizes. A whole module whose parts have several becomes its parts. `lenient`: a pattern may
-// fit no target.
+// Gives the targets their sizes. A whole module whose parts have different sizes is replaced by its parts. `lenient`: a
+// pattern may fit no target.
 void set_sizes(const char* function, const ModuleBase& model, const LoraOptions& options, bool lenient,
                std::vector<LoraTarget>& targets);
 

@@ -31,7 +31,7 @@ std::string model_types() {
   return absl::StrJoin(names, ", ");
 }
 
-// Null if there is none.
+// Finds the family of a model_type; null if there is none.
 const Family* find_family(const std::string& model_type) {
   for (const Family* family : families())
     for (const char* name : family->model_types)
@@ -57,8 +57,8 @@ void save(ModuleBase& module, const Published& published, std::vector<ConfigFiel
   const io::TensorMap tensors = published_tensors(module, published);
   io::make_folders(folder);
   io::sweep_temporaries(folder);
-  // A folder without config.json is not complete. So config.json goes first, and nobody loads a mix of old and new
-  // shards.
+  // A folder without config.json is incomplete. So the old config.json is removed first, and no program loads a mix of
+  // old and new shards.
   const fs::path root(folder);
   std::error_code error;
   if (fs::exists(root / "model.safetensors.index.json", error)) fs::remove(root / kConfig, error);

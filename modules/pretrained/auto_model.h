@@ -11,8 +11,8 @@
 // parameters(), train(). `*model` is the module (module.h) for functions that take one, `model.as<nn::Llama>()` the
 // concrete class. A model comes back in evaluation mode, as in transformers: model.train() turns dropout on.
 //
-// Nothing is ignored in silence: ConfigError lists the fields of config.json that would change the mathematics and are
-// not supported, and those that are not known, StateDictError the tensors that are missing, unexpected or of another
+// Nothing is ignored silently. ConfigError lists the fields of config.json that would change the mathematics and are
+// not supported, and the unknown ones. StateDictError lists the tensors that are missing, unexpected or of another
 // shape. Both come before the weights are read. FileError: a file is missing, truncated or malformed. Nothing in a
 // folder is run or trusted. harmless_fields.cc has the table of the fields that change nothing.
 //
@@ -20,8 +20,8 @@
 // transformers: the base is frozen, and so is the adapter unless PretrainedOptions::train_adapter. merge_and_unload()
 // (lora.h) makes one model of both, which save_pretrained() takes.
 //
-// Memory: the module is built without any, then each tensor is read into its place. A tensor that is transposed or
-// converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
+// Memory: the module is built without memory for its parameters, then each tensor is read into its place. A tensor that
+// is transposed or converted passes through a buffer of 4 MB. A file that is truncated meanwhile is a FileError; with
 // PretrainedOptions::map, which shares pages instead of reading them, it is SIGBUS.
 //
 // Thread safety: that of modules (Note [Threads] in runtime/base/parallel.h). Loading and saving different models at
@@ -57,7 +57,7 @@ struct ConfigField;
 class PretrainedModel {
  public:
   ModuleBase& operator*() const;
-  // The module, for what is not written `model.`; it has no loss().
+  // The module, for functions that this class does not have. It has no loss().
   ModuleBase* operator->() const { return &**this; }
   // As in module.h.
   std::vector<Tensor> parameters() const { return (**this).parameters(); }
@@ -72,7 +72,7 @@ class PretrainedModel {
   void to(DType dtype) { (**this).to(dtype); }
   void to(Device device) { (**this).to(device); }
   void zero_grad(bool set_to_none = true) { (**this).zero_grad(set_to_none); }
-  // The concrete model, or null if it is another one.
+  // The concrete model, or null if it is not an M.
   template <class M> M* as() const { return dynamic_cast<M*>(&**this); }
   // "gpt2", as in config.json.
   const std::string& model_type() const { return model_type_; }
@@ -82,11 +82,11 @@ class PretrainedModel {
   // architectures, dtype and a changed number of labels. Throws FileError, and Error if the tree holds tensors that the
   // published format has no place for (an adapter).
   //
-  // Each file appears whole or not at all, config.json last. Over an older model in shards the save as a whole is not
-  // atomic: the old config.json goes first, so that a folder is never taken for complete when it is not. An adapter
-  // that lies in the folder stays there, and from_pretrained() would apply it. A model of images brings the
-  // preprocessor_config.json that lay beside it (image_processor.h), and one that writes about images the
-  // generation_config.json, too, unless the folder has one.
+  // Each file appears whole or not at all, config.json last. If the folder holds an older model in shards, the save as
+  // a whole is not atomic: the old config.json is removed first, so that an incomplete folder is never taken for
+  // complete. An adapter in the folder stays there, and from_pretrained() would apply it. A model of images also writes
+  // the preprocessor_config.json that was beside it (image_processor.h), and one that writes about images also the
+  // generation_config.json, unless the folder has one.
   void save_pretrained(const std::string& folder, const SaveOptions& options = {}) const;
   // The name in published files of a module's tensor: "h.0.ln_1.weight" -> "transformer.h.0.ln_1.weight".
   std::string published_name(std::string_view name) const;
@@ -134,7 +134,7 @@ class AutoModel : public PretrainedModel {
 class AutoModelForCausalLM : public PretrainedModel {
  public:
   static AutoModelForCausalLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
-  // i64 (B, T) -> logits (B, T, V). positions i64 (B, T): of rows of several sequences (GPT2::forward).
+  // i64 (B, T) -> logits (B, T, V). positions i64 (B, T): for rows of several sequences (GPT2::forward).
   Tensor operator()(TensorArg idx, const Tensor& positions = {});
   CausalLM& causal_lm() const;  // for generate() (generation.h)
   int64_t vocab_size() const;   // ids of tokens are below this
@@ -177,13 +177,13 @@ class AutoModelForTokenClassification : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// BERT, RoBERTa and DistilBERT. The files of BERT's and RoBERTa's first training hold more than this model: ignore
-// {"bert.pooler.", "cls.seq_relationship."} or {"roberta.pooler."}.
+// BERT, RoBERTa and DistilBERT. The files of BERT's and RoBERTa's pretraining hold more than this model: set
+// PretrainedOptions::ignore to {"bert.pooler.", "cls.seq_relationship."} or {"roberta.pooler."}.
 class AutoModelForMaskedLM : public PretrainedModel {
  public:
   static AutoModelForMaskedLM from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
   Tensor operator()(TensorArg idx, const Tensor& mask = {}, const Tensor& segments = {});  // (B, T, V)
-  // Mean cross-entropy in nats of targets i64 (B, T): -100, which is ignored, but where a token was masked.
+  // Mean cross-entropy in nats of targets i64 (B, T): the tokens that were masked, and -100 (ignored) elsewhere.
   Tensor loss(const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
               std::source_location where = std::source_location::current());
 
@@ -233,9 +233,10 @@ class AutoModelForImageTextToText : public PretrainedModel {
   using PretrainedModel::PretrainedModel;
 };
 
-// The same for a model that was made here: GPT2, Llama, Llama::Body, LlamaForSequenceClassification, BertModel,
-// BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification, BertForMaskedLM, ViT,
-// SegformerForSemanticSegmentation or VisionEncoderDecoder, with a generation_config.json. Throws Error for any other.
+// The same for a model that was not read from files: GPT2, Llama, Llama::Body, LlamaForSequenceClassification,
+// BertModel, BertForSequenceClassification, RobertaForSequenceClassification, BertForTokenClassification,
+// BertForMaskedLM, ViT, SegformerForSemanticSegmentation, or VisionEncoderDecoder, which also gets a
+// generation_config.json. Throws Error for any other.
 void save_pretrained(ModuleBase& model, const std::string& folder, const SaveOptions& options = {});
 
 }  // namespace rondo::nn

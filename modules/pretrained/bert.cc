@@ -8,7 +8,7 @@
 namespace rondo::nn {
 namespace {
 
-// The names that config.json has for what all three families have.
+// config.json's names of the fields that all three families have.
 struct FieldNames {
   const char *n_layer, *n_head, *n_embd, *n_hidden, *dropout, *attention_dropout, *gelu;
 };
@@ -70,7 +70,7 @@ static std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, co
   c.norm_eps = c.distilbert ? kDistilBertEps : config.positive("layer_norm_eps", 1e-12);
   c.gelu = read_gelu(config, names.gelu, "gelu");
   c.padding_idx = config.row("pad_token_id", c.vocab_size);
-  // null is no padding row. RoBERTa's positions count from it.
+  // null: no padding row. RoBERTa needs one, because its positions count from it.
   if (!c.padding_idx && (c.roberta || !config.is_null("pad_token_id"))) c.padding_idx = c.roberta ? 1 : 0;
   if (c.roberta && (config.is_null("pad_token_id") || config.negative("pad_token_id")))
     config.unsupported("pad_token_id");
@@ -93,7 +93,7 @@ static std::unique_ptr<ModuleBase> make_bert(ConfigFields& config, Task task, co
 }
 
 static bool describe_bert(ModuleBase& module, Published& out) {
-  // Names come from a model of the same sizes: this one may hold an adapter's tensors, too.
+  // The names are taken from a new model of the same sizes, because this one may hold an adapter's tensors, too.
   const SkipInit skip(SkipInit::Memory::kNone);
   BertConfig c;
   std::optional<double> classifier_dropout;
@@ -130,7 +130,7 @@ static bool describe_bert(ModuleBase& module, Published& out) {
     task = "ForMaskedLM";
     BertForMaskedLM plain(c);
     out.tensors = same_names(plain);
-    // merge_and_unload() leaves a head of its own where an adapter has trained one of the two.
+    // If an adapter has trained one of the two, merge_and_unload() has untied them.
     if (masked->head.decoder.weight.impl() != masked->bert.embeddings.word_embeddings.weight.impl())
       out.why_unpublished = "an output layer that is not the word embeddings";
   } else {

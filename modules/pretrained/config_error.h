@@ -14,12 +14,11 @@ struct ConfigProblems {
   std::vector<std::string> invalid;  // "hidden_size: -3, wanted an integer from 1 to 2147483647"
   std::vector<std::string>
       unsupported;                   // "rope_scaling.rope_type: \"yarn\"": they would change what the model computes
-  std::vector<std::string> unknown;  // "new_field: 3": nobody can tell whether they would
+  std::vector<std::string> unknown;  // "new_field: 3": they may change it
   bool empty() const { return missing.empty() && invalid.empty() && unsupported.empty() && unknown.empty(); }
 };
 
-// A config.json, or a preprocessor_config.json, does not describe what can be built here (`what`). Lists every such
-// field.
+// A config.json, or a preprocessor_config.json, does not describe `what` as Rondo can build it. Lists all such fields.
 class ConfigError : public FileError {
  public:
   ConfigError(const std::string& path, ConfigProblems problems, const std::string& what = "a model");

@@ -1,12 +1,12 @@
 // The fields of a config.json, or of a file like it. A getter marks its field as understood and notes what is wrong
-// with it; check() then throws one error that lists everything, the fields that nobody asked for included, unless they
-// are harmless (harmless_fields.h).
+// with it. check() then throws one error that lists everything, including the fields that no getter has read, unless
+// these are harmless (harmless_fields.h).
 //
 //   ConfigFields config(path, text);
 //   const int64_t layers = config.size("num_hidden_layers", {}, kMostLayers);
 //   config.check(/*allow_unknown=*/false);
 //
-// Getters return a usable value in any case, but build nothing before check().
+// Getters always return a usable value, but do not build anything before check().
 #pragma once
 
 #include <cstdint>
@@ -45,20 +45,20 @@ class ConfigFields {
 
   // Throws FileError if `text` is not one JSON object without duplicate names.
   ConfigFields(std::string path, std::string_view text);
-  // Not a model's: `family` stands for the file's model_type.
+  // For a file that is not a model's: `family` replaces its model_type.
   ConfigFields(std::string path, std::string_view text, std::string_view family);
 
   const std::string& path() const { return path_; }
-  // All, in the order of the file.
+  // All fields, in the order of the file.
   const std::vector<ConfigField>& fields() const { return fields_; }
   void set(const std::string& name, const std::string& json) { set_field(fields_, name, json); }
-  // Present and not null.
+  // True if the field is present and not null.
   bool has(std::string_view name) const;
   bool is_null(std::string_view name) const;
-  // Present, and a number below 0.
+  // True if the field is present, and a number below 0.
   bool negative(std::string_view name) const;
 
-  // An integer from 1 to `most`. Without a default a missing field is noted.
+  // An integer from 1 to `most`. If `otherwise` is nullopt, an absent field is noted as missing.
   int64_t size(std::string_view name, std::optional<int64_t> otherwise = std::nullopt, int64_t most = kMostWidth);
   // An integer from 0 to `most`; absent or null: nullopt.
   std::optional<int64_t> count(std::string_view name, int64_t most = kMostWidth);
@@ -76,26 +76,26 @@ class ConfigFields {
   double positive(std::string_view name, double otherwise);
   // A finite number, 0 or above.
   double not_negative(std::string_view name, double otherwise);
-  // As positive(); without it the field is noted as missing.
+  // As positive(), but an absent field is noted as missing.
   double required_positive(std::string_view name);
   // A number from 0 to 1.
   double probability(std::string_view name, double otherwise);
   bool flag(std::string_view name, bool otherwise);
   std::string word(std::string_view name, std::string_view otherwise);
-  // Each element of a list of strings; returns whether it is there.
+  // Calls `element` with each element of a list of strings. Returns false if there is no list.
   bool words(std::string_view name, absl::FunctionRef<void(std::string_view)> element);
-  // How many entries an object or list has; absent or null: nullopt.
+  // The number of entries of an object or list; absent or null: nullopt.
   std::optional<int64_t> entries(std::string_view name);
-  // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is not there.
+  // The fields of an object, with names like "rope_scaling.factor" in messages; null if it is absent.
   std::unique_ptr<ConfigFields> object(std::string_view name);
-  // The same for an object that is the config.json of a model of its own, with its model_type: what is harmless there
-  // depends on that. Null is noted as missing.
+  // The same for an object that is the config.json of another model. Which of its fields are harmless depends on its
+  // own model_type. An absent object is noted as missing.
   std::unique_ptr<ConfigFields> model(std::string_view name);
 
-  // Absent, null or this JSON text is fine; anything else is unsupported. For a value that follows from other fields:
-  // constants belong in the table of harmless_fields.cc.
+  // If the field is not absent, null or this JSON text, it is noted as unsupported. For values that follow from other
+  // fields; constants belong in the table of harmless_fields.cc.
   void must_be(std::string_view name, std::string_view text);
-  // Understood, and without effect here.
+  // Marks fields as understood: they have no effect here.
   void harmless(std::initializer_list<std::string_view> names);
   void unsupported(std::string_view name);
   void missing(std::string_view name);
@@ -103,7 +103,7 @@ class ConfigFields {
 
   // Notes the fields that no call above has named, unless they are harmless.
   void note_unknown();
-  // Throws ConfigError if something was noted.
+  // Calls note_unknown(), and throws ConfigError if anything was noted. With allow_unknown unknown fields do not count.
   void check(bool allow_unknown);
 
  private:
@@ -111,7 +111,7 @@ class ConfigFields {
                std::shared_ptr<ConfigProblems> problems);
   void parse(std::string_view text);
   void read_model_type();
-  // Its value, which is marked as understood; null if it is absent or null.
+  // The field's value, or null if it is absent or null. Marks the field as understood.
   const std::string* take(std::string_view name);
   std::optional<double> number(std::string_view name, std::string_view wanted);
   std::optional<int64_t> integer(std::string_view name, int64_t least, int64_t most);
@@ -123,9 +123,9 @@ class ConfigFields {
   std::shared_ptr<ConfigProblems> problems_;
 };
 
-// As one object, whose lines after the first begin with `indent`.
+// The fields as one JSON object. Its lines after the first begin with `indent`.
 std::string json_object(const std::vector<ConfigField>& fields, std::string_view indent = "");
-// Writes them as one object, whole or not at all. Throws FileError.
+// Writes the fields as one JSON object, whole or not at all. Throws FileError.
 void write_fields(const std::string& path, const std::vector<ConfigField>& fields);
 
 // JSON texts, for writing.

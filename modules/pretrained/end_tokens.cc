@@ -11,7 +11,7 @@
 namespace rondo::nn {
 namespace {
 
-// Of a file, or of an object in it. Nullopt: the file or the field is not there, or the field is null.
+// Reads the ids in a field of a file, or of an object in it. nullopt: the file or the field is absent, or null.
 std::optional<std::vector<int64_t>> read_ids(const std::string& path, std::string_view field,
                                              std::string_view object = {}) {
   std::error_code ignored;

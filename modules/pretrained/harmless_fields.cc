@@ -10,11 +10,11 @@ constexpr std::string_view kItsFields = "{...}";
 constexpr std::string_view kEncoders = "bert roberta distilbert", kLlamas = "llama qwen2 qwen3 mistral",
                            kCausal = "gpt2 llama qwen2 qwen3 mistral", kPictures = "image_processor";
 
-// Words with spaces between them. A family reads its own fields first (ConfigFields' getters): a row counts only for
-// those that it does not read.
+// Lists of words with spaces between them. Only fields that the family does not read itself (ConfigFields' getters) are
+// looked up here.
 struct Row {
-  std::string_view fields;         // "prefix_*": all that begin so
-  std::string_view values;         // JSON texts at which the fields are harmless, or kAny, or kItsFields
+  std::string_view fields;         // "prefix_*": all that begin with prefix_
+  std::string_view values;         // JSON texts with which the fields are harmless, or kAny, or kItsFields
   std::string_view families = {};  // "": all
 };
 constexpr Row kRows[] = {
@@ -25,7 +25,7 @@ constexpr Row kRows[] = {
     {"pruned_heads", "{}"},
     {"auto_map", "{}"},  // code of the model's own
 
-    // ---- The mathematics, as it is here
+    // ---- Values for the mathematics that Rondo computes
     {"scale_attn_weights tie_word_embeddings", "true", "gpt2"},
     {"scale_attn_by_inverse_layer_idx", "false", "gpt2"},
     {"hidden_act", "\"silu\" \"swish\"", kLlamas},
@@ -47,7 +47,7 @@ constexpr Row kRows[] = {
     {"reshape_last_stage", "true", "segformer"},  // false: features stay a list, which the head makes a map again
 
     // ---- What the reference does not read in this family
-    {"n_ctx n_positions", kAny, "gpt2"},  // the two are one; the first that is there is read
+    {"n_ctx n_positions", kAny, "gpt2"},  // two names of one field; the first that is present is read
     // Upcasting changes nothing: attention always accumulates in the wider type.
     {"reorder_and_upcast_attn", kAny, "gpt2"},
     // How projections were cut for tensor parallel training: another order of the same sums.
@@ -58,7 +58,7 @@ constexpr Row kRows[] = {
     {"downsampling_rates image_size", kAny, "segformer"},
     {"sinusoidal_pos_embds", kAny, "distilbert"},  // says how position embeddings start: the file holds them
 
-    // ---- Heads and tasks that these models have not
+    // ---- Heads and tasks that these models do not have
     {"classifier_dropout id2label num_labels problem_type", kAny, kCausal},
     {"id2label num_labels problem_type", kAny, "vision-encoder-decoder"},
     {"predict_special_tokens summary_activation summary_first_dropout summary_proj_to_labels summary_type "
@@ -73,8 +73,8 @@ constexpr Row kRows[] = {
     {"problem_type", kAny, "segformer"},
     {"_num_labels label2id", kAny},  // id2label counts
 
-    // ---- What others do with the logits. These two leave one label's logit as it is, or take its probability: what
-    // Sentence Transformers does without the field, too.
+    // ---- What other programs do with the logits. These two functions keep the logit of one label, or take its
+    // probability, as Sentence Transformers does without the field, too.
     {"sentence_transformers", kItsFields, kEncoders},
     {"sentence_transformers.version", kAny, kEncoders},
     {"sbert_ce_default_activation_function sentence_transformers.activation_fn",
@@ -105,7 +105,7 @@ constexpr Row kRows[] = {
     // ---- preprocessor_config.json
     {"do_pad do_flip_channel_order use_square_size", "false", kPictures},
     {"data_format", "\"channels_first\"", kPictures},
-    // What the reference does not read in this class of processors, or only where `do_pad` is true.
+    // Fields that the reference does not read in this class of processors, or only if `do_pad` is true.
     {"crop_pct crop_size do_center_crop do_reduce_labels pad_size reduce_labels", kAny, kPictures},
     {"default_to_square device disable_grouping image_seq_length input_data_format return_tensors use_fast "
      "_valid_processor_keys",

@@ -1,5 +1,5 @@
-// The fields of a config.json that Rondo does not read because they change nothing: one table of fields, of the values
-// at which that is so, and of families. Not installed: auto_model.h.
+// The fields of a config.json that Rondo does not read because they change nothing: one table of fields, with the
+// values and the families for which this is so. Not installed: auto_model.h.
 #pragma once
 
 #include <string_view>
@@ -8,8 +8,8 @@ namespace rondo::nn {
 
 enum class FieldEffect {
   kNone,         // harmless at this value
-  kOfItsFields,  // an object: each of its fields has an effect of its own, under "name.field"
-  kChanges,      // the table knows the field; at this value it changes what the model computes, or may
+  kOfItsFields,  // an object: each of its fields has its own effect, under "name.field"
+  kChanges,      // the table knows the field; with this value it changes what the model computes, or may
   kUnknown,      // the table does not have the field for this family
 };
 

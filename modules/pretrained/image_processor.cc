@@ -31,7 +31,7 @@ struct ProcessorType {
   const char* model_types;     // of config.json
   bool square;                 // a size of one number is height and width, not the shortest edge
   bool crops;                  // reads do_center_crop
-  ImageProcessorConfig fresh;  // what a file that leaves fields out has
+  ImageProcessorConfig fresh;  // the values of fields that a file leaves out
 };
 const std::array<ProcessorType, 6>& processor_types() {
   static const ImageProcessorConfig clip = {.size = {.shortest_edge = 224},
@@ -68,7 +68,7 @@ const std::array<ProcessorType, 6>& processor_types() {
   return types;
 }
 
-// By its name in a file, such as ViTImageProcessorFast or ViTFeatureExtractor; null if there is none.
+// Finds a type by its name in a file, such as ViTImageProcessorFast or ViTFeatureExtractor; null if there is none.
 const ProcessorType* find_type(std::string_view name) {
   for (const ProcessorType& type : processor_types())
     for (const char* end : {"ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor"})
@@ -132,7 +132,7 @@ std::array<double, 3> read_channels(ConfigFields& config, std::string_view name,
 }
 
 ImageProcessorConfig read_config(ConfigFields& config, const ProcessorType& type) {
-  // null is not the class's default: it turns a step off, and what a step needs must have a value.
+  // null does not mean the class's default: it turns a step off. Values that a step needs must not be null.
   const auto flag = [&](std::string_view name, bool otherwise) {
     return config.flag(name, otherwise && !config.is_null(name));
   };
@@ -236,7 +236,7 @@ Tensor rgb_bytes(const Tensor& image) {
   return out;
 }
 
-// What each byte becomes, in f32 where the reference computes in it.
+// The result for each byte, computed in f32 where the reference uses f32.
 std::array<float, 256> table_of(const ImageProcessorConfig& c, size_t channel) {
   std::array<float, 256> table;
   for (size_t i = 0; i < table.size(); ++i) {
@@ -270,7 +270,7 @@ ImageProcessor::ImageProcessor(ImageProcessorConfig config, const ImageProcessor
   if (config_.do_center_crop &&
       !(edge(crop.height) && edge(crop.width) && crop.shortest_edge == 0 && crop.longest_edge == 0))
     fail(config_, absl::StrCat("crop_size must be a height and a width from 1 to ", kMostEdge));
-  // What the file can say: numbers of JSON are finite.
+  // Only values that a file can hold: numbers in JSON are finite.
   const auto positive = [&](double value, const char* name) {
     if (!(value > 0 && std::isfinite(value))) fail(config_, absl::StrCat(name, " must be a number above 0"));
   };
@@ -398,7 +398,7 @@ Tensor ImageProcessor::masks(std::span<const Tensor> masks) const {
       for (const int64_t row : nearest_pixels(from_height, height))
         for (const int64_t column : columns) {
           const int64_t c = numbers.data<int64_t>()[row * from_width + column];
-          // Class 0 and what is 255 already do not count; the others move down by one.
+          // Class 0 and 255 become 255, which does not count; the others become one less.
           *to++ = !config_.do_reduce_labels ? c : c == 0 || c == 255 ? 255 : c - 1;
         }
       if (!parts.empty() && !(parts[0].sizes() == y.sizes()))

@@ -1,4 +1,4 @@
-// How a published vision model wants its pictures: preprocessor_config.json.
+// ImageProcessor: turns pictures into the inputs of a published vision model, as preprocessor_config.json says.
 //
 //   const auto processor = nn::ImageProcessor::from_pretrained("models/vit");
 //   const Tensor picture = io::read_image("cat.jpg", {.mode = io::ImageMode::kRgb});   // (3, H, W) u8
@@ -6,12 +6,12 @@
 //   processor.save_pretrained("tuned");                                                // what transformers reads
 //
 // A picture is resized, its middle is cut out, and its bytes become (byte * rescale_factor - mean) / std. The results
-// are those of transformers' processors that use Pillow 13: the same bytes after resizing, the same floats after
-// normalising. Its processors that use torchvision, and older Pillows, may round some pixels otherwise.
+// are those of transformers' processors with Pillow 13: the same bytes after resizing, the same floats after
+// normalising. Transformers' processors with torchvision, or with an older Pillow, may round some pixels differently.
 //
 // Classes: ViTImageProcessor, DeiTImageProcessor, SegformerImageProcessor, ConvNextImageProcessor (ResNet and RegNet,
-// too), BitImageProcessor, CLIPImageProcessor; also under their older names (ViTFeatureExtractor). Fields that would
-// change pictures in a way that is not here are a ConfigError that lists them, as in config.json (auto_model.h).
+// too), BitImageProcessor, CLIPImageProcessor; also under their older names (ViTFeatureExtractor). ConfigError lists
+// fields that would change pictures in a way that is not supported, as for config.json (auto_model.h).
 //
 // Thread safety: all calls of one processor may run at the same time.
 #pragma once
@@ -31,8 +31,8 @@ namespace rondo::nn {
 
 struct ConfigField;
 
-// Either height and width, or shortest_edge, which keeps the picture's proportions, and with it, if not 0, the most
-// that the longer edge may have.
+// Either height and width, or shortest_edge, which keeps the picture's proportions. longest_edge, if not 0, limits the
+// longer edge then.
 struct ImageSize {
   int64_t height = 0;
   int64_t width = 0;
@@ -46,8 +46,9 @@ struct ImageProcessorConfig {
   bool do_resize = true;
   ImageSize size = {.height = 224, .width = 224};
   ops::InterpolateMode resample = ops::InterpolateMode::kBilinear;  // with antialias, as Pillow
-  // ConvNextImageProcessor, for a shortest edge below 384: that edge is resized to size / crop_pct, then the middle,
-  // a square of that size, is cut out. From 384 on the picture is squeezed into the square.
+  // ConvNextImageProcessor. If size.shortest_edge is below 384, the shorter edge is resized to size.shortest_edge /
+  // crop_pct, and the middle, a square with edges of size.shortest_edge, is cut out. From 384 on, the whole picture is
+  // resized to the square.
   double crop_pct = 224.0 / 256.0;
   bool do_center_crop = false;  // with zeros around smaller pictures
   ImageSize crop_size = {};     // height and width
@@ -56,21 +57,21 @@ struct ImageProcessorConfig {
   bool do_normalize = true;
   std::array<double, 3> image_mean = {0.5, 0.5, 0.5};
   std::array<double, 3> image_std = {0.5, 0.5, 0.5};
-  bool do_convert_rgb = false;    // takes gray pictures, and those with alpha, which is laid over white
-  bool do_reduce_labels = false;  // SegformerImageProcessor: masks() makes 255 of class 0, and 0 of class 1
+  bool do_convert_rgb = false;    // gray pictures are accepted, and pictures with alpha, which are laid over white
+  bool do_reduce_labels = false;  // SegformerImageProcessor: masks() turns class 0 into 255, and class n into n - 1
 };
 
 struct ImageProcessorOptions {
   // Fields that this version does not know are ignored. Without it they are an error: they may change the pictures.
   bool allow_unknown_fields = false;
-  // The most bytes that a step of one picture may take, or its result: small files can ask for much.
+  // The most bytes that one step of processing a picture, or its result, may take. A small file may need much memory.
   int64_t max_bytes = int64_t{1} << 28;
 };
 
 class ImageProcessor {
  public:
   static constexpr const char* kFile = "preprocessor_config.json";
-  // A size in the file, and the edges that follow from it.
+  // The largest edge: of sizes in the file, and of pictures after resizing.
   static constexpr int64_t kMostEdge = 1 << 16;
 
   // Throws Error if the config contradicts itself, or if from_pretrained() would refuse it in a file.
@@ -87,12 +88,12 @@ class ImageProcessor {
 
   // Pictures u8 (C, H, W) of any size, as io::read_image() makes them, -> f32 (B, 3, h, w) in host memory. Throws Error
   // if a picture is of another dtype or shape, has other than 3 channels (unless do_convert_rgb), or would take more
-  // than max_bytes, and if two pictures come out in different sizes: a size of height and width, or a crop, prevents
-  // that.
+  // than max_bytes. Throws Error if two results differ in size, which cannot happen with `size` as height and width, or
+  // with a crop.
   Tensor operator()(std::span<const Tensor> images) const;
   Tensor operator()(const Tensor& image) const { return (*this)({&image, 1}); }
-  // SegformerImageProcessor: masks (H, W) of an integer dtype, as io::read_mask() makes them, -> i64 (B, h, w), each
-  // pixel with the class of the nearest one. Throws Error, also for other processors.
+  // SegformerImageProcessor only: masks (H, W) of an integer dtype, as io::read_mask() makes them, -> i64 (B, h, w),
+  // each pixel with the class of the nearest one. Throws Error as above, and for other processors.
   Tensor masks(std::span<const Tensor> masks) const;
   Tensor masks(const Tensor& mask) const { return masks({&mask, 1}); }
 

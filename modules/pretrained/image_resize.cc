@@ -9,10 +9,10 @@
 namespace rondo::nn {
 namespace {
 
-constexpr int kWeightBits = 22;  // a sum of weights times bytes has 8 bits more, and two for what lies beyond 255
+constexpr int kWeightBits = 22;  // sums of weights times bytes need 8 bits more, and 2 for results beyond 0 and 255
 constexpr int64_t kGrain = 1 << 14;
 
-// Weights of one dimension. Result i is made of `count` pixels from `first` on.
+// Weights of one dimension. Result i is made of count[i] pixels from first[i] on.
 struct FixedTaps {
   int64_t width, size;
   std::vector<int32_t> first, count;
@@ -86,7 +86,7 @@ Tensor resize_rows(const Tensor& pixels, int64_t height, ops::InterpolateMode mo
   return out;
 }
 
-// Which pass comes first decides how bytes between the two are rounded and cut off at 0 and 255.
+// The order of the passes matters, because the bytes between them are rounded and clamped to 0 and 255.
 bool rows_first(int64_t from_height, int64_t from_width, int64_t height, int64_t width) {
   return height < from_height && from_height - height > 2 * (from_width - width);
 }
@@ -99,7 +99,7 @@ std::vector<int64_t> nearest_pixels(int64_t from, int64_t size) {
   std::vector<int64_t> pixels;
   for (int64_t i = 0; i < size; ++i) {
     pixels.push_back(std::min(static_cast<int64_t>(at), from - 1));
-    at += step;  // Pillow adds up its steps, and rounds as often
+    at += step;  // Pillow adds up steps, too, with the same rounding
   }
   return pixels;
 }
@@ -122,8 +122,8 @@ Tensor resize_bytes(const Tensor& pixels, int64_t height, int64_t width, ops::In
 
 double resize_memory(int64_t from_height, int64_t from_width, int64_t height, int64_t width, int64_t channels) {
   const auto h = static_cast<double>(height), w = static_cast<double>(width), rows = static_cast<double>(from_height);
-  // 16 bytes for each pixel of each result: five for each result of a larger picture, else four for each pixel and
-  // three for each result.
+  // The tables of weights: 16 bytes for each tap. There are at most 5 taps for each result if the picture grows, else 4
+  // for each source pixel and 3 for each result.
   const double tables = 16 * 5 * (h + w + rows + static_cast<double>(from_width));
   const bool tall = rows_first(from_height, from_width, height, width);
   return static_cast<double>(channels) * ((tall ? h * static_cast<double>(from_width) : rows * w) + h * w) + tables;
@@ -132,7 +132,7 @@ double resize_memory(int64_t from_height, int64_t from_width, int64_t height, in
 Tensor crop_bytes(const Tensor& pixels, int64_t height, int64_t width) {
   const int64_t from_height = pixels.size(0), from_width = pixels.size(1), channels = pixels.size(2);
   if (from_height == height && from_width == width) return pixels;
-  // The first row and column, rounded down: below 0 in a smaller picture.
+  // The first row or column of the middle, rounded down; below 0 if the picture is smaller.
   const auto middle = [](int64_t from, int64_t size) {
     return from >= size ? (from - size) / 2 : -((size - from + 1) / 2);
   };

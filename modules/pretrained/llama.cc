@@ -1,5 +1,5 @@
-// config.json and names of Llama 2 and 3, Qwen 2 and 3, and Mistral. They differ in which options config.json has and
-// what they default to.
+// config.json and names of Llama 2 and 3, Qwen 2 and 3, and Mistral. The families differ in
+// the options of config.json and in their defaults.
 #include "rondo/modules/transformers/llama.h"
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace rondo::nn {
 namespace {
 
-// yarn: https://huggingface.co/docs/transformers/main/en/internal/rope_utils has the fields and their defaults.
+// Reads the fields of yarn (https://huggingface.co/docs/transformers/main/en/internal/rope_utils has the defaults).
 void read_yarn(ConfigFields& rope, RopeScaling& scaling) {
   scaling.beta_fast = rope.positive("beta_fast", 32);
   scaling.beta_slow = rope.positive("beta_slow", 1);
@@ -24,8 +24,8 @@ void read_yarn(ConfigFields& rope, RopeScaling& scaling) {
   else if (mscale > 0 && all > 0) scaling.attention_factor = grown(mscale) / grown(all);
 }
 
-// rope_scaling of older files, or rope_parameters of transformers 5, which holds rope_theta too. `outer`: where files
-// may have original_max_position_embeddings, too.
+// Reads rope_scaling of older files, or rope_parameters of transformers 5, which also has rope_theta. `outer`: the
+// whole file, which may have original_max_position_embeddings, too.
 RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c) {
   using Kind = RopeScaling::Kind;
   c.rope_base = rope.positive("rope_theta", c.rope_base);
@@ -49,7 +49,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       scaling.original_positions = rope.size("original_max_position_embeddings", c.block_size);
       scaling.original_positions = outer.size("original_max_position_embeddings", scaling.original_positions);
     }
-    // null is yarn's alone: the ratio of the two lengths.
+    // Only yarn allows null: then the factor is the ratio of the two lengths.
     if (scaling.kind == Kind::kYarn && rope.is_null("factor")) {
       rope.harmless({"factor"});
       scaling.factor = static_cast<double>(c.block_size) / static_cast<double>(scaling.original_positions);
@@ -64,7 +64,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
       rope.invalid("high_freq_factor", "a number above low_freq_factor");
   }
   if (scaling.kind == Kind::kYarn) read_yarn(rope, scaling);
-  // The reference ignores those of other kinds.
+  // The reference ignores fields of other kinds.
   rope.harmless({"attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor",
                  "mscale", "mscale_all_dim", "original_max_position_embeddings", "truncate"});
   if (scaling.kind == Kind::kYarn && c.rope_base == 1) outer.invalid("rope_theta", "another number than 1, for yarn");
@@ -74,7 +74,7 @@ RopeScaling read_scaling(ConfigFields& rope, ConfigFields& outer, LlamaConfig& c
   return scaling;
 }
 
-// rope_parameters, or rope_scaling: where a file has both, rope_scaling alone counts.
+// Reads rope_parameters or rope_scaling. If a file has both, only rope_scaling counts.
 void read_rope(ConfigFields& config, LlamaConfig& c) {
   c.rope_base = config.positive("rope_theta", 10000.0);
   const auto older = config.object("rope_scaling");
@@ -127,13 +127,13 @@ std::string why_unpublished(const LlamaConfig& c, const std::string& family) {
   if (family == "llama" && c.sliding_window > 0) return also("sliding_window");
   if (family == "mistral" && c.qkv_bias) return also("qkv_bias");
   if (family == "mistral" && !c.window_layers.empty()) return also("window_layers");
-  // Its own head_dim does not help: transformers checks the quotient in any case, and for this family only.
+  // Even with a head_dim: transformers always checks that n_head divides n_embd, for this family only.
   if (family == "llama" && c.n_embd % c.n_head != 0) return also("an n_embd that is no multiple of n_head");
   if (family == "qwen2" && c.head_dim > 0 && c.head_dim != c.n_embd / c.n_head) return also("head_dim");
   return "";
 }
 
-// rope_scaling; empty without one.
+// The field rope_scaling; empty without scaling.
 std::vector<ConfigField> rope_fields(const RopeScaling& s) {
   using Kind = RopeScaling::Kind;
   const auto scaling = [&](const char* kind, const std::string& more) -> std::vector<ConfigField> {
@@ -231,7 +231,7 @@ static std::unique_ptr<ModuleBase> make_llama(ConfigFields& config, Task task, c
   if (task == Task::kSequenceClassification) {
     task_options.num_classes = read_labels(config, options);
     task_options.problem_type = read_problem_type(config, task_options.num_classes, options);
-    // For an embedding it counts from the end. No token equals it: the classifier would find no padding.
+    // In an embedding a negative id counts from the end, but no token equals it: the classifier would find no padding.
     if (config.negative("pad_token_id"))
       config.invalid("pad_token_id", "a token, which ends no row (PretrainedOptions::pad_token_id)");
   }
@@ -248,7 +248,7 @@ static bool describe_llama(ModuleBase& module, Published& out) {
   auto* sequence = dynamic_cast<LlamaForSequenceClassification*>(&module);
   if (model == nullptr && body == nullptr && sequence == nullptr) return false;
   LlamaConfig c = model != nullptr ? model->config : body != nullptr ? body->config : sequence->config;
-  // merge_and_unload() leaves a head of its own where an adapter has trained one of the two.
+  // If an adapter has trained one of the two, merge_and_unload() has untied them.
   if (model != nullptr && c.tie_word_embeddings &&
       model->lm_head.weight.impl() != model->model.embed_tokens.weight.impl()) {
     c.tie_word_embeddings = false;
@@ -259,7 +259,7 @@ static bool describe_llama(ModuleBase& module, Published& out) {
   const char* task = model != nullptr ? "ForCausalLM" : body != nullptr ? "Model" : "ForSequenceClassification";
   out.architecture = class_prefix(out.model_type) + task;
   out.prefix = "model.";
-  // From a model of the same sizes: this one may hold an adapter's tensors, too.
+  // The names are taken from a new model of the same sizes, because this one may hold an adapter's tensors, too.
   const SkipInit skip(SkipInit::Memory::kNone);
   if (model != nullptr) {
     Llama plain(c);

@@ -41,7 +41,7 @@ struct PretrainedOptions {
   // row. It refuses the -1 of the first Llamas, which is no token.
   std::optional<int64_t> pad_token_id = std::nullopt;
   // Tensors of the file that the model has no place for are no error if their names begin with one of these: {"cls."}
-  // for the heads of BERT's first training.
+  // for the heads of BERT's pretraining.
   std::vector<std::string> ignore = {};
 };
 

@@ -38,15 +38,15 @@ struct Published {
   // The names of the model below the head begin with this: "transformer.". Files of the bare model lack it.
   std::string prefix;
   std::vector<PublishedTensor> tensors;
-  // Tied tensors that a file may hold a second time: the name there, and the name of the tensor that they equal.
+  // Tied tensors that a file may hold a second time: the second name, and the name of the tensor that it must equal.
   std::map<std::string, std::string> aliases;
   // Name endings of tensors that the model computes itself, although files may hold them.
   std::vector<std::string> computed;
-  // Fields that an original config.json must change, because the tree has changed: a head may be no longer tied.
+  // New values of fields of the original config.json, because the tree has changed: a head may be no longer tied.
   std::vector<ConfigField> corrections;
   std::vector<ConfigField> config;      // fields of a config.json, without model_type, architectures and dtype
   std::vector<ConfigField> generation;  // fields of a generation_config.json; empty: there is none
-  std::string why_unpublished;          // what `config` cannot say about the model; "" if it says everything
+  std::string why_unpublished;          // what `config` cannot describe of the model; "": nothing
 };
 
 enum class Task {
@@ -93,7 +93,7 @@ struct Family {
   std::unique_ptr<ModuleBase> (*make)(ConfigFields& config, Task task, const PretrainedOptions& options);
   // Fills `out` and returns true if the module is one of the family.
   bool (*describe)(ModuleBase& module, Published& out);
-  // The calls on a model that `make` made; empty for a task that the family has not.
+  // The calls on a model that `make` made; null for tasks that the family does not have.
   Tensor (*features)(ModuleBase& model, TensorArg idx, const Tensor& mask, const Tensor& segments) = nullptr;
   bool takes_mask = false;  // `features` takes a mask and segments; otherwise they are undefined
   LanguageCalls language = {};
@@ -105,7 +105,7 @@ struct Family {
 
 // ---- For the families' files
 
-// The model without a head that these fields describe, and what is wrong with them; for models that hold it.
+// Read the config of a model without a head, and note what is wrong with it. Also for models that contain such a model.
 GPT2Config read_gpt2(ConfigFields& config, const PretrainedOptions& options);
 ViTConfig read_vit(ConfigFields& config, const PretrainedOptions& options);
 // The number of classes that the caller wants: num_labels, or as many as label_names. Throws Error if these two differ.
@@ -115,10 +115,10 @@ int64_t read_labels(ConfigFields& config, const PretrainedOptions& options);
 // The caller's problem_type, or the file's; nullopt: targets decide (classification_loss.h).
 std::optional<ProblemType> read_problem_type(ConfigFields& config, int64_t num_classes,
                                              const PretrainedOptions& options);
-// id2label and label2id. By number: as transformers writes them where nobody has named the classes.
+// id2label and label2id for these names, or for n classes without names, as transformers writes them.
 std::vector<ConfigField> label_fields(const std::vector<std::string>& names);
 std::vector<ConfigField> label_fields(int64_t n);
-// The names in these fields' id2label, by number; empty if there is none or if it is no such list.
+// The names in these fields' id2label, by number; empty if the field is absent or has another form.
 std::vector<std::string> read_label_names(const std::vector<ConfigField>& fields, const std::string& path);
 ops::GeluKind read_gelu(ConfigFields& config, std::string_view name, std::string_view otherwise);
 std::string gelu_name(ops::GeluKind kind);
@@ -144,7 +144,7 @@ template <class M> constexpr TextCalls text_calls() {
           [](ModuleBase& model, const Tensor& idx, const Tensor& mask, const Tensor& segments, const Tensor& targets,
              std::source_location where) { return dynamic_cast<M&>(model).loss(idx, mask, segments, targets, where); }};
 }
-// All tensors of a state dict under `prefix` + their names.
+// All tensors of the module's state dict, in files with the names `prefix` + name.
 std::vector<PublishedTensor> same_names(ModuleBase& module, const std::string& prefix = "");
 
 }  // namespace rondo::nn

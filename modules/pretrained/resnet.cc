@@ -1,4 +1,4 @@
-// ResNet from torchvision's tensors. There is no config.json: their names and shapes say what the model is.
+// ResNet from torchvision's tensors. There is no config.json: names and shapes of the tensors say what the model is.
 #include "rondo/modules/vision/resnet.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ class TorchvisionShapes {
   TorchvisionShapes(const std::string& path, const WeightFiles& files) : path_(path), files_(files) {}
 
   bool has(const std::string& name) const { return files_.places().contains(name); }
-  // A size of a tensor of this rank.
+  // Size `dim` of a tensor, which must have this rank.
   int64_t size(const std::string& name, int rank, int dim) const {
     const auto at = files_.places().find(name);
     if (at == files_.places().end()) throw FileError(path_, absl::StrCat("is no ResNet of torchvision: no ", name));
@@ -44,7 +44,7 @@ class TorchvisionShapes {
   }
 
  private:
-  // Those of the file's head; of a file without one, those of the fresh head that the caller asks for.
+  // The classes of the file's head; without one, of the new head that the caller asks for.
   int64_t classes(const PretrainedOptions& options) const {
     const std::string head = "fc.weight";
     const std::optional<int64_t> wanted = wanted_labels(options);

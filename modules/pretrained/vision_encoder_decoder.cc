@@ -1,4 +1,4 @@
-// config.json and names of vision-encoder-decoder: an encoder's and a decoder's, one inside the other.
+// config.json and names of vision-encoder-decoder, which contain those of an encoder and of a decoder.
 #include "rondo/modules/transformers/vision_encoder_decoder.h"
 
 #include <filesystem>
@@ -26,7 +26,7 @@ static std::unique_ptr<ModuleBase> make_vision_encoder_decoder(ConfigFields& con
   };
   if (const auto encoder = inner("encoder", "vit")) {
     c.encoder = read_vit(*encoder, options);
-    encoder->harmless({"id2label", "num_labels", "problem_type"});  // of the head that an encoder has not
+    encoder->harmless({"id2label", "num_labels", "problem_type"});  // of a head, which an encoder does not have
     encoder->note_unknown();
   }
   if (const auto decoder = inner("decoder", "gpt2")) {
@@ -40,7 +40,7 @@ static std::unique_ptr<ModuleBase> make_vision_encoder_decoder(ConfigFields& con
   const std::string folder = std::filesystem::path(config.path()).parent_path().string();
   const char* const start_name = config.has("decoder_start_token_id") ? "decoder_start_token_id" : "bos_token_id";
   std::optional<int64_t> start = token(start_name);
-  // Training reads config.json and generate() the other file; a model has one start here.
+  // In transformers, training reads config.json and generate() reads generation_config.json. Here both must agree.
   if (const std::optional<int64_t> other = generation_start(folder); other) {
     if (!start) start = *other;
     if (*start != *other)

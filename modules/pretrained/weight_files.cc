@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndex = "model.safetensors.index.json";
-// Bytes that pass through memory at a time on the way to another dtype or layout.
+// Bytes of the buffer for tensors that change their dtype or layout.
 constexpr int64_t kBuffer = 4 << 20;
 
 bool is_there(const fs::path& path) {
@@ -45,7 +45,7 @@ bool ends_with_any(std::string_view name, const std::vector<std::string>& ends) 
   return std::any_of(ends.begin(), ends.end(), [&](const std::string& end) { return name.ends_with(end); });
 }
 
-// Dtype, shape and bytes.
+// Compares dtype, shape and bytes.
 bool same_values(const WeightFiles::Place& a, const WeightFiles::Place& b) {
   if (a.entry->dtype != b.entry->dtype || !(a.entry->shape == b.entry->shape)) return false;
   const uint64_t bytes = a.entry->end - a.entry->begin;
@@ -108,7 +108,7 @@ WeightFiles::WeightFiles(const std::string& folder, io::Reading reading) {
 
 namespace {
 
-// One published tensor and where it is read from; no place: it starts fresh.
+// A published tensor, and the place that it is read from; no place: it is initialised.
 struct Source {
   const PublishedTensor* tensor;
   WeightFiles::Place place;
@@ -139,8 +139,8 @@ class Loader {
     return sizes;
   }
 
-  // Files of the bare model lack the prefix, those of a model with a head have it. BERT's first files call a
-  // LayerNorm's weight and bias gamma and beta.
+  // Finds a tensor in the files. Files of the bare model lack the prefix, those of a model with a head have it. BERT's
+  // first files call a LayerNorm's weight and bias gamma and beta.
   const std::pair<const std::string, WeightFiles::Place>* find(const std::string& name) const {
     const std::string& prefix = published_.prefix;
     for (const std::string& candidate : {name, name.starts_with(prefix) ? name.substr(prefix.size()) : prefix + name})
@@ -167,7 +167,7 @@ class Loader {
       for (const auto& [name, tied_to] : published_.aliases)  // a file that holds it under the other name only
         if (found == nullptr && tied_to == tensor.file_name) found = find(name);
       const bool may_start_fresh = begins_with_any(tensor.file_name, options_.fresh);
-      // A counter, such as BatchNorm's num_batches_tracked. Files from before PyTorch 0.4.1 lack it.
+      // Tensors that are not floating are counters (num_batches_tracked), which files from before PyTorch 0.4.1 lack.
       const DType target = targets_.at(tensor.name).dtype();
       if (found == nullptr) {
         if (may_start_fresh || !is_floating(target)) sources_.push_back({&tensor, {}});
@@ -221,7 +221,7 @@ class Loader {
     return out;
   }
 
-  // Starting values of a tensor that the file has not.
+  // Initialises a tensor that the file does not have.
   void start(Tensor& part, const std::string& name) {
     if (!is_floating(part.dtype())) part.zero_();
     else if (part.rank() >= 2) part.copy_(Tensor::randn(part.sizes(), part.device(), &generator_).mul_(0.02));
@@ -241,7 +241,7 @@ class Loader {
       });
       return;
     }
-    // By rows of the file, through a buffer.
+    // Reads rows of the file through a buffer.
     Tensor seen = transposed ? part.transpose(0, 1) : part;
     if (seen.rank() == 0) seen = seen.view({1});
     const int64_t rows = seen.size(0);
@@ -258,7 +258,7 @@ class Loader {
     }
   }
 
-  // A tied tensor that the file holds twice must be the same twice.
+  // A tied tensor that the file holds twice must have the same values both times.
   void check_aliases() {
     for (const auto& [name, tied_to] : published_.aliases) {
       const auto *alias = find(name), *original = find(tied_to);

@@ -1,4 +1,4 @@
-// The weights of a folder: model.safetensors, or the shards that model.safetensors.index.json names. Or one file.
+// The weights of one file or of a folder: model.safetensors, or the shards that model.safetensors.index.json names.
 #pragma once
 
 #include <map>

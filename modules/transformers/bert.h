@@ -24,7 +24,7 @@ struct BertConfig {
   int64_t n_embd = 768;
   int64_t n_hidden = 3072;
   int64_t num_classes = 2;
-  std::optional<ProblemType> problem_type = std::nullopt;  // of a classifier of sequences: which loss it has
+  std::optional<ProblemType> problem_type = std::nullopt;  // the loss of a classifier of sequences
   double dropout = 0;                                      // of the embeddings and of what each half of a layer adds
   double norm_eps = 1e-12;
   std::optional<int64_t> padding_idx = 0;  // the word embedding of this token gets no gradient, as in published models

@@ -23,7 +23,7 @@ BertConfig as_roberta(BertConfig config) {
 
 BertModel::BertModel(BertConfig config, bool has_pooler, uint64_t seed, const SkipInit&) : config(config) {
   if (has_pooler) pooler = child("pooler", config.n_embd, config.n_embd).make<BertDense>();
-  if (parent() == nullptr) start(*this, embeddings, seed);  // a task model starts its own weights
+  if (parent() == nullptr) start(*this, embeddings, seed);  // a task model initialises its own weights
 }
 Tensor BertModel::forward(const Tensor& idx, const Tensor& mask, const Tensor& segments) {
   return bert_features(config, embeddings, encoder, idx, mask, segments);
@@ -100,7 +100,7 @@ Tensor BertForTokenClassification::loss(const Tensor& idx, const Tensor& mask, c
 }
 
 BertMaskedHead::BertMaskedHead(const BertConfig& config)
-    : gelu(config.roberta ? ops::GeluKind::kErf : config.gelu),  // RoBERTa's has one of its own
+    : gelu(config.roberta ? ops::GeluKind::kErf : config.gelu),  // RoBERTa's head always has this one
       dense(child("dense", config.n_embd, config.n_embd)),
       layer_norm(child("layer_norm", config.n_embd, LayerNormOptions{.eps = config.norm_eps})),
       decoder(child("decoder", config.n_embd, config.vocab_size)) {}
@@ -116,7 +116,7 @@ Tensor BertForMaskedLM::loss(const Tensor& idx, const Tensor& mask, const Tensor
                              std::source_location where) {
   const auto logits = [&] { return (*this)({idx, where}, mask, segments); };
   const auto below = [&] { return head.transformed(bert(idx, mask, segments)); };
-  // A hook on the head or on its output layer wants its forward.
+  // A hook on the head or on its output layer needs a call of its forward.
   const bool plain = head.is_plain() && head.decoder.is_plain();
   const int64_t whole = plain ? config.whole_logits : std::numeric_limits<int64_t>::max();
   return NextTokenLoss{*this, head.decoder.weight, whole, logits, below, head.decoder.bias}(idx, targets, where);

@@ -13,8 +13,8 @@
 namespace rondo::nn {
 namespace {
 
-// table(0 ... n - 1): its first rows as they are, so that their gradients need no search for the rows that they belong
-// to. A recording asks for them by number: that says how they follow from n, which may be another one next time.
+// table(0 ... n - 1), as a view of its first rows, so that the gradient needs no lookup of rows. In a recording the
+// rows are looked up by number, because n may be another one in the next call.
 Tensor first_rows(Embedding& table, int64_t n) {
   if (!table.is_plain() || active_recorder() != nullptr) return table(Tensor::arange(n, {kI64, table.weight.device()}));
   return n == table.weight.size(0) ? table.weight : ops::slice(table.weight, 0, {0, n});

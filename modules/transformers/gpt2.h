@@ -40,8 +40,8 @@ struct GPT2Config {
 
 struct GPT2 : Module<GPT2>, CausalLM {
   // Weights start N(0, 0.02), those of residual projections N(0, 0.02 / sqrt(2 n_layer)), biases 0. The same seed gives
-  // the same weights on any machine and with any number of threads. Leave `skip` out: while it lives, the layers do not
-  // initialise their weights a first time.
+  // the same weights on any machine and with any number of threads. Do not pass `skip`: its default keeps the layers
+  // from initialising weights that this constructor initialises itself.
   explicit GPT2(GPT2Config config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
 
   GPT2Config config;
@@ -59,9 +59,10 @@ struct GPT2 : Module<GPT2>, CausalLM {
   LayerNorm ln_f = child("ln_f", config.n_embd, LayerNormOptions{.eps = config.norm_eps, .bias = config.bias});
 
   // idx i64 (B, T), T <= block_size -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a row,
-  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
-  // encoded (B, S, C): what cross-attention attends to, which needs it. mask bool (B, T), true = a real token: no token
-  // sees padding; not together with positions. What a token that sees nothing gives has no meaning.
+  // each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one
+  // sequence. encoded (B, S, C): what cross-attention attends to; required if the model has cross-attention. mask bool
+  // (B, T), true = a real token: no token sees padding; not together with positions. The results of a token that sees
+  // nothing have no meaning.
   Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
   // The input of the output layer, after ln_f: (B, T) -> (B, T, C).
   Tensor features(const Tensor& idx, const Tensor& positions = {}, const Tensor& encoded = {}, const Tensor& mask = {});
@@ -76,7 +77,7 @@ struct GPT2 : Module<GPT2>, CausalLM {
   KVCacheOptions cache_options() const override;
   Tensor features(const Tensor& idx, KVCache& cache, std::span<const int64_t> counts) override;
   Tensor head(const Tensor& features) override;
-  // nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T):
+  // nn::generate() for prompts of one length: appends max_new_tokens sampled tokens to each row of idx (B, T) ->
   // (B, T + max_new_tokens). The model sees the last block_size tokens. temperature 0 takes the most likely token.
   // top_k 0 samples from all tokens. A null generator is the default one (random.h).
   Tensor generate(const Tensor& idx, int64_t max_new_tokens, double temperature = 1.0, int64_t top_k = 0,

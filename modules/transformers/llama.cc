@@ -62,7 +62,7 @@ Tensor GroupedQueryAttention::forward(const Tensor& x, const ops::RotaryTables& 
   const auto turned = [&](const Tensor& t) {
     if (!rotary.cos.defined()) return t;
     if (rotary.cos.size(0) == T) return ops::rotary_embedding(t, rotary);
-    // Positions of each row: as if all rows were one sequence of B T tokens, which is a view.
+    // Rows have different positions: they are rotated as one sequence of B T tokens, which is a view.
     const int64_t n = t.size(1);
     return ops::rotary_embedding(t.transpose(0, 1).reshape({n, B * T, D}), rotary).view({n, B, T, D}).transpose(0, 1);
   };
@@ -186,7 +186,7 @@ ops::RotaryTables Llama::Body::tables(KVCache::Pass& pass, const Tensor& x) {
     const Tensor at = pass.positions().view({-1});
     return {ops::index_select(all.cos, 0, at), ops::index_select(all.sin, 0, at)};
   }
-  // Each row turns at the rates of its own length, as if it were alone.
+  // The rates of each row follow from its own length, as if it were alone.
   const std::vector<int64_t> starts(pass.lengths_before().begin(), pass.lengths_before().end());
   const std::vector<int64_t> ends = pass.lengths_after();
   std::vector<Tensor> cos, sin;
@@ -232,7 +232,7 @@ Tensor Llama::loss(const Tensor& idx, const Tensor& targets, std::source_locatio
 Tensor Llama::loss(const Tensor& idx, const Tensor& targets, const Tensor& positions, std::source_location where) {
   const auto logits = [&] { return positions.defined() ? (*this)({idx, where}, positions) : (*this)({idx, where}); };
   const auto below = [&] { return positions.defined() ? model(idx, positions) : model(idx); };
-  // A hook on the output layer wants its forward.
+  // A hook on the output layer needs a call of its forward.
   const int64_t whole = !lm_head.is_plain() ? std::numeric_limits<int64_t>::max() : config.whole_logits;
   return NextTokenLoss{*this, lm_head.weight, whole, logits, below}(idx, targets, where);
 }

@@ -32,7 +32,7 @@ struct GroupedQueryAttentionOptions {
   bool bias = false;                          // of the projections
   std::optional<bool> o_bias = std::nullopt;  // of o_proj, if it differs
   int64_t head_dim = 0;                       // D; 0: n_embd / n_head
-  bool qk_norm = false;                       // RMSNorm over D of queries and keys, before they turn (Qwen 3)
+  bool qk_norm = false;                       // RMSNorm over D of queries and keys, before their rotation (Qwen 3)
   double norm_eps = 1e-6;                     // of qk_norm
   int64_t window = 0;  // sliding window: a token sees the last `window` tokens, itself included; 0: all
 };
@@ -48,10 +48,9 @@ struct GroupedQueryAttention : Module<GroupedQueryAttention> {
   Linear o_proj;
   std::unique_ptr<RMSNorm> q_norm, k_norm;  // null without qk_norm
   int64_t head_dim() const { return options.head_dim > 0 ? options.head_dim : n_embd / n_head; }
-  // (B, T, C) -> (B, T, C). `rotary`: what turns queries and keys (T, D/2), or (B T, D/2) for positions of each row;
-  // undefined tables for no positions. `cached`: x continues what the cache holds (kv_cache.h). `first_key`: what
-  // first_keys() makes for packed rows, with the window of these options, or a bool mask. Undefined: a row is one
-  // sequence.
+  // (B, T, C) -> (B, T, C). `rotary`: tables for the rotation of queries and keys, (T, D/2), or (B T, D/2) if rows have
+  // different positions; undefined: no rotation. `cached`: x continues what the cache holds (kv_cache.h). `first_key`:
+  // first_keys() of packed rows, with the window of these options, or a bool mask. Undefined: each row is one sequence.
   Tensor forward(const Tensor& x, const ops::RotaryTables& rotary = {}, const KVLayer& cached = {},
                  const Tensor& first_key = {});
 };
@@ -84,7 +83,7 @@ struct LlamaConfig {
   int64_t rotary_dim() const { return head_dim > 0 ? head_dim : n_embd / n_head; }
   // The longest sequence, in tokens: block_size, or more if rope_scaling stretches the positions.
   int64_t max_length() const { return rope_scaling.max_length(block_size); }
-  // The rates of rotary positions depend on the length of the sequence.
+  // True if the rates of rotary positions depend on the length of the sequence.
   bool rates_depend_on_length() const { return rope_scaling.kind == RopeScaling::Kind::kDynamic; }
   // The sliding window of one layer, in tokens. 0: the layer sees everything.
   int64_t window(int64_t layer) const {
@@ -113,15 +112,15 @@ struct Llama : Module<Llama>, CausalLM {
   // Weights start N(0, 0.02), gains 1; the same for the same seed on any machine.
   explicit Llama(LlamaConfig config, uint64_t seed = 0, const SkipInit& skip = SkipInit());
 
-  // Everything below the output layer; apart, because published names have it so.
+  // Everything below the output layer: a module of its own, as in published names.
   struct Body : Module<Body> {
     explicit Body(const LlamaConfig& config);
     LlamaConfig config;
     Embedding embed_tokens;
     ModuleList<LlamaBlock> layers;
     RMSNorm norm;
-    // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: nothing attends to the others. Positions count
-    // them. Undefined: all are real. A mask goes with rows of one sequence: positions are undefined then.
+    // i64 (B, T) -> (B, T, C). mask bool (B, T), true = a real token: no token attends to the others, but these count
+    // in positions. Undefined: all are real. With a mask, each row is one sequence, and `positions` is undefined.
     Tensor forward(const Tensor& idx, const Tensor& positions = {}, const Tensor& mask = {});
     // The same for the tokens that follow those in the cache.
     Tensor forward(const Tensor& idx, KVCache::Pass& pass);
@@ -139,7 +138,7 @@ struct Llama : Module<Llama>, CausalLM {
   Linear lm_head = child("lm_head", config.n_embd, config.vocab_size, LinearOptions{.bias = false});
 
   // idx i64 (B, T), T <= config.max_length() -> logits (B, T, V). positions i64 (B, T), below T: several sequences in a
-  // row, each with positions from 0, do not see each other (first_keys() in attention.h); undefined: each row is one.
+  // row, each with positions from 0, do not see each other (first_keys() in attention.h). Undefined: one for each row.
   Tensor forward(const Tensor& idx, const Tensor& positions = {});
   // Mean cross-entropy in nats of targets i64 (B, T), where -100 is ignored.
   Tensor loss(const Tensor& idx, const Tensor& targets, std::source_location where = std::source_location::current());

@@ -19,8 +19,8 @@ struct LlamaTaskOptions {
   uint64_t seed = 0;
 };
 
-// Logits (B, num_classes) of each row's last token that is not config.padding_idx; of its first if all are. That is
-// transformers' rule: the mask says what attention sees, and nothing here.
+// Logits (B, num_classes) of each row's last token that is not config.padding_idx; of its first token if all are. This
+// is transformers' rule: the mask only restricts attention.
 struct LlamaForSequenceClassification : Module<LlamaForSequenceClassification> {
   explicit LlamaForSequenceClassification(LlamaConfig config, LlamaTaskOptions options = {},
                                           const SkipInit& skip = SkipInit());

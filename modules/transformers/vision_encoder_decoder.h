@@ -53,7 +53,7 @@ struct VisionEncoderDecoder : Module<VisionEncoderDecoder> {
                  const Tensor& decoder_attention_mask = {});
   // What the decoder attends to: (B, patches + 1, width of the decoder).
   Tensor encode(TensorArg pixel_values);
-  // The mean cross-entropy in nats of labels i64 (B, T), which are not shifted: -100 is ignored.
+  // The mean cross-entropy in nats of labels i64 (B, T), given without a shift. -100 is ignored.
   Tensor loss(const Tensor& pixel_values, const Tensor& labels,
               std::source_location where = std::source_location::current());
   // nn::generate() from the start token, a text for each image. eos_token_ids end texts, beside options.stop_tokens.

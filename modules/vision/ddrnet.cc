@@ -13,7 +13,7 @@ DDRNetConfig checked_ddrnet(const DDRNetConfig& config) {
   return config;
 }
 
-// `n` blocks; the first has the stride, the last no ReLU.
+// Adds `n` blocks. The first has the stride, the last has no ReLU.
 void add_ddr_blocks(ModuleList<DDRBlock>& blocks, int64_t in, int64_t channels, int64_t n, int64_t stride) {
   for (int64_t i = 0; i < n; ++i)
     blocks.emplace_back(i == 0 ? in : channels, channels,

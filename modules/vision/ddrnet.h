@@ -24,7 +24,7 @@ struct DDRNetConfig {
   int64_t width = 32;         // channels of the stem; 1/8 of those of the low branch's last stage
   int64_t pyramid = 128;      // channels of each scale of the pooled features
   int64_t head = 64;          // channels inside a head
-  bool extra_head = true;     // on the features of the middle of the high branch, for training only
+  bool extra_head = true;     // a second head in the middle of the high branch, for training only
   double extra_weight = 0.4;  // of its loss
   int64_t num_classes = 19;
   int64_t ignore_index = kIgnoredClass;

@@ -11,14 +11,14 @@ Conv2dOptions conv3x3(int64_t stride, int64_t groups = 1) {
 }
 Conv2dOptions conv1x1(int64_t stride = 1) { return {.stride = stride, .bias = false}; }
 
-// Empty where x has the result's sizes already.
+// Adds a 1x1 convolution if x and the result differ in size; otherwise `downsample` stays empty.
 void add_shortcut(Sequential& downsample, int64_t in, int64_t out, int64_t stride) {
   if (in == out && stride == 1) return;
   downsample.add<Conv2d>(in, out, ops::Spatial<2>(1), conv1x1(stride));
   downsample.add<BatchNorm2d>(out);
 }
 
-// What the 3x3 convolution of a bottleneck has.
+// The channels of a bottleneck's 3x3 convolution.
 int64_t inner_channels(const ResNetConfig& config, int64_t planes) {
   return planes * config.width_per_group / 64 * config.groups;
 }

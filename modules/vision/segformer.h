@@ -37,7 +37,7 @@ struct SegformerConfig {
   double dropout = 0;            // of what each half of a block adds, and inside its MLP
   double attention_dropout = 0;  // of the attention weights
   double classifier_dropout = 0.1;
-  double drop_path = 0.1;  // of the last block; from 0 at the first one it rises by the same step
+  double drop_path = 0.1;  // of the last block; rises linearly from 0 at the first block
   ops::GeluKind gelu = ops::GeluKind::kErf;
 };
 
@@ -80,7 +80,7 @@ struct SegformerDWConv : Module<SegformerDWConv> {
   Tensor forward(const Tensor& x);  // (B, H, W, C) -> (B, H, W, C)
 };
 
-// Its depthwise convolution stands in for a position embedding.
+// Its depthwise convolution replaces position embeddings.
 struct SegformerMixFFN : Module<SegformerMixFFN> {
   SegformerMixFFN(const SegformerConfig& config, size_t stage);
   ops::GeluKind gelu;
@@ -129,7 +129,7 @@ struct SegformerDecodeHead : Module<SegformerDecodeHead> {
   BatchNorm2d batch_norm;
   Dropout dropout;
   Conv2d classifier;
-  // The encoder's features; the first stage's once more, whose size the logits (B, num_classes, h, w) have.
+  // `features`: of all stages of the encoder. `first`: of the first stage; logits (B, num_classes, h, w) get its size.
   Tensor forward(const Tensor& first, const std::vector<Tensor>& features);
 };
 

@@ -84,7 +84,7 @@ struct STDCSeg : Module<STDCSeg> {
   ConvNormReLU conv_avg, conv_head32, conv_head16;
   STDCFusion ffm;
   SegmentationHead conv_out, conv_out16, conv_out32;
-  SegmentationHead detail;  // of the features with 1/8 of the size: is there a boundary?
+  SegmentationHead detail;  // predicts boundaries from the features with 1/8 of the size
 
   // images (B, 3, H, W), H and W multiples of 32 -> logits (B, num_classes, H / 8, W / 8).
   Tensor forward(const Tensor& images);

@@ -1,7 +1,7 @@
 // The objects behind the handles of the C API.
 //
-// A rondo_model* is a number that was never used before in this process, not an address. So a handle that was destroyed
-// or never made is found out: an Error, not a crash.
+// A rondo_model* is a number that was never used before in this process, not an address. So the use of a handle that
+// was destroyed or never made is an Error, not a crash.
 // Thread safety: everything here may be called from any thread.
 #pragma once
 
@@ -17,19 +17,19 @@
 
 namespace rondo::optim::c_api {
 
-// A callback has called with the handle that calls it.
+// Thrown when a callback makes a call with the handle whose call is running the callback.
 class BusyError : public Error {
  public:
   using Error::Error;
 };
 
-// One session, and the queue of calls that want it.
+// One session, and the queue of calls that wait for it.
 class Handle {
  public:
   explicit Handle(std::unique_ptr<Session> session) : session_(std::move(session)) {}
 
-  // The session for one call. The constructor waits for the calls that came before; it throws BusyError if one of them
-  // waits for this one, and Error if the handle was destroyed meanwhile.
+  // The session for one call. The constructor waits for the calls that came before. It throws BusyError if this thread
+  // is inside such a call (in a callback), and Error if the handle was destroyed meanwhile.
   class [[nodiscard]] Turn {
    public:
     explicit Turn(std::shared_ptr<Handle> handle);
@@ -55,7 +55,7 @@ class Handle {
 };
 
 rondo_model* add_handle(std::unique_ptr<Session> session);
-// Throws Error unless `model` is a handle now.
+// Throws Error if `model` is no handle, or was destroyed.
 std::shared_ptr<Handle> find_handle(const rondo_model* model);
 // From now on `model` is no handle.
 void remove_handle(const rondo_model* model);

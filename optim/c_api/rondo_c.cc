@@ -1,4 +1,4 @@
-// The border of rondo_c.h: C's pointers and structs in, statuses out. No exception crosses it.
+// The boundary between C and C++: checks C's pointers and structs, and returns statuses. No exception crosses it.
 #include "rondo/rondo_c.h"
 
 #include <algorithm>
@@ -36,7 +36,7 @@ static_assert(RONDO_FINISH_LENGTH == static_cast<int>(nn::FinishReason::kMaxToke
 
 struct LastError {
   std::string text;
-  const char* fixed = "";  // what counts if `text` could not be stored
+  const char* fixed = "";  // if not null: the message, in place of `text`, which could not be stored
 };
 LastError& last_error() {
   static thread_local LastError error;
@@ -107,7 +107,7 @@ template <class T> T* required(T* pointer, const char* name) {
   return pointer;
 }
 
-// `options` as this version knows them. REQUIRES: it is null or points to `size` bytes.
+// The options in the struct of this version. REQUIRES: `options` is null, or points to options->size bytes.
 template <class T> T read_options(const T* options, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && offsetof(T, size) == 0);
   T read{};
@@ -125,7 +125,7 @@ template <class T> T read_options(const T* options, const char* name) {
   return read;
 }
 
-// For rondo_free().
+// A copy for the caller, who frees it with rondo_free().
 char* copy_text(const std::string& text) {
   char* copy = static_cast<char*>(std::malloc(text.size() + 1));
   if (copy == nullptr) throw std::bad_alloc();

@@ -14,22 +14,22 @@
  *   rondo_save_adapter(model, "adapter");
  *   rondo_model_destroy(model);
  *
- * Errors. Every call returns RONDO_OK or the kind of the error, and rondo_last_error() has the sentence. No call ends
- * the process or throws. A null pointer where an object is wanted, and a handle that was destroyed, are
+ * Errors. Every call returns RONDO_OK or the kind of the error, and rondo_last_error() returns the message. No call
+ * ends the process or throws. A null pointer where an object is required, and a handle that was destroyed, are
  * RONDO_BAD_ARGUMENT. A call that fails changes no output argument. A training call that fails has changed no weight.
  *
- * Options. A null pointer is all defaults. Set `size` to the size of the struct; a field that is 0 has its default. So
- * later versions can append fields: programs that were built before them go on working. A program that sets a field
+ * Options. A null pointer means all defaults. Set `size` to the size of the struct; a field that is 0 has its default.
+ * So later versions can append fields, and programs that were built before still work. A program that sets a field
  * which this library does not know gets RONDO_BAD_ARGUMENT. In C++: `rondo_lora_options lora{}; lora.size = sizeof
  * lora;`
  *
  * Threads. Any thread may make any call. Calls with one handle run one at a time, in the order in which they came: a
- * call waits for those before it. A callback may not call with the handle that calls it: RONDO_BUSY. Calls with
+ * call waits for those before it. A callback may not use the handle whose call is running it: RONDO_BUSY. Calls with
  * different handles run at the same time and give the results that they give alone. Note [Threads] in
  * runtime/base/parallel.h says which threads Rondo starts.
  *
- * Loading. A program may dlopen() the shared library. dlclose() leaves it loaded, as its threads and compiled code live
- * as long as the process; another dlopen() finds it as it was.
+ * Loading. A program may dlopen() the shared library. dlclose() leaves the library loaded, because its threads and
+ * compiled code live as long as the process; another dlopen() finds its state unchanged.
  *
  * Text is UTF-8 and ends with a NUL byte. Token ids are int32_t. Folders are in Hugging Face's layout.
  */
@@ -54,9 +54,9 @@ enum {
   RONDO_OK = 0,
   RONDO_BAD_ARGUMENT = 1,  /* a null pointer, an option out of range, a shape, a handle that was destroyed */
   RONDO_BAD_FILE = 2,      /* a file cannot be read or written */
-  RONDO_BAD_MODEL = 3,     /* config.json, an adapter or tensors do not fit what there is */
-  RONDO_OUT_OF_MEMORY = 4, /* the system's memory, a GPU's, or rondo_set_memory_limit() */
-  RONDO_BUSY = 5,          /* a callback called with the handle that calls it */
+  RONDO_BAD_MODEL = 3,     /* config.json is not supported, or tensors of a model or adapter do not fit */
+  RONDO_OUT_OF_MEMORY = 4, /* the host or a GPU has none left, or rondo_set_memory_limit() is reached */
+  RONDO_BUSY = 5,          /* a callback used the handle whose call is running it */
   RONDO_OTHER = 6          /* anything else, such as a processor that lacks an instruction set */
 };
 
@@ -66,11 +66,10 @@ typedef struct rondo_model rondo_model;
 /* "0.1.0". */
 RONDO_API const char* rondo_version(void);
 
-/* What went wrong in this thread's latest call that failed; "" if none has. Valid until this thread's next call that
- * fails. Never null. */
+/* The message of this thread's latest failed call, valid until the next one fails; "" if none has failed. Not null. */
 RONDO_API const char* rondo_last_error(void);
 
-/* Frees text that a call returned. Null: does nothing. */
+/* Frees a text that a call returned. Null: does nothing. */
 RONDO_API void rondo_free(char* text);
 
 /* ---- Models ---- */
@@ -94,7 +93,7 @@ RONDO_API rondo_status rondo_model_create(const char* folder, const rondo_model_
 /* Frees everything that the handle holds, after the calls that came before. Null: does nothing. */
 RONDO_API rondo_status rondo_model_destroy(rondo_model* model);
 
-/* Writes config.json, model.safetensors and the tokenizer's files. Not with an adapter in the model: merge it first. */
+/* Writes config.json, model.safetensors and the tokenizer's files. An adapter must be merged first. */
 RONDO_API rondo_status rondo_save_model(rondo_model* model, const char* folder);
 
 /* ---- Adapters (LoRA) ---- */
@@ -110,13 +109,13 @@ typedef struct rondo_lora_options {
 } rondo_lora_options;
 
 /* Adds an adapter. The base is frozen from here on, and the optimizer starts anew, with the settings of
- * rondo_set_optimizer(). A rate of rondo_set_learning_rate() is gone: set it again. */
+ * rondo_set_optimizer(). A rate set by rondo_set_learning_rate() is lost: set it again. */
 RONDO_API rondo_status rondo_add_lora(rondo_model* model, const rondo_lora_options* options);
 /* Reads an adapter that rondo_save_adapter() or PEFT has written, and goes on training it. */
 RONDO_API rondo_status rondo_load_adapter(rondo_model* model, const char* folder);
-/* Writes the adapter, for PEFT too. */
+/* Writes the adapter in files that PEFT reads, too. */
 RONDO_API rondo_status rondo_save_adapter(rondo_model* model, const char* folder);
-/* The adapter becomes part of the weights, for good. Everything is trained again. */
+/* Adds the adapter to the weights for good and removes it. From then on all weights are trained. */
 RONDO_API rondo_status rondo_merge_adapter(rondo_model* model);
 
 /* ---- Training ---- */
@@ -136,18 +135,17 @@ typedef struct rondo_optimizer_options { /* AdamW */
 
 /* Starts a new optimizer with these settings. Without this call, the first step starts one with the defaults. */
 RONDO_API rondo_status rondo_set_optimizer(rondo_model* model, const rondo_optimizer_options* options);
-/* From the next step on; moments stay. For schedules. */
+/* Takes effect from the next step on and keeps the moments. For schedules. */
 RONDO_API rondo_status rondo_set_learning_rate(rondo_model* model, double lr);
 
-/* One step on `batch` rows of `length` tokens: forward, backward, update. `labels` says what each token should have
- * been: label i of a row is compared with the prediction from the tokens before i; -100 is not compared. Null: the
- * tokens themselves. Pad rows on the right, with label -100. `loss` gets the mean cross-entropy in nats before the
- * update; null: nobody wants it. */
+/* One step on `batch` rows of `length` tokens: forward, backward, update. `labels` are the targets: label i of a row is
+ * compared with the prediction from the tokens before i; -100 is not compared. Null: the tokens themselves. Pad rows on
+ * the right, with label -100. `loss` gets the mean cross-entropy in nats before the update, and may be null. */
 RONDO_API rondo_status rondo_train_tokens(rondo_model* model, const int32_t* tokens, const int32_t* labels,
                                           int64_t batch, int64_t length, double* loss);
-/* The same on texts, one row each. A text is not cut: one that is longer than the model is an error. The text of a
- * special token, such as <|endoftext|>, becomes that token, and no end-of-text token is added. For texts of which only
- * a part carries loss, use rondo_encode() and rondo_train_tokens() with labels. */
+/* The same on texts, one row each. Texts are not cut: a text with more tokens than the model takes is an error. The
+ * text of a special token, such as <|endoftext|>, becomes that token, and no end-of-text token is added. If only a part
+ * of a text is to count in the loss, use rondo_encode() and rondo_train_tokens() with labels. */
 RONDO_API rondo_status rondo_train_text(rondo_model* model, const char* const* texts, int64_t count, double* loss);
 
 /* The loss alone: nothing changes, and dropout is off. */
@@ -166,8 +164,8 @@ typedef struct rondo_generate_options {
   double repetition_penalty; /* default 1: none */
   const char* const* stop;   /* texts that end the generation and are not part of the result */
   int64_t stop_count;
-  int32_t ignore_end; /* 1: goes on after end tokens, which else end the text: eos_token_id of generation_config.json,
-                         or else of config.json, and the tokenizer's end-of-text token */
+  int32_t ignore_end; /* 1: goes on after end tokens, which otherwise end the text: eos_token_id of
+                         generation_config.json, or else of config.json, and the tokenizer's end-of-text token */
   int32_t slide;      /* 1: beyond the model's length, goes on with the last tokens that fit */
   /* Called on this thread with each new token, and with each new piece of text as soon as it is certain: whole
    * characters, never the start of a stop text. The pieces together are the result. `bytes` counts without the NUL
@@ -186,21 +184,20 @@ enum {
   RONDO_FINISH_CANCELLED = 4   /* a callback returned something else than 0 */
 };
 
-/* `text` gets the new text, without the prompt: give it to rondo_free(). `reason`: null if nobody wants it. */
+/* `text` gets the new text, without the prompt: give it to rondo_free(). `reason` may be null. */
 RONDO_API rondo_status rondo_generate_text(rondo_model* model, const char* prompt,
                                            const rondo_generate_options* options, char** text,
                                            rondo_finish_reason* reason);
-/* The same on token ids, without a tokenizer unless `stop` or `on_text` need one. `tokens` has room for `capacity` ids,
- * at least max_new_tokens; `count` gets the number of new ones. */
+/* The same on token ids. Needs no tokenizer, except for `stop` and `on_text`. `tokens` has room for `capacity` ids, at
+ * least max_new_tokens; `count` gets the number of new ids. */
 RONDO_API rondo_status rondo_generate_tokens(rondo_model* model, const int32_t* prompt, int64_t prompt_length,
                                              const rondo_generate_options* options, int32_t* tokens, int64_t capacity,
                                              int64_t* count, rondo_finish_reason* reason);
 
 /* ---- The tokenizer ---- */
 
-/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. The ids
- * of a text are all of its ids, here and in the calls above: truncation and padding of tokenizer.json are not applied.
- */
+/* `count` gets the number of ids, and `ids` the first `capacity` of them. With capacity 0, `ids` may be null. Here
+ * and in the calls above texts are neither truncated nor padded, whatever tokenizer.json says. */
 RONDO_API rondo_status rondo_encode(rondo_model* model, const char* text, int32_t* ids, int64_t capacity,
                                     int64_t* count);
 /* `text`: give it to rondo_free(). Special tokens are left out. */
@@ -212,24 +209,24 @@ typedef struct rondo_chat_options {
   size_t size;
   const char* chat_template;     /* one of the folder's templates by its name, or a whole Jinja template; default: the
                                     folder's own (chat_template.jinja, or chat_template in tokenizer_config.json) */
-  int32_t add_generation_prompt; /* 1: up to where the model's next words begin, for rondo_generate_tokens() */
+  int32_t add_generation_prompt; /* 1: ends where the assistant's reply begins, for rondo_generate_tokens() */
   int32_t reserved;              /* 0 */
 } rondo_chat_options;
 
 /* The ids of a conversation, by the model's chat template. `conversation` is JSON: an array of messages such as
  * [{"role": "user", "content": "Hello!"}], or an object with "messages", and with "tools", "documents" and
  * "chat_template_kwargs" if there are any. The text of a special token in a message stays ordinary text. `ids` and
- * `count` as in rondo_encode(). `labels`, as rondo_train_tokens() takes them, gets the ids of what the assistant says
- * and -100 elsewhere; null: nobody wants them. Not with add_generation_prompt. A template that cannot say exactly which
- * ids are the assistant's is RONDO_BAD_ARGUMENT with labels, and the sentence says what to do. */
+ * `count` are as in rondo_encode(). `labels` gets labels for rondo_train_tokens(): the ids of what the assistant says,
+ * and -100 elsewhere. It may be null, and has to be with add_generation_prompt. If labels are wanted and the template
+ * does not show exactly which ids are the assistant's: RONDO_BAD_ARGUMENT, and the message says what to do. */
 RONDO_API rondo_status rondo_encode_chat(rondo_model* model, const char* conversation,
                                          const rondo_chat_options* options, int32_t* ids, int32_t* labels,
                                          int64_t capacity, int64_t* count);
 
 /* ---- Settings of the process, for all models ---- */
 
-/* Threads that one call uses for its arithmetic, its own included. Default: the cores that the process may use. Results
- * do not depend on it. */
+/* How many threads one call uses for its arithmetic, the calling thread included. Default: the cores that the process
+ * may use. Results do not depend on the number. */
 RONDO_API rondo_status rondo_set_num_threads(int32_t threads);
 /* The most bytes of host memory that Rondo's tensors and its cache of freed memory take together; what needs more is
  * RONDO_OUT_OF_MEMORY. 0: no limit, which is the default. A GPU's memory is neither limited nor counted. */
@@ -241,8 +238,8 @@ RONDO_API rondo_status rondo_set_cache_limit(int64_t bytes);
 RONDO_API rondo_status rondo_memory(int64_t* in_use, int64_t* kept);
 /* Gives memory that is kept for reuse back to the system. */
 RONDO_API rondo_status rondo_trim_memory(void);
-/* Where warnings of the compiler go, one message a call, from any thread. They go to stderr by default and where `log`
- * is null. `log` may not call Rondo. Topics are chosen with the environment variable RONDO_LOGS. */
+/* Sends warnings of the compiler to `log`, one message per call, from any thread. By default and if `log` is null they
+ * go to stderr. `log` may not call Rondo. The environment variable RONDO_LOGS chooses topics. */
 RONDO_API rondo_status rondo_set_log(void (*log)(void* user, const char* message), void* user);
 
 #ifdef __cplusplus

@@ -1,8 +1,7 @@
-// Session: what a handle of the C API (rondo_c.h) stands for. A causal language model, its tokenizer if its folder has
-// one, and its optimizer. Functions are those of rondo_c.h and throw what the library throws. Options have been read:
-// a field that is 0 still means the default.
-// Invariant: random numbers come from the session's own stream, whichever thread calls.
-// Thread safety: one thread at a time (handles.h).
+// Session: the object behind a handle of the C API (rondo_c.h): a causal language model, its tokenizer if its folder
+// has one, and its optimizer. The functions are those of rondo_c.h, and throw what the library throws. Options arrive
+// in the structs of this version; a field that is 0 still means the default. Invariant: random numbers come from the
+// session's own stream, whichever thread calls. Thread safety: one thread at a time (handles.h).
 #pragma once
 
 #include <cstdint>
@@ -33,7 +32,7 @@ class Session {
   void set_optimizer(const rondo_optimizer_options& options);
   void set_learning_rate(double lr);
 
-  // Rows of token ids; labels[i] is that of tokens[i].
+  // Rows of token ids; labels[i] is the label of tokens[i].
   struct Rows {
     int64_t batch = 0, length = 0;
     std::vector<int64_t> tokens, labels;
@@ -65,13 +64,13 @@ class Session {
   std::string text_after(std::span<const int32_t> prompt, std::span<const int64_t> tokens) const;
 
   const std::string folder_;            // as the caller names it
-  const std::string tokenizer_folder_;  // the same from the root: the host may change its working folder
+  const std::string tokenizer_folder_;  // the same as an absolute path: the host may change its working folder
   const rondo_model_options options_;   // its pointers are not valid any more
   const Device device_;
   nn::AutoModelForCausalLM model_;
   const int64_t vocab_size_, positions_;
   std::optional<text::PreTrainedTokenizer> tokenizer_;
-  std::vector<int64_t> end_tokens_;  // what ends a generated text
+  std::vector<int64_t> end_tokens_;  // each ends a generated text
   rondo_optimizer_options optimizer_options_{};
   std::unique_ptr<AdamW> optimizer_;  // null until a step needs it
   uint64_t random_offset_ = 0;        // of the session's stream, whose seed is options_.seed

@@ -1,6 +1,5 @@
-// TextStream: the text of tokens that come one by one, handed on as soon as it is certain. A character may be spread
-// over several tokens, and what looks like the start of a stop text may become one: both are held back. The pieces
-// together are the text.
+// TextStream: sends the text of tokens that come one by one, as soon as it is certain. Held back are characters of
+// which some bytes are still missing, and text that may be the start of a stop text. The pieces together are the text.
 #pragma once
 
 #include <cstdint>
@@ -15,13 +14,13 @@ namespace rondo::optim::c_api {
 class TextStream {
  public:
   using Decode = std::function<std::string(std::span<const int64_t> tokens)>;
-  // Returns false if it wants no more.
+  // Called with each piece of text. Returns false to end the stream.
   using Sink = std::function<bool(const std::string& piece)>;
   TextStream(Decode decode, std::vector<std::string> stops, Sink sink);
 
-  // False: the sink wants no more.
+  // Adds a token. Returns false if the sink has ended the stream.
   bool add(int64_t token);
-  // The rest of `text`, which is the final text.
+  // Sends what has not been sent of `text`, the final text.
   void finish(std::string_view text);
 
  private:
@@ -30,7 +29,7 @@ class TextStream {
   std::vector<std::string> stops_;
   Sink sink_;
   std::vector<int64_t> tokens_;
-  size_t sent_ = 0;  // bytes
+  size_t sent_ = 0;  // bytes of the text
   bool wanted_ = true;
 };
 

@@ -15,8 +15,8 @@ class AppendFile {
   AppendFile(const AppendFile&) = delete;
   AppendFile& operator=(const AppendFile&) = delete;
 
-  // All of `record`, or nothing if it throws: what a full disk took of it is cut off again. After a kill the file may
-  // end with a part of its last record.
+  // Appends all of `record`, or throws and appends nothing: a part that a full disk took is cut off again. After a kill
+  // the file may end with a part of its last record.
   void append(std::string_view record);
   // Makes what was appended durable.
   void sync();

@@ -1,4 +1,4 @@
-// Callback: what a Trainer (trainer.h) calls while it trains: a progress bar, a log, a condition to stop.
+// Callback: functions that a Trainer (trainer.h) calls while it trains, for a progress bar, a log, a condition to stop.
 //
 //   struct Bar : optim::Callback {
 //     void on_step(const optim::Progress& now) override { bar.set(now.step, now.max_steps); }
@@ -6,8 +6,8 @@
 //   trainer.add_callback(bar);
 //
 // Thread safety: all functions are called on the thread that runs train(), never two at once.
-// Errors: what a callback throws ends train(), between two steps, with nothing lost: train() may be called again, and
-// goes on. A callback may call Trainer::cancel().
+// Errors: an exception from a callback ends train(), between two steps, with nothing lost: a new call of train() goes
+// on. A callback may call Trainer::cancel().
 // The model is in training mode (leave it there: eval() turns dropout off for the rest of the run) and its gradients
 // are not defined, except in on_micro_step(). Text may be generated (generation.h) and random numbers drawn: the losses
 // of later steps do not depend on it.
@@ -23,7 +23,7 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// Where the training is. Numbers that are not known yet are NaN or nullopt.
+// The progress of a run. Numbers that are not known yet are NaN or nullopt.
 struct Progress {
   int64_t step = 0;       // optimizer steps done
   int64_t max_steps = 0;  // when training ends
@@ -56,13 +56,13 @@ class Callback {
   // After each forward and backward of a micro-batch. now.step does not count the step that is under way.
   virtual void on_micro_step(const Progress& /*now*/) {}
   virtual void on_step(const Progress& /*now*/) {}
-  // Every logging_steps steps and after the last one, behind on_step().
+  // After on_step(), every logging_steps steps and after the last one.
   virtual void on_log(const Progress& /*now*/) {}
   virtual void on_evaluate(const Progress& /*now*/) {}
   // A checkpoint was written; `path` names its file.
   virtual void on_save(const Progress& /*now*/, const std::string& /*path*/) {}
-  // A checkpoint could not be written: the disk is full. Older ones are whole. True: train on without it; the next one
-  // is due save_steps later. If no callback returns true, train() throws the error.
+  // A checkpoint could not be written, for example to a full disk. Older checkpoints are whole. Return true to train on
+  // without it; the next one is due save_steps later. If no callback returns true, train() throws the error.
   virtual bool on_save_error(const Progress& /*now*/, const FileError& /*error*/) { return false; }
   // train() is about to return; never called if it throws.
   virtual void on_end(const Progress& /*now*/, StopReason /*reason*/) {}

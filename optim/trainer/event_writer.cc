@@ -32,7 +32,7 @@ void append_bytes_field(std::string& out, uint32_t field, std::string_view bytes
   out += bytes;
 }
 
-// The files in `folder` whose names begin so.
+// Removes the files in `folder` whose names begin with `prefix`.
 void remove_files(const std::string& folder, std::string_view prefix) {
   for (const std::string& name : io::list_folder(folder)) {
     if (!name.starts_with(prefix)) continue;
@@ -84,7 +84,7 @@ EventWriter::EventWriter(const std::string& folder, int64_t first_step) try {
   if (first_step == 0) remove_files(folder, prefix);
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const int64_t us = std::chrono::floor<std::chrono::microseconds>(now).count();
-  // Readers go by the order of the names.
+  // Readers take the files in the order of their names.
   const std::string path = formatted("%s/%s%010d.%06d", folder, prefix, us / 1000000, us % 1000000);
   file_ = std::make_unique<AppendFile>(path, AppendFile::kReplace);
   std::string payload;

@@ -46,7 +46,7 @@ MetricsRecord metrics_from_json(const std::string& json, const std::string& path
       return;
     }
     double value = NAN;
-    if (reader.peek() != '-' && !(reader.peek() >= '0' && reader.peek() <= '9')) reader.skip();  // null, or not ours
+    if (reader.peek() != '-' && !(reader.peek() >= '0' && reader.peek() <= '9')) reader.skip();  // null, or no number
     else if (!absl::SimpleAtod(std::string(reader.number()), &value)) reader.fail("not a number");
     if (key == "loss") r.loss = value;
     else if (key == "eval_loss") r.eval_loss = value;
@@ -83,7 +83,7 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
   std::error_code none;
   if (first_step > 0 && std::filesystem::exists(path, none)) {
     data::LineReader lines(path);
-    // A line that a kill cut short is later than any checkpoint.
+    // The loop ends at a line that a kill cut short: it is later than any checkpoint.
     for (std::string_view line; lines.next(line) && lines.ended();) {
       const MetricsRecord record = record_of(line, path, lines.number());
       if (record.step > first_step) break;
@@ -98,7 +98,7 @@ MetricsFile::MetricsFile(const std::string& path, int64_t first_step) {
 MetricsFile::~MetricsFile() = default;
 
 void MetricsFile::write(const MetricsRecord& record) {
-  // One write each, so that a kill leaves whole lines but for the last.
+  // One write per line, so that after a kill only the last line may be incomplete.
   file_->append(to_json(record) + "\n");
   records_.push_back(record);
 }
@@ -108,7 +108,7 @@ void MetricsFile::sync() { file_->sync(); }
 namespace {
 
 void write_line(MetricsFile& file, const Progress& now, bool evaluated) {
-  // A run that was cancelled before this evaluation and killed after it makes it again, with the same result.
+  // A resumed run may repeat an evaluation whose line is in the file already. The result is the same.
   if (!file.records().empty()) {
     const MetricsRecord& last = file.records().back();
     if (last.step == now.step && last.eval_loss.has_value() == evaluated) return;

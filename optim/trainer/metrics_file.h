@@ -6,8 +6,8 @@
 //   optim::MetricsFile metrics("out/metrics.jsonl", /*first_step=*/0);   // in a loop of your own
 //   metrics.write({.step = 10, .loss = 1.9, .lr = 1e-3});
 //
-// Numbers are in the shortest form that reads back to the same bits; what is not finite is null. A killed run that goes
-// on from a checkpoint continues the file after the checkpoint's step.
+// Numbers are in the shortest form that reads back to the same bits; a number that is not finite is null. A killed run
+// that resumes from a checkpoint continues the file after the checkpoint's step.
 #pragma once
 
 #include <cstdint>
@@ -52,9 +52,9 @@ class MetricsFile {
 
   // Throws FileError; then the file ends with the line before.
   void write(const MetricsRecord& record);
-  // Makes the lines durable. Before a checkpoint, it keeps the file from ending before the checkpoint's step.
+  // Makes the lines durable. Call it before a checkpoint is written: then the file reaches the checkpoint's step.
   void sync();
-  // Those that were in the file, and those written since.
+  // The records that the file had at first, and those written since.
   const std::vector<MetricsRecord>& records() const { return records_; }
 
  private:

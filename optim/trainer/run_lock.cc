@@ -27,7 +27,7 @@ std::string contents(int fd) {
 RunLock::RunLock(const std::string& folder) {
   io::make_folders(folder);
   const std::string path = folder + "/.lock";
-  // A link of that name is not followed: what it names would be overwritten.
+  // A symbolic link is refused: the file that it names would be overwritten.
   fd_ = io::open_to_write(path, O_RDWR, io::Links::kRefuse);
   const auto fail = [&](auto error) {
     ::close(fd_);

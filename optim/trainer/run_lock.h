@@ -6,13 +6,13 @@
 #pragma GCC visibility push(default)
 namespace rondo::optim {
 
-// Holds a lock (flock) on <folder>/.lock for as long as it lives. The system releases it when the process ends, however
-// it ends. The file stays and holds the id of the process that last had the lock.
+// Holds a lock (flock) on <folder>/.lock for as long as the object lives. The system releases the lock when the process
+// ends, even by a kill. The file stays and holds the id of the process that last had the lock.
 class RunLock {
  public:
-  // Creates the folder if it does not exist, and removes what killed writers left half done in it. Throws Error, which
-  // names the process, if another one has the lock; FileError if the file cannot be written, or is a symbolic link or
-  // no regular file.
+  // Creates the folder if it does not exist, and removes temporary files of killed writers from it. Throws Error, which
+  // names the process, if another process has the lock; FileError if the file cannot be written, or is a symbolic link
+  // or no regular file.
   explicit RunLock(const std::string& folder);
   ~RunLock();
   RunLock(const RunLock&) = delete;

@@ -1,4 +1,4 @@
-// What trainer.h declares. The loop is TrainerRun, in trainer_run.cc.
+// Trainer passes its calls on to TrainerRun; trainer_run.cc has the loop.
 #include "rondo/optim/trainer/trainer.h"
 
 #include <utility>

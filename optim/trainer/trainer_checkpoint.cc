@@ -53,20 +53,20 @@ nn::StateDict with_prefix(const io::TensorMap& tensors, std::string_view prefix)
   return found;
 }
 
-// However the two paths are spelled.
+// Whether two paths name one file, however they are spelled.
 bool same_file(const std::filesystem::path& a, const std::filesystem::path& b) {
   std::error_code none;
   return std::filesystem::equivalent(a, b, none);
 }
 
-// What a resumed run takes from its own options, and what the interrupted one had: by name.
+// Options, by name, that a resumed run takes from its own TrainerOptions. It warns if the interrupted run had others.
 std::map<std::string, std::string> settings_of(const TrainerOptions& o) {
   return {{"seed", absl::StrCat(o.seed)},
           {"max_grad_norm", absl::StrCat(o.max_grad_norm)},
           {"autocast", o.autocast ? std::string(name_of(*o.autocast)) : "off"}};
 }
 
-// Takes data back to the order that it had, unless keep() was called; and its checksum.
+// Changes the batches of a data source. Without keep() the destructor restores its order, position and checksum.
 class OrderOf {
  public:
   OrderOf(data::BatchSource& source, std::string& checksum)
@@ -77,7 +77,7 @@ class OrderOf {
       source_.cut_from(rows_.order);
       source_.seek(at_);
       checksum_ = known_;
-    } catch (...) {  // it had this order: only a source that breaks its contract throws
+    } catch (...) {  // the source had this order before: only one that breaks its contract throws
     }
   }
   OrderOf(const OrderOf&) = delete;
@@ -140,9 +140,9 @@ const std::string& TrainerRun::base_checksum() {
   return base_checksum_ = text_of(sum);
 }
 
-// The fingerprint of the data. Where the source has none: a checksum of a few batches spread over the first epoch, the
-// first and the last among them, or of the first few where the epoch does not end. Other data, batch sizes, tokenizers,
-// shuffles or masks make other ones.
+// The fingerprint of the data. If the source has none: a checksum of a few batches spread over the first epoch, with
+// the first and the last, or of the first few if the epoch does not end. Other data, batch sizes, tokenizers, shuffles
+// or masks give other checksums.
 const std::string& TrainerRun::data_checksum() {
   if (!data_checksum_.empty()) return data_checksum_;
   if (const uint64_t known = source_.fingerprint(); known != 0)
@@ -166,7 +166,7 @@ const std::string& TrainerRun::data_checksum() {
   return data_checksum_ = text_of(sum);
 }
 
-// A run must not be resumed later from the checkpoint of another one.
+// A run must not be resumed later from the checkpoint of another run.
 void TrainerRun::claim_output_dir() {
   const std::string& folder = options_.output_dir;
   if (!writes() || owns_output_dir_) return;
@@ -194,7 +194,7 @@ nn::StateDict TrainerRun::optimizer_state() {
   return replicas_ != nullptr ? replicas_->optimizer_state(optimizer_) : optimizer_.state_dict();
 }
 
-// "": this process does not write, and has given its part of the states.
+// Returns "" if this process does not write; it has then only sent its part of the states.
 std::string TrainerRun::write_checkpoint() {
   if (options_.output_dir.empty()) throw Error("Trainer::save_checkpoint: output_dir is empty");
   if (in_step_) throw Error("Trainer::save_checkpoint: a step is under way; save in on_step(), not in on_micro_step()");
@@ -240,7 +240,7 @@ std::optional<ResumedRun> TrainerRun::resume_from_checkpoint(const std::string& 
   if (from.empty()) throw Error("Trainer::resume_from_checkpoint: name a folder, or set output_dir");
   io::LatestCheckpoint latest = io::load_latest_checkpoint(from);
   if (!latest.checkpoint) {
-    // Starting anew would be a silent loss.
+    // Silently starting from the beginning would lose the run.
     if (!latest.skipped.empty()) throw FileError(latest.skipped.front().path, latest.skipped.front().reason);
     return std::nullopt;
   }
@@ -316,7 +316,7 @@ void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& pat
               .best = {.step = number("best_step"), .evaluations_since = number("evaluations_since_best")}};
   if (checkpoint.state.contains("eval_loss")) state.eval_loss = checkpoint.get<double>("eval_loss");
   if (checkpoint.state.contains("best_loss")) state.best.loss = checkpoint.get<double>("best_loss");
-  // Note [Other steps]. Files of before had no such numbers, and steps of one size.
+  // Note [Other steps]. Older files lack these numbers: all steps of their runs had one size.
   int64_t epoch_offset = 0;
   if (checkpoint.state.contains("batches_per_step") && !options_.ignore_data_skip) {
     const bool same_steps = same_batches && number("batches_per_step") == batches_per_step();
@@ -332,7 +332,7 @@ void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& pat
   std::optional<amp::GradScaler> new_scaler = scaler_;
   if (new_scaler && !scaler.empty()) new_scaler->load_state_dict(scaler);
 
-  // Other settings are allowed, because a user may want them. Files of before lack them.
+  // Other settings are allowed, because a user may want them. Older files do not record them.
   std::vector<std::string> warnings;
   for (const auto& [name, value] : settings_of(options_)) {
     if (!checkpoint.state.contains("option." + name)) continue;
@@ -341,7 +341,7 @@ void TrainerRun::resume(const io::Checkpoint& checkpoint, const std::string& pat
                                       " and is resumed with ", value, ": it is not the run that was interrupted"));
   }
 
-  // The last that can fail: it changes nothing then.
+  // The last call that can fail. If it fails, it has changed nothing.
   if (replicas_ != nullptr) replicas_->load_optimizer_state(optimizer_, checkpoint.optimizer);
   else optimizer_.load_state_dict(checkpoint.optimizer);
   nn::load_tensors(saved_tensors(), checkpoint.model, /*strict=*/true, model_.type_name());

@@ -40,7 +40,7 @@ struct TrainerOptions {
   std::vector<Optimizer::Schedule> lr_schedules = {};
   // Returns the weight of a batch: the number of targets over which the loss function takes the mean. Use
   // unmasked_targets for language models; the default counts rows. A batch without targets is left out. The function
-  // gets the batch as the source gave it, in host memory.
+  // gets the batch in host memory, as the source gave it.
   std::function<int64_t(const data::Batch&)> count_targets = batch_rows;
 
   int64_t logging_steps = 10;
@@ -55,17 +55,17 @@ struct TrainerOptions {
 
   std::string output_dir = {};        // of the checkpoints; empty: none are written
   int64_t save_steps = 500;           // 0: at the end of each epoch. There is always a checkpoint when train() returns
-  int save_total_limit = 2;           // newest checkpoints that stay
+  int save_total_limit = 2;           // so many of the newest checkpoints are kept
   bool overwrite_output_dir = false;  // a new run deletes the checkpoints of an older one; otherwise they are an error
-  // Checkpoints without the frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
+  // Checkpoints leave out frozen parameters, which must be the same when resuming. nullopt: if an adapter is active.
   std::optional<bool> save_only_trainable = std::nullopt;
   bool ignore_data_skip = false;  // resume on other data or batches, from the beginning of the data
-  uint64_t seed = 42;             // of dropout
+  uint64_t seed = 42;             // of random numbers, such as dropout's
   Replicas* replicas = nullptr;   // null: one process trains. Must outlive the Trainer
 };
 
 // The number of steps that a run makes with these options, for schedules that need it. `batches_per_epoch`: of all
-// processes. Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
+// processes together. Throws Error if epochs do not end (data::BatchSource::kEndless) and max_steps is not set.
 int64_t planned_steps(const TrainerOptions& options, int64_t batches_per_epoch);
 
 // Batches in a step, all processes together.

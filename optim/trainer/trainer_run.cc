@@ -25,14 +25,14 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point then) { return std::chrono::duration<double>(Clock::now() - then).count(); }
 
-// Takes a source back to where it was: it may be the training data, too.
+// Restores the position of the evaluation data, which may be the training data, too.
 class PositionOf {
  public:
   explicit PositionOf(data::BatchSource& source) : source_(source), before_(source.position()) {}
   ~PositionOf() {
     try {
       source_.seek(before_);
-    } catch (...) {  // it was there: only a source that breaks its contract throws
+    } catch (...) {  // the source was there before: only one that breaks its contract throws
     }
   }
   PositionOf(const PositionOf&) = delete;
@@ -43,7 +43,7 @@ class PositionOf {
   const data::BatchSource::Position before_;
 };
 
-// A copy of the buffers that forward passes write (a running mean), to undo a step that does not end.
+// A copy of the buffers that forward passes write (a running mean), to undo a step that is cancelled or throws.
 class BuffersOf {
  public:
   explicit BuffersOf(nn::ModuleBase& model) {
@@ -138,7 +138,7 @@ void TrainerRun::check_options() const {
 
 static_assert(std::atomic<bool>::is_always_lock_free, "cancel() must be safe in a signal handler");
 
-// train() changes its thread, its model and its folder; a Session puts them back.
+// Prepares thread, model and folder for train(). The destructor restores thread and model, and unlocks the folder.
 class TrainerRun::Session {
  public:
   explicit Session(TrainerRun& run) : run_(run), modes_(run.model_) {
@@ -199,7 +199,7 @@ TrainResult TrainerRun::train() {
   return {reason, progress()};
 }
 
-// One optimizer step on the mean loss over all targets of its micro-batches. False: cancelled, and nothing has changed.
+// One optimizer step on the mean loss over all targets of its micro-batches. If cancelled: false, and nothing changes.
 bool TrainerRun::train_step() {
   const data::BatchSource::Position begin = batches_->position();
   BuffersOf buffers(model_);
@@ -234,7 +234,7 @@ bool TrainerRun::train_step() {
     }
     optimizer_.zero_grad();
     if (replicas_ != nullptr) replicas_->end_step();
-    // While the device computes: the next step's batches, and the one whose copy that step's last one starts.
+    // While the device computes, reads the next step's batches and one more: taking the last of them starts its copy.
     if (state_.step + 1 < max_steps_) batches_->read_ahead(options_.gradient_accumulation_steps + 1);
     const double mean = loss();
     finish_step(step, step.all_targets == 0 ? std::nan("") : mean, report, seconds_since(began));
@@ -251,8 +251,8 @@ bool TrainerRun::train_step() {
   return true;
 }
 
-// Looks at the batches of the next step: each one's share depends on all of them. An epoch's last step has what is
-// left. False: cancelled.
+// Looks at the batches of the next step: the weight of each depends on all of them. The last step of an epoch has the
+// batches that are left. Returns false if cancelled.
 bool TrainerRun::fetch(Micro& step) {
   bool ended = false;
   const int64_t ranks = replicas_ == nullptr ? 1 : replicas_->size();
@@ -287,16 +287,16 @@ bool TrainerRun::fetch(Micro& step) {
   return !agreed_to_stop_;
 }
 
-// Forward and backward of each batch. The losses are read later, when all of the step is enqueued. nullopt: cancelled.
+// Forward and backward of each batch. Losses are read later, when the whole step is enqueued. nullopt: cancelled.
 std::optional<TrainerRun::Backwards> TrainerRun::run_backwards(const Micro& step) {
   Backwards made;
   // If layers wait for the other processes, every process runs as many forwards and backwards as the others.
   const bool runs_empty = step.all_targets > 0 && replicas_ != nullptr && replicas_->layers_wait();
-  size_t last = step.targets.size();  // of those that run
+  size_t last = step.targets.size();  // the number of batches up to the last one that runs
   while (last > 0 && step.targets[last - 1] == 0 && !runs_empty) --last;
   for (size_t i = 0; i < step.targets.size(); ++i) {
     data::Batch batch = *batches_->next();
-    const bool counts = step.targets[i] > 0;  // the mean of one that does not is 0 / 0
+    const bool counts = step.targets[i] > 0;  // the mean loss over no targets is 0 / 0
     if (!counts && !runs_empty) continue;
     if (is_cancelled()) return std::nullopt;
     if (!counts) batch = without_rows(batch);
@@ -304,7 +304,7 @@ std::optional<TrainerRun::Backwards> TrainerRun::run_backwards(const Micro& step
     const Tensor loss = loss_of(batch);
     made.ran = true;
     if (counts) made.losses.emplace_back(share, loss.detach());
-    // Gradients are averaged over the replicas, and their sum is wanted.
+    // Replicas average the gradients, but the step needs their sum.
     const double weight = replicas_ == nullptr ? share : share * replicas_->size();
     Tensor part = weight == 1 ? loss : loss * weight;
     if (scaler_) part = scaler_->scale(part);
@@ -316,7 +316,7 @@ std::optional<TrainerRun::Backwards> TrainerRun::run_backwards(const Micro& step
   return made;
 }
 
-// The mean loss of a step over all processes, once it is asked for.
+// Returns a function that waits for the mean loss of the step over all processes.
 std::function<double()> TrainerRun::begin_mean(const std::vector<std::pair<double, Tensor>>& losses) {
   if (replicas_ != nullptr) return replicas_->begin_sum(losses, "loss of the step");
   return [losses] {
@@ -336,7 +336,7 @@ Tensor TrainerRun::loss_of(const data::Batch& batch) const {
   return loss;
 }
 
-// `report`: undefined if no target counted, so that there was no step to make.
+// `report`: nullopt if no target counted; then the optimizer made no step.
 void TrainerRun::finish_step(const Micro& step, double loss, const std::optional<StepReport>& report, double seconds) {
   const FloatingPointScope floating_point;
   const bool skipped = !report || report->skipped();
@@ -357,7 +357,7 @@ void TrainerRun::finish_step(const Micro& step, double loss, const std::optional
   show_state();
 }
 
-// Copies into progress_ what it has of state_. REQUIRES: progress_mutex_ is held.
+// Copies state_ into the fields of progress_. REQUIRES: progress_mutex_ is held.
 void TrainerRun::show_state() {
   const data::BatchSource::Position at = position();
   progress_.step = state_.step;
@@ -390,8 +390,8 @@ bool TrainerRun::due(int64_t every) const {
 }
 
 // Note [Other steps]. A run may be resumed with other steps: more or fewer batches in each, or batches of another size.
-// Steps are then counted on, so that checkpoints keep their order, and epoch_offset_ is added to them where they stand
-// for a part of the epochs: at an epoch's end, and with num_train_epochs in learning rates and for the end of the run.
+// The step count then goes on, so that checkpoints keep their order. If a step is to be compared with epochs,
+// epoch_offset_ is added to it: at the end of an epoch and, with num_train_epochs, in schedules and at the run's end.
 int64_t TrainerRun::planned_step() const { return options_.max_steps > 0 ? state_.step : state_.step + epoch_offset_; }
 
 int64_t TrainerRun::batches_per_step() const { return batches_of_step(options_); }
@@ -434,7 +434,7 @@ bool TrainerRun::stopped_early() const {
 
 double TrainerRun::evaluate() { return *evaluation_loss(/*until_cancelled=*/false); }
 
-// nullopt: cancelled.
+// Returns nullopt if cancelled.
 std::optional<double> TrainerRun::evaluation_loss(bool until_cancelled) {
   if (eval_data_ == nullptr) throw Error("Trainer::evaluate: there is no evaluation data");
   const NoGrad off;
@@ -442,7 +442,7 @@ std::optional<double> TrainerRun::evaluation_loss(bool until_cancelled) {
   const RandomStateOfThread random;
   const PositionOf position(*eval_data_);
   model_.eval();
-  // The same numbers for each evaluation, and none that a step draws.
+  // All evaluations draw the same random numbers, and none of those that steps draw.
   default_generator().set_state(options_.seed, uint64_t{1} << 63);
   eval_data_->seek({});
   data::DeviceBatches batches(*eval_data_, optimizer_.device());

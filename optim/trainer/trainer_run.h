@@ -1,5 +1,4 @@
-// TrainerRun: the functions and the state behind a Trainer. trainer_run.cc has the loop,
-// trainer_checkpoint.cc the checkpoints.
+// TrainerRun: functions and state behind a Trainer. trainer_run.cc has the loop, trainer_checkpoint.cc the checkpoints.
 //
 // Thread safety: as Trainer's.
 #pragma once
@@ -43,14 +42,14 @@ class TrainerRun {
   class Session;
   // The batches of a step that this process has.
   struct Micro {
-    std::vector<int64_t> targets;       // of each batch; 0 for one that is not this process's
+    std::vector<int64_t> targets;       // of each batch; 0 if another process has the batch
     int64_t rows = 0, all_targets = 0;  // of all processes
     bool ends_epoch = false;            // the epoch ended before there were enough batches
   };
-  // What the forwards and backwards of a step gave.
+  // The results of the forwards and backwards of a step.
   struct Backwards {
     std::vector<std::pair<double, Tensor>> losses;  // of batches that count, each with its share of the targets
-    bool ran = false;                               // a backward, if only of an empty batch
+    bool ran = false;                               // a backward ran, maybe only on an empty batch
   };
   // The state of early stopping.
   struct Best {
@@ -140,14 +139,14 @@ class TrainerRun {
   State state_;
   Timed timed_;
 
-  int64_t saved_step_ = -1;  // of the newest checkpoint, or of one that was given up
+  int64_t saved_step_ = -1;  // of the newest checkpoint, or of one that could not be written
   std::string resumed_path_;
   bool owns_output_dir_ = false;               // the checkpoints in it are this run's
   std::string base_checksum_, data_checksum_;  // "": not computed yet
   bool training_ = false, in_step_ = false;
   std::atomic<bool> cancelled_ = false;
-  bool agreed_to_stop_ = false;        // some process of the replicas was cancelled, and all know
-  mutable std::mutex progress_mutex_;  // of writes, and of reads by other threads
+  bool agreed_to_stop_ = false;        // some process of the replicas was cancelled, and all know it
+  mutable std::mutex progress_mutex_;  // held for writes of progress_, and for reads by other threads
   Progress progress_;
 };
 
