@@ -127,6 +127,9 @@ template <class T> class NodeMap : public IdMap<T> {
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
 
+// By input: whether a node reads it, or an output is it or a view of it.
+std::vector<bool> inputs_read(const Graph& graph);
+
 // One for each input that a recording writes, whose last version is among the outputs, and for each result that it
 // writes.
 std::vector<WriteBack> write_backs(const Graph& recorded);

@@ -19,21 +19,9 @@ namespace rondo::compile {
 
 namespace {
 
-// By input of a simplified graph: whether anything reads it.
-std::vector<bool> inputs_read(const Graph& simplified) {
-  ValueMap<bool> read(simplified, false);
-  std::vector<bool> inputs;
-  for (const GraphNode& node : simplified.nodes)
-    for (ValueId id : node.inputs)
-      if (id != kNoValue) read[id] = true;
-  for (ValueId id : simplified.outputs) read[simplified.value(id).root] = true;
-  for (ValueId id : simplified.inputs) inputs.push_back(read[id]);
-  return inputs;
-}
-
-// The values of the forward that a derived backward reads once it is simplified.
+// The values of the forward that a plan of the backward reads.
 std::vector<ValueId> values_read(const BackwardGraph& derived) {
-  const std::vector<bool> read = inputs_read(simplify(derived.graph));
+  const std::vector<bool> read = inputs_needed(derived.graph);
   std::vector<ValueId> values;
   for (size_t i = 0; i < derived.inputs.size(); ++i)
     if (derived.inputs[i].kind == BackwardInput::kSaved && read[i] && !derived.inputs[i].is_stale())

@@ -11,9 +11,8 @@ namespace rondo::compile {
 namespace {
 
 enum class When : uint8_t {
-  kAlways,      // simplify() runs it, too
-  kInPlans,     // run_pipeline() only
-  kDefaultMode  // the same, not in exact mode
+  kAlways,
+  kDefaultMode  // not in exact mode
 };
 
 struct Pass {
@@ -55,9 +54,9 @@ constexpr Pass kPipeline[] = {
     // Small products with an operand in common become one.
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
     // What reads a whole goes on with its parts.
-    {CompilerStage::kSplitAtParts, When::kInPlans, &split},
+    {CompilerStage::kSplitAtParts, When::kAlways, &split},
     // What the two before have laid side by side.
-    {CompilerStage::kAssemble, When::kInPlans, &plain<assemble_in_place>,
+    {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
      bit(CompilerStage::kProducts) | bit(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
     {CompilerStage::kWiden, When::kDefaultMode, &widen},
@@ -83,14 +82,14 @@ std::optional<Graph> run_checked(const Pass& pass, const Graph& graph, const Pas
   return result;
 }
 
-// All rows, or those of simplify().
-Graph run(Graph graph, const PassOptions& options, bool whole) {
+}  // namespace
+
+Graph run_pipeline(Graph graph, const PassOptions& options) {
   const auto text = [&] { return absl::StrCat(to_string(options), to_string(graph)); };
   run_reproducible({.stage = "verify", .text = text}, [&] { verify(graph); });
   if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
   uint32_t changed = 0;
   for (const Pass& pass : kPipeline) {
-    if (!whole && pass.when != When::kAlways) continue;
     if (pass.only_after != 0 && (changed & pass.only_after) == 0) continue;
     const std::string name(name_of(pass.stage));
     if (!enabled(pass.stage)) {
@@ -112,7 +111,15 @@ Graph run(Graph graph, const PassOptions& options, bool whole) {
   return graph;
 }
 
-}  // namespace
+std::vector<bool> inputs_needed(const Graph& graph) {
+  // A call's parts may read less than the call, and dead code goes. The other passes read the same, in other ways.
+  constexpr uint32_t kLeaveUnread = bit(CompilerStage::kDecompose) | bit(CompilerStage::kDce);
+  Graph left = graph;
+  for (const Pass& pass : kPipeline)
+    if ((bit(pass.stage) & kLeaveUnread) != 0 && enabled(pass.stage))
+      if (std::optional<Graph> result = pass.run(left, {})) left = std::move(*result);
+  return inputs_read(left);
+}
 
 void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
 
@@ -120,9 +127,6 @@ std::string to_string(const PassOptions& options) {
   if (options.exact) return "";
   return absl::StrCat("options default", options.gathers_sums ? " gathers" : "", "\n");
 }
-
-Graph run_pipeline(Graph graph, const PassOptions& options) { return run(std::move(graph), options, true); }
-Graph simplify(Graph graph) { return run(std::move(graph), {}, false); }
 
 std::vector<CompilerStage> passes_of(const PassOptions& options) {
   std::vector<CompilerStage> stages;

@@ -25,8 +25,8 @@ std::string to_string(const PassOptions& options);
 
 // What a plan is made of: all passes.
 Graph run_pipeline(Graph graph, const PassOptions& options);
-// The passes that are the same for every plan. What the result does not read, no plan reads.
-Graph simplify(Graph graph);
+// By input: false if no plan of the graph reads it. Runs only the passes that leave inputs unread.
+std::vector<bool> inputs_needed(const Graph& graph);
 
 // The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. One may come
 // twice.

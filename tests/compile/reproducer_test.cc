@@ -78,7 +78,7 @@ constexpr const char* kGoodGraph =
 constexpr const char* kBadGraph = "input %0: f32[4, 8]\n%1: f32[4, 9] = relu(%0)\nreturn %1\n";
 
 TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
-  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  const std::string error = thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); });
   EXPECT_NE(error.find("the dtype or the sizes of %1 are not what relu gives"), error.npos) << error;
   const std::string path = path_in(error);
   ASSERT_TRUE(fs::exists(path)) << error;
@@ -92,7 +92,7 @@ TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
   EXPECT_NE(message.find("stage verify fails: internal error: graph: the dtype or the sizes of %1"), message.npos)
       << message;
   // Equal failures share a file, and nothing else is left behind.
-  EXPECT_EQ(path_in(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); })), path);
+  EXPECT_EQ(path_in(thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); })), path);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "the reproducer and stderr";
 }
 
@@ -249,11 +249,12 @@ TEST_F(Reproducers, AFolderThatCannotBeWrittenIsNotAnotherFailure) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "file") << "not a folder";
   setenv("RONDO_REPRODUCERS", (folder_ / "file" / "below").c_str(), 1);
-  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  const std::string error = thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); });
   EXPECT_NE(error.find("graph: the dtype or the sizes"), error.npos);
   EXPECT_NE(error.find(" (no reproducer: "), error.npos) << error;
   setenv("RONDO_REPRODUCERS", "off", 1);
-  EXPECT_EQ(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); }).find("reproduce"), std::string::npos);
+  EXPECT_EQ(thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); }).find("reproduce"),
+            std::string::npos);
 }
 
 // RONDO_DUMP is read once, so this looks from outside.

@@ -3,11 +3,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/jit/code_store.h"
+#include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/pipeline.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fuzz/differential.h"
 #include "rondo/tests/fuzz/generate.h"
+#include "rondo/tests/op_samples.h"
 
 namespace rondo {
 namespace {
@@ -91,6 +95,33 @@ TEST_F(Stages, AreReallyLeftOut) {
   // The folder of kernels.
   disable_stages("cache");
   EXPECT_EQ(compile::disk_cache_options().folder, "");
+}
+
+// What inputs_needed() says of each op's backward, without most of the passes, is what all of them leave.
+TEST_F(Stages, NeededInputsAreThoseThatThePassesLeave) {
+  int graphs = 0;
+  for (const OpDef* op : all_ops()) {
+    const test::OpSpec* spec = test::find_spec(op->name);
+    if (spec == nullptr || op->overwrites >= 0 || op->grad == nullptr) continue;
+    for (const test::OpSample& sample : test::samples_of(*spec)) {
+      SCOPED_TRACE(std::string(op->name) + ": " + sample.label);
+      std::vector<Tensor> inputs = sample.inputs_as(kF32);
+      for (size_t i = 0; i < inputs.size(); ++i)
+        if (inputs[i].defined() && is_floating(inputs[i].dtype()) && !spec->is_constant(i)) inputs[i].requires_grad_();
+      const compile::Graph forward = compile::record(
+          [&] { return test::apply_op(*op, inputs, sample.attrs, sample.n_outputs); });
+      compile::Arriving arriving;
+      for (size_t i = 0; i < forward.outputs.size(); ++i) arriving.gradients.push_back(spec->is_differentiable(i));
+      const compile::Graph backward = compile::derive_backward(forward, arriving).graph;
+      // Without the pass that reads of a whole only the parts that are needed.
+      for (const char* off : {"split", "split,dce", "split,decompose,segments"}) {
+        disable_stages(off);
+        EXPECT_EQ(compile::inputs_needed(backward), compile::inputs_read(compile::run_pipeline(backward, {}))) << off;
+      }
+      ++graphs;
+    }
+  }
+  EXPECT_GT(graphs, 100);
 }
 
 // One region, two settings: what was compiled under one is not run under the other.

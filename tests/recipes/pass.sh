@@ -27,7 +27,7 @@ std::optional<Graph> survey(const Graph& graph);
 
 TEXT
 # 2. Its row.
-sed -i 's|^    {CompilerStage::kWiden, When::kDefaultMode, &widen},|&\n    // Nothing changes.\n    {CompilerStage::kSurvey, When::kInPlans, \&plain<survey>},|' "$tree/compile/transform/pipeline.cc"
+sed -i 's|^    {CompilerStage::kWiden, When::kDefaultMode, &widen},|&\n    // Nothing changes.\n    {CompilerStage::kSurvey, When::kAlways, \&plain<survey>},|' "$tree/compile/transform/pipeline.cc"
 # 3. Its stage.
 sed -i 's|^  kWiden,|&\n  kSurvey,|; s|^//   fuse        a kernel|//   survey      nothing looks at all nodes\n&|' "$tree/compile/stages/stages.h"
 sed -i 's|"widen", |&"survey", |; s|"widen",$|&  "survey",|' "$tree/compile/stages/stages.cc"
