@@ -229,7 +229,7 @@ std::vector<int32_t> inputs_in_parts(const Graph& forward) {
 }
 
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {
-  enter_stage("differentiate");
+  enter_stage(CompilerStage::kDifferentiate);
   return Deriver(forward, arriving, device).run();
 }
 

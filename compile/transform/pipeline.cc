@@ -33,8 +33,6 @@ std::optional<Graph> widen(const Graph& graph, const PassOptions& options) {
   return options.gathers_sums ? widen_reductions(graph) : std::nullopt;
 }
 
-constexpr uint32_t bit(CompilerStage stage) { return 1u << static_cast<int>(stage); }
-
 // This table is the contents of the pipeline.
 constexpr Pass kPipeline[] = {
     // Ops without a lowering become their parts.
@@ -57,15 +55,15 @@ constexpr Pass kPipeline[] = {
     {CompilerStage::kSplitAtParts, When::kAlways, &split},
     // What the two before have laid side by side.
     {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
-     bit(CompilerStage::kProducts) | bit(CompilerStage::kSplitAtParts)},
+     bit_of(CompilerStage::kProducts) | bit_of(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
     {CompilerStage::kWiden, When::kDefaultMode, &widen},
 };
-// pass_names() lists the stages in the order in which they first come here.
+// The stages have the order in which they first come here.
 static_assert([] {
-  int next = 0;
+  int next = static_cast<int>(CompilerStage::kDecompose);
   for (const Pass& pass : kPipeline) next += static_cast<int>(pass.stage) == next ? 1 : 0;
-  return next == kPasses;
+  return next == static_cast<int>(CompilerStage::kFuse);
 }());
 
 bool applies(const Pass& pass, const PassOptions& options) { return pass.when != When::kDefaultMode || !options.exact; }
@@ -86,37 +84,36 @@ std::optional<Graph> run_checked(const Pass& pass, const Graph& graph, const Pas
 
 Graph run_pipeline(Graph graph, const PassOptions& options) {
   const auto text = [&] { return absl::StrCat(to_string(options), to_string(graph)); };
-  run_reproducible({.stage = "verify", .text = text}, [&] { verify(graph); });
-  if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
+  run_reproducible({.stage = CompilerStage::kVerify, .text = text}, [&] { verify(graph); });
+  if (wants_dump(CompilerStage::kInput)) dump(CompilerStage::kInput, to_string(graph, Locations::kAsComments));
   uint32_t changed = 0;
   for (const Pass& pass : kPipeline) {
     if (pass.only_after != 0 && (changed & pass.only_after) == 0) continue;
-    const std::string name(name_of(pass.stage));
     if (!enabled(pass.stage)) {
-      if (wants_dump(name)) dump(name + " (disabled)", "");
+      if (wants_dump(pass.stage)) dump(pass.stage, "", "(disabled)");
       continue;
     }
-    std::optional<Graph> result = reproducible({.stage = name, .text = text}, [&]() -> std::optional<Graph> {
+    std::optional<Graph> result = reproducible({.stage = pass.stage, .text = text}, [&]() -> std::optional<Graph> {
       return applies(pass, options) ? run_checked(pass, graph, options) : std::nullopt;
     });
-    if (wants_dump(name)) {
+    if (wants_dump(pass.stage)) {
       const std::string after = to_string(result ? *result : graph, Locations::kAsComments);
-      if (!result || after == to_string(graph, Locations::kAsComments)) dump(name + " (unchanged)", "");
-      else dump(name, after);
+      if (!result || after == to_string(graph, Locations::kAsComments)) dump(pass.stage, "", "(unchanged)");
+      else dump(pass.stage, after);
     }
     if (!result) continue;
     graph = std::move(*result);
-    changed |= bit(pass.stage);
+    changed |= bit_of(pass.stage);
   }
   return graph;
 }
 
 std::vector<bool> inputs_needed(const Graph& graph) {
   // A call's parts may read less than the call, and dead code goes. The other passes read the same, in other ways.
-  constexpr uint32_t kLeaveUnread = bit(CompilerStage::kDecompose) | bit(CompilerStage::kDce);
+  constexpr uint32_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
   Graph left = graph;
   for (const Pass& pass : kPipeline)
-    if ((bit(pass.stage) & kLeaveUnread) != 0 && enabled(pass.stage))
+    if ((bit_of(pass.stage) & kLeaveUnread) != 0 && enabled(pass.stage))
       if (std::optional<Graph> result = pass.run(left, {})) left = std::move(*result);
   return inputs_read(left);
 }

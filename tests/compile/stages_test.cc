@@ -1,7 +1,7 @@
 // RONDO_DISABLE: any stage of the compiler can be left out, and results keep their bits.
 #include "rondo/compile/stages/stages.h"
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/compile/jit/code_store.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/compile/transform/pipeline.h"
@@ -35,11 +35,13 @@ class Stages : public test::BlockTest {
 };
 
 TEST_F(Stages, AreChosenByName) {
-  for (int i = 0; i < compile::kStages; ++i) {
-    const auto stage = static_cast<CompilerStage>(i);
-    disable_stages(compile::name_of(stage));
-    EXPECT_FALSE(compile::enabled(stage));
-    EXPECT_EQ(compile::disabled_stages(), 1u << i);
+  for (const std::string& name : compile::stage_names(compile::StageUse::kDisable)) {
+    disable_stages(name);
+    const std::optional<CompilerStage> stage = compile::find_stage(name, compile::StageUse::kDisable);
+    ASSERT_TRUE(stage.has_value()) << name;
+    EXPECT_EQ(compile::name_of(*stage), name);
+    EXPECT_FALSE(compile::enabled(*stage));
+    EXPECT_EQ(compile::disabled_stages(), compile::bit_of(*stage));
   }
   disable_stages("fuse, relax");
   EXPECT_FALSE(compile::enabled(CompilerStage::kFuse));
@@ -49,21 +51,17 @@ TEST_F(Stages, AreChosenByName) {
 TEST_F(Stages, UnknownNamesAreListed) {
   disable_stages("cse");
   EXPECT_EQ(test::error_of([] { disable_stages("fuse,fusion"); }),
-            "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, segments, cse, dce, join, assemble, collectives, "
-            "products, split, widen, fuse, epilogues, layouts, relax, recompute, reuse, cache");
+            "RONDO_DISABLE: no stage \"fusion\". Stages: layouts, recompute, decompose, segments, cse, dce, join, "
+            "assemble, collectives, products, split, widen, fuse, epilogues, relax, reuse, cache");
+  EXPECT_NE(test::error_of([] { disable_stages("partition"); }).find("no stage \"partition\""), std::string::npos);
   EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
 }
 
 // Compiled equals eager without any one stage, without all of them, and the other way round.
 TEST_F(Stages, RandomProgramsKeepTheirBits) {
   const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
-  std::vector<std::string> choices;
-  std::string all;
-  for (int i = 0; i < compile::kStages; ++i) {
-    choices.emplace_back(compile::name_of(static_cast<CompilerStage>(i)));
-    absl::StrAppend(&all, choices.back(), ",");
-  }
-  choices.push_back(all);
+  std::vector<std::string> choices = compile::stage_names(compile::StageUse::kDisable);
+  choices.push_back(absl::StrJoin(choices, ","));
   uint64_t seed = 5000;
   for (const std::string& choice : choices) {
     disable_stages(choice);
