@@ -54,6 +54,7 @@ void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body) {
   } catch (const OutOfMemoryError&) {
     throw;  // no fault of the stage
   } catch (const Error& e) {
+    if (input.may_refuse) throw;
     throw Error(absl::StrCat(e.what(), save_reproducer(input, e.what())));
   } catch (const InternalError& e) {
     throw InternalError(absl::StrCat(e.what(), save_reproducer(input, e.what())));

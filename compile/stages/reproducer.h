@@ -22,6 +22,8 @@ struct StageInput {
   CompilerStage stage;
   // Its input, in the form that exec/reproduce.h reads. Called only when the stage has failed.
   absl::FunctionRef<std::string()> text;
+  // Error is an answer to the user and no failure: of a gradient rule, as on the eager tape. It stays as it is.
+  bool may_refuse = false;
 };
 
 // Writes the file and gives " (to reproduce: ...)" for the error. Never throws: if no file can be written, says so.

@@ -24,9 +24,9 @@ constexpr unsigned kDisable = static_cast<unsigned>(StageUse::kDisable), kDump =
 constexpr Row kTable[] = {
     {"record", kPlant},
     {"compile", kPlant},
-    {"differentiate", kPlant},
-    {"layouts", kDisable},
-    {"partition", kPlant},
+    {"differentiate", kDump | kPlant},
+    {"layouts", kPass},
+    {"partition", kDump | kPlant},
     {"recompute", kDisable},
     {"verify", kPlant},
     {"input", kDump},  // of the passes: what was verified

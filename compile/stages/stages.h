@@ -37,7 +37,7 @@ namespace rondo::compile {
 enum class CompilerStage : uint8_t {
   kRecord,
   kCompile,
-  // transform/joint.cc, lay_out.cc, partition.cc
+  // transform/derivation.cc
   kDifferentiate,
   kLayouts,
   kPartition,

@@ -31,8 +31,8 @@ std::vector<bool> inputs_needed(const Graph& graph);
 // The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. One may come
 // twice.
 std::vector<CompilerStage> passes_of(const PassOptions& options);
-// One pass, by its stage's name, on a graph that is verified before and after; "verify" does only that. Throws Error if there
-// is no such pass.
+// One pass, by its stage's name, on a graph that is verified before and after; "verify" does only that. Throws Error if
+// there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
 // Tests plant wrong passes: changes what the pass of this name made. Null: nothing.

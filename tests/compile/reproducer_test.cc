@@ -17,7 +17,9 @@
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/derivation.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
@@ -150,6 +152,63 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   EXPECT_EQ(replay(r), to_string(lower(graph, units[0], needed).kernel));
 }
 
+constexpr const char* kRecording =
+    "input %0: f32[4, 8] grad leaf\n%1: f32[4, 8] grad = exp(%0)\n%2: f32[4, 8] grad = tanh(%1)\nreturn %1 %2\n";
+
+TEST_F(Reproducers, TheStagesOfADerivationCanBeReplayed) {
+  const Graph recorded = parse_graph(kRecording);
+  const Arriving arriving{.gradients = {false, true}};
+  const Derivation how{.arriving = &arriving, .lays_out = true, .options = {.recompute = Recompute::kFull}};
+  for (const CompilerStage stage :
+       {CompilerStage::kDifferentiate, CompilerStage::kLayouts, CompilerStage::kPartition}) {
+    const std::string name(name_of(stage));
+    SCOPED_TRACE(name);
+    plant_failure(name);
+    const std::string error = thrown<InternalError>([&] { derive(recorded, how); });
+    plant_failure("");
+    EXPECT_NE(error.find("planted in stage \"" + name + "\" (to reproduce: "), error.npos) << error;
+    const Reproducer r = parse_reproducer(contents(path_in(error)));
+    EXPECT_EQ(r.stage, name);
+    EXPECT_EQ(to_string(*r.graph), kRecording);
+    EXPECT_EQ(r.arriving.gradients, arriving.gradients);
+    EXPECT_FALSE(r.options.exact);
+    EXPECT_EQ(r.recompute.recompute, Recompute::kFull);
+    EXPECT_EQ(replay(r), to_string(derive(recorded, how, stage)));
+    EXPECT_EQ(run_tool(path_in(error)), (std::pair<int, std::string>{0, "stage " + name + " works\n"}));
+  }
+}
+
+TEST_F(Reproducers, ADerivationIsReplayedAsItRan) {
+  const Reproducer r = parse_reproducer(std::string("stage partition\n") + kRecording +
+                                        "recompute 3 4096\ngradients 1\ntotals\nowned 0\nin_other_layout 0 1\n"
+                                        "in_parts 0\nsaved 2 1\n");
+  EXPECT_TRUE(r.options.exact);
+  EXPECT_EQ(r.recompute.recompute, Recompute::kBudget);
+  EXPECT_EQ(r.recompute.recompute_budget, 4096);
+  EXPECT_EQ(r.arriving.gradients, (std::vector<bool>{false, true}));
+  EXPECT_EQ(r.arriving.totals, std::vector<bool>{false});
+  EXPECT_EQ(r.arriving.owned, std::vector<bool>{true});
+  EXPECT_EQ(r.arriving.in_other_layout, (std::vector<bool>{true, true}));
+  EXPECT_EQ(r.arriving.in_parts, std::vector<bool>{true});
+  EXPECT_EQ(r.saved, (std::vector<ValueId>{2, 1}));
+  for (const char* bad : {"recompute 4 0\n", "gradients 2\n", "totals 1\n", "saved 3\n"})
+    EXPECT_THROW(parse_reproducer(std::string("stage partition\n") + kRecording + bad), Error) << bad;
+}
+
+// A gradient rule's answer to the user is eager execution's, and leaves no file.
+TEST_F(Reproducers, AnOpWithoutAGradientIsNoFailure) {
+  OpDef mine = *find_op("relu");
+  mine.name = "my_relu";
+  mine.grad = nullptr;
+  const OpDef* const own[] = {&mine};
+  const Graph recorded = parse_graph("input %0: f32[2] grad leaf\n%1: f32[2] grad = my_relu(%0)\nreturn %1\n", own);
+  const Arriving arriving;
+  const std::string error = thrown<Error>([&] { derive(recorded, {.arriving = &arriving}); });
+  EXPECT_NE(error.find("backward of my_relu: it has no gradient"), error.npos) << error;
+  EXPECT_EQ(error.find("to reproduce"), error.npos) << error;
+  EXPECT_FALSE(fs::exists(folder_));
+}
+
 // What a stage did besides the graph that it was given: the mode of a pass, what products do on their results.
 TEST_F(Reproducers, StagesAreReplayedAsTheyRan) {
   const Graph graph = parse_graph(kGoodGraph);
@@ -280,9 +339,26 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "dce", 1);
   EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
   setenv("RONDO_DUMP", "dce,inline", 1);
-  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, "
-                                       "segments"),
+  EXPECT_NE(run_tool(path).second.find(
+                "RONDO_DUMP: no stage \"inline\". Stages: all, differentiate, layouts, partition, input, decompose, "
+                "segments"),
             std::string::npos);
+  unsetenv("RONDO_DUMP");
+}
+
+TEST_F(Reproducers, DumpsOfADerivation) {
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "recording.txt").string();
+  std::ofstream(path) << "stage partition\n" << kRecording;
+  setenv("RONDO_DUMP", "all", 1);
+  const std::string all = run_tool(path).second;
+  EXPECT_NE(all.find("---- differentiate\ninput %0: f32[4, 8] grad leaf\n"), all.npos) << all;
+  EXPECT_NE(all.find("\nbackward\ninput %0: f32[4, 8]\n"), all.npos) << all;
+  EXPECT_NE(all.find("\n---- layouts (unchanged)\n---- partition\ninput %0: f32[4, 8] grad leaf\n"), all.npos) << all;
+  setenv("RONDO_DUMP", "layouts", 1);
+  setenv("RONDO_DISABLE", "layouts", 1);
+  EXPECT_EQ(run_tool(path).second, "---- layouts (disabled)\nstage partition works\n");
+  unsetenv("RONDO_DISABLE");
   unsetenv("RONDO_DUMP");
 }
 

@@ -54,6 +54,12 @@ TEST_F(Stages, UnknownNamesAreListed) {
             "RONDO_DISABLE: no stage \"fusion\". Stages: layouts, recompute, decompose, segments, cse, dce, join, "
             "assemble, collectives, products, split, widen, fuse, epilogues, relax, reuse, cache");
   EXPECT_NE(test::error_of([] { disable_stages("partition"); }).find("no stage \"partition\""), std::string::npos);
+  EXPECT_EQ(absl::StrJoin(compile::stage_names(compile::StageUse::kDump), " "),
+            "differentiate layouts partition input decompose segments cse dce join assemble collectives products split "
+            "widen fuse lower");
+  EXPECT_EQ(absl::StrJoin(compile::stage_names(compile::StageUse::kPlant), " "),
+            "record compile differentiate layouts partition verify decompose segments cse dce join assemble "
+            "collectives products split widen fuse lower schedule plan emit place run");
   EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
 }
 
