@@ -135,7 +135,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const CompileOptions options_;
   const std::shared_ptr<Ledger> ledger_;
   const uint64_t number_;           // no other entry of the process has it
-  const uint32_t stages_disabled_;  // when it was compiled
+  const uint64_t stages_disabled_;  // when it was compiled
   const ResultMarks result_marks_;
   std::unique_ptr<const OtherRecordings> others_;  // with marked dimensions, else null
   Arriving usual_;                                 // what backward_ is for

@@ -14,16 +14,16 @@ namespace rondo::compile {
 namespace {
 
 // The stages of RONDO_DUMP, bit_of() each.
-uint32_t chosen_stages() {
+uint64_t chosen_stages() {
   const char* list = std::getenv("RONDO_DUMP");
   if (list == nullptr) return 0;
-  uint32_t bits = 0;
+  uint64_t bits = 0;
   for (const std::string& name : std::vector<std::string>(absl::StrSplit(list, ',', absl::SkipWhitespace()))) {
     const std::optional<CompilerStage> stage = find_stage(name, StageUse::kDump);
     if (!stage && name != "all")
       throw Error(absl::StrCat("RONDO_DUMP: no stage \"", name, "\". Stages: all, ",
                                absl::StrJoin(stage_names(StageUse::kDump), ", ")));
-    bits |= stage ? bit_of(*stage) : ~uint32_t{0};
+    bits |= stage ? bit_of(*stage) : ~uint64_t{0};
   }
   return bits;
 }
@@ -36,7 +36,7 @@ DumpsOff::DumpsOff() : outer_(std::exchange(dumps_off, true)) {}
 DumpsOff::~DumpsOff() { dumps_off = outer_; }
 
 bool wants_dump(CompilerStage stage) {
-  static const uint32_t chosen = chosen_stages();
+  static const uint64_t chosen = chosen_stages();
   return !dumps_off && (chosen & bit_of(stage)) != 0;
 }
 

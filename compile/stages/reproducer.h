@@ -1,8 +1,7 @@
 // When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/)
 // runs again, without the user's program. The error names the file.
 //
-//   const std::vector<Unit> units = reproducible({.stage = CompilerStage::kFuse, .text = text}, [&] { return
-//   fuse(graph); });
+//   const auto units = reproducible({.stage = CompilerStage::kFuse, .text = text}, [&] { return fuse(graph); });
 //
 // Files hold shapes, ops and attributes; no data of tensors, no paths. RONDO_REPRODUCERS names the folder (default: the
 // system's for temporary files); "off" writes none. Equal failures write the same file.

@@ -53,12 +53,12 @@ constexpr Row kTable[] = {
     {"run", kPlant},
     {"numbers", 0},  // RONDO_CHECK=units compares them
 };
-static_assert(std::size(kTable) == kStages);
+static_assert(std::size(kTable) == kStages && kStages <= 64);
 
 bool allows(const Row& row, StageUse use) { return (row.uses & static_cast<unsigned>(use)) != 0; }
 
-uint32_t parse(std::string_view list) {
-  uint32_t bits = 0;
+uint64_t parse(std::string_view list) {
+  uint64_t bits = 0;
   for (std::string name : std::vector<std::string>(absl::StrSplit(std::string(list), ',', absl::SkipWhitespace()))) {
     absl::StripAsciiWhitespace(&name);
     const std::optional<CompilerStage> stage = find_stage(name, StageUse::kDisable);
@@ -70,10 +70,10 @@ uint32_t parse(std::string_view list) {
   return bits;
 }
 
-std::atomic<uint32_t>& chosen() {
-  static std::atomic<uint32_t> bits = [] {
+std::atomic<uint64_t>& chosen() {
+  static std::atomic<uint64_t> bits = [] {
     const char* list = std::getenv("RONDO_DISABLE");
-    return list == nullptr ? 0u : parse(list);
+    return list == nullptr ? uint64_t{0} : parse(list);
   }();
   return bits;
 }
@@ -92,7 +92,7 @@ std::optional<CompilerStage> find_stage(std::string_view name, StageUse use) {
     if (kTable[i].name == name && allows(kTable[i], use)) return static_cast<CompilerStage>(i);
   return std::nullopt;
 }
-uint32_t disabled_stages() { return chosen().load(std::memory_order_relaxed); }
+uint64_t disabled_stages() { return chosen().load(std::memory_order_relaxed); }
 bool enabled(CompilerStage stage) { return (disabled_stages() & bit_of(stage)) == 0; }
 void disable_stages(std::string_view list) { chosen().store(parse(list), std::memory_order_relaxed); }
 

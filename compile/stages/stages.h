@@ -42,9 +42,9 @@ enum class CompilerStage : uint8_t {
   kLayouts,
   kPartition,
   kRecompute,
+  // transform/pipeline.cc; the passes in the order in which they first come there
   kVerify,
   kInput,
-  // transform/pipeline.cc, in the order in which they first come there
   kDecompose,
   kSegments,
   kCse,
@@ -72,7 +72,7 @@ enum class CompilerStage : uint8_t {
 inline constexpr int kStages = static_cast<int>(CompilerStage::kNumbers) + 1;
 
 std::string_view name_of(CompilerStage stage);
-constexpr uint32_t bit_of(CompilerStage stage) { return uint32_t{1} << static_cast<int>(stage); }
+constexpr uint64_t bit_of(CompilerStage stage) { return uint64_t{1} << static_cast<int>(stage); }
 // RONDO_DISABLE leaves the stage out; RONDO_DUMP shows what it made; a test plants a failure in it.
 enum class StageUse : uint8_t { kDisable = 1, kDump = 2, kPlant = 4 };
 // The names of the stages that allow it, in order.
@@ -81,7 +81,7 @@ std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
 // RONDO_DISABLE is read the first time that one of these two is called. Throws Error, which lists the names, where it
 // has another.
 bool enabled(CompilerStage stage);
-uint32_t disabled_stages();  // bit_of() each
+uint64_t disabled_stages();  // bit_of() each
 // Replaces the choice of RONDO_DISABLE. Throws as above.
 void disable_stages(std::string_view list);
 

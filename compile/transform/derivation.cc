@@ -49,7 +49,7 @@ bool divide(DerivedGraphs& made, const Derivation& how) {
   return true;
 }
 
-// This table is the contents.
+// This table is the contents of a derivation.
 constexpr Row kDerivation[] = {
     // The gradient rules of the ops, in reverse order.
     {CompilerStage::kDifferentiate, &wants_backward, &differentiate},
@@ -70,7 +70,8 @@ bool run_checked(const Row& row, DerivedGraphs& made, const Derivation& how) {
   return changed;
 }
 
-// As a reproducer has it (exec/reproduce.h): what each stage makes follows from the recording. `like` is left out.
+// As a reproducer has it (exec/reproduce.h): the recording, of which the stages before are run again. `like` is left
+// out.
 std::string input_text(const Graph& recorded, const Derivation& how) {
   std::string text = to_string(PassOptions{.exact = !how.lays_out});
   absl::StrAppend(&text, to_string(recorded), "recompute ", static_cast<int>(how.options.recompute), " ",

@@ -29,7 +29,7 @@ struct Derivation {
   const Partition* like = nullptr;
   // Values of the recording that backwards read. Null: those that this one reads, or one that runs the recording again.
   const std::vector<ValueId>* saved = nullptr;
-  uint32_t disabled = disabled_stages();
+  uint64_t disabled = disabled_stages();
   // Is shown the backward as it was derived.
   std::function<void(const BackwardGraph& derived)> look = nullptr;
 };

@@ -19,7 +19,7 @@ struct Pass {
   CompilerStage stage;
   When when;
   std::optional<Graph> (*run)(const Graph&, const PassOptions&);
-  uint32_t only_after = 0;  // it runs only if one of these stages (bits) has changed the graph; 0: always
+  uint64_t only_after = 0;  // it runs only if one of these stages (bits) has changed the graph; 0: always
 };
 
 template <auto kPass> std::optional<Graph> plain(const Graph& graph, const PassOptions& /*options*/) {
@@ -86,7 +86,7 @@ Graph run_pipeline(Graph graph, const PassOptions& options) {
   const auto text = [&] { return absl::StrCat(to_string(options), to_string(graph)); };
   run_reproducible({.stage = CompilerStage::kVerify, .text = text}, [&] { verify(graph); });
   if (wants_dump(CompilerStage::kInput)) dump(CompilerStage::kInput, to_string(graph, Locations::kAsComments));
-  uint32_t changed = 0;
+  uint64_t changed = 0;
   for (const Pass& pass : kPipeline) {
     if (pass.only_after != 0 && (changed & pass.only_after) == 0) continue;
     if (!enabled(pass.stage)) {
@@ -110,7 +110,7 @@ Graph run_pipeline(Graph graph, const PassOptions& options) {
 
 std::vector<bool> inputs_needed(const Graph& graph) {
   // A call's parts may read less than the call, and dead code goes. The other passes read the same, in other ways.
-  constexpr uint32_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
+  constexpr uint64_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
   Graph left = graph;
   for (const Pass& pass : kPipeline)
     if ((bit_of(pass.stage) & kLeaveUnread) != 0 && enabled(pass.stage))
