@@ -77,7 +77,7 @@ class RegionHook final : public nn::CallHook {
     const std::shared_ptr<const Replay> known = capture == Capture::kRecord ? nullptr : calls_->find(call);
     const bool replays = known != nullptr && capture == Capture::kReplay;
     region_->begin_call(call, replays);
-    enter_stage("record");
+    enter_stage(CompilerStage::kRecord);
     if (replays) return known->run(call);
     SharedRandomState random;
     std::vector<GeneratorState> drawn;  // the generators' states before the call drew numbers

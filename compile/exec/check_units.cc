@@ -241,7 +241,8 @@ void UnitCheck::check_source(std::span<const Tensor> outputs) {
   const std::string message = absl::StrCat("compiled code computes other numbers than eager execution: ", wrong_pass(),
                                            "; ", first);
   throw InternalError(
-      message + save_reproducer({.stage = "numbers", .text = [&] { return to_string(source_->graph()); }}, message));
+      message + save_reproducer({.stage = CompilerStage::kNumbers, .text = [&] { return to_string(source_->graph()); }},
+                                message));
 }
 
 void UnitCheck::check(std::span<const Tensor> outputs) {
@@ -261,15 +262,16 @@ void UnitCheck::check(std::span<const Tensor> outputs) {
       absl::StrAppend(&message, "; it runs in one kernel with ", unit.size() - part_of_it.size(), " other ops");
     const Graph alone = part(part_of_it).graph;
     if (check_graph(alone).empty()) message += "; the file's made-up operands do not show it";
-    throw InternalError(message +
-                        save_reproducer({.stage = "numbers", .text = [&] { return to_string(alone); }}, message));
+    throw InternalError(
+        message +
+        save_reproducer({.stage = CompilerStage::kNumbers, .text = [&] { return to_string(alone); }}, message));
   }
-  throw InternalError(
-      absl::StrCat("compiled code computes other numbers than eager execution, but each of its ", units_.size(),
-                   " kernels and library calls is right on its own",
-                   sums_.messages.empty() ? "" : " (but for collectives, which do not run again)",
-                   ": memory is shared wrongly (RONDO_DISABLE=reuse,assemble). ", first,
-                   save_reproducer({.stage = "numbers", .text = [&] { return to_string(graph_); }}, first)));
+  throw InternalError(absl::StrCat(
+      "compiled code computes other numbers than eager execution, but each of its ", units_.size(),
+      " kernels and library calls is right on its own",
+      sums_.messages.empty() ? "" : " (but for collectives, which do not run again)",
+      ": memory is shared wrongly (RONDO_DISABLE=reuse,assemble). ", first,
+      save_reproducer({.stage = CompilerStage::kNumbers, .text = [&] { return to_string(graph_); }}, first)));
 }
 
 std::vector<Tensor> made_up_inputs(const Graph& graph) {

@@ -186,14 +186,14 @@ void Executor::run_table(const Launch& launch, const TableArgument& argument) co
 }
 
 absl::AnyInvocable<void()> Executor::ready_table(size_t launch, const TableArgument& argument) const {
-  enter_stage("run");
+  enter_stage(CompilerStage::kRun);
   if (argument.table->items.empty()) return [] {};
   const auto ready = code_.target().launch.ready_table;
   return ready == nullptr ? nullptr : ready(code_.device(), table_call(plan_.launches[launch], argument), owner_);
 }
 
 void Executor::run_tables(std::span<const TableArgument> tables) const {
-  enter_stage("run");
+  enter_stage(CompilerStage::kRun);
   const FloatingPointScope floating_point;
   invariant(tables.size() == plan_.launches.size(), "a table for each launch was expected");
   for (size_t i = 0; i < tables.size(); ++i) run_table(plan_.launches[i], tables[i]);
@@ -231,7 +231,7 @@ std::vector<Tensor> Executor::outputs(const Frame& frame, size_t launches_done) 
 
 std::vector<Tensor> Executor::run(std::span<const Tensor> inputs, bool release, std::vector<Tensor>* finished,
                                   std::span<const Tensor> homes, const TakeResults& take) const {
-  enter_stage("run");
+  enter_stage(CompilerStage::kRun);
   if (take && !plan_.seams.empty()) return run_with_seams(inputs, release, homes, take);
   const FloatingPointScope floating_point;
   NoGrad off;

@@ -19,7 +19,7 @@ CompiledKernels emit(const std::vector<LoopKernel>& kernels, Sizes sizes, std::s
   } catch (const InternalError&) {
     for (LoopKernel kernel : kernels) {
       kernel.name = "kernel";
-      run_reproducible({.stage = "emit", .text = [&] { return to_string(kernel); }}, [&] {
+      run_reproducible({.stage = CompilerStage::kEmit, .text = [&] { return to_string(kernel); }}, [&] {
         compile_kernels({&kernel, 1}, {}, target);
       });
     }

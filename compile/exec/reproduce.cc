@@ -8,6 +8,7 @@
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/jit/targets.h"
+#include "rondo/compile/transform/derivation.h"
 
 namespace rondo::compile {
 namespace {
@@ -21,6 +22,24 @@ std::vector<int32_t> parse_list(Scanner& in, size_t below) {
   }
   in.end_line();
   return list;
+}
+
+// What derivation.cc writes behind the recording.
+void parse_derivation(Scanner& in, Reproducer& r) {
+  if (in.accept("recompute")) {
+    const int64_t recompute = in.integer();
+    if (recompute < 0 || recompute > static_cast<int64_t>(Recompute::kBudget)) in.fail("no such way to recompute");
+    r.recompute.recompute = static_cast<Recompute>(recompute);
+    r.recompute.recompute_budget = in.integer();
+    in.end_line();
+  }
+  for (const ArrivingList& each : kArrivingLists) {
+    if (!in.accept(each.name)) continue;
+    std::vector<bool>& list = r.arriving.*each.list;
+    list.resize(each.of_outputs ? r.graph->outputs.size() : r.graph->inputs.size());
+    for (int32_t i : parse_list(in, list.size())) list[static_cast<size_t>(i)] = true;
+  }
+  if (in.accept("saved")) r.saved = parse_list(in, r.graph->values.size());
 }
 
 }  // namespace
@@ -66,6 +85,7 @@ Reproducer parse_reproducer(std::string_view text, std::span<const OpDef* const>
     r.needed.resize(r.graph->values.size());
     if (in.accept("needed"))
       for (int32_t id : parse_list(in, r.needed.size())) r.needed[static_cast<size_t>(id)] = true;
+    parse_derivation(in, r);
   }
   if (!in.at_end()) in.fail("nothing more was expected");
   return r;
@@ -101,6 +121,16 @@ std::string replay(const Reproducer& r) {
     const std::shared_ptr<const Program> program = Program::compile(graph());
     for (const LoweredUnit& kernel : program->plan().kernels) text += to_string(kernel.kernel);
     return text;
+  }
+  if (const std::optional<CompilerStage> stage = find_stage(r.stage, StageUse::kPlant);
+      stage && *stage >= CompilerStage::kDifferentiate && *stage <= CompilerStage::kPartition) {
+    verify(graph());
+    return to_string(derive(graph(),
+                            {.arriving = &r.arriving,
+                             .lays_out = !r.options.exact,
+                             .options = r.recompute,
+                             .saved = r.saved ? &*r.saved : nullptr},
+                            *stage));
   }
   return to_string(run_pass(r.stage, graph(), r.options));
 }

@@ -10,6 +10,8 @@
 
 #include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/ir/graph.h"
+#include "rondo/compile/options.h"
+#include "rondo/compile/transform/joint.h"
 #include "rondo/compile/transform/passes.h"
 #include "rondo/compile/transform/pipeline.h"
 
@@ -24,6 +26,10 @@ struct Reproducer {
   std::optional<Unit> unit;          // "lower"
   std::vector<bool> needed;          // "lower"
   std::optional<LoopKernel> kernel;  // "emit"
+  // A stage of a derivation, whose graph is the recording. In default mode it may choose layouts.
+  CompileOptions recompute;
+  Arriving arriving;
+  std::optional<std::vector<ValueId>> saved;
 };
 
 // Reads the text of a reproducer, or of a graph alone (stage "compile", which runs everything) or a loop

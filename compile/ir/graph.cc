@@ -76,6 +76,17 @@ ValueId Graph::written(ValueId id) const {
   return id;
 }
 
+std::vector<bool> inputs_read(const Graph& graph) {
+  ValueMap<bool> read(graph, false);
+  for (const GraphNode& node : graph.nodes)
+    for (ValueId id : node.inputs)
+      if (id != kNoValue) read[id] = true;
+  for (ValueId id : graph.outputs) read[graph.value(id).root] = true;
+  std::vector<bool> inputs;
+  for (ValueId id : graph.inputs) inputs.push_back(read[id]);
+  return inputs;
+}
+
 std::vector<WriteBack> write_backs(const Graph& recorded) {
   std::vector<WriteBack> backs;
   for (const Version& version : recorded.versions) {

@@ -127,6 +127,9 @@ template <class T> class NodeMap : public IdMap<T> {
   explicit NodeMap(const Graph& graph, const T& initial = T()) : IdMap<T>(graph.nodes.size(), initial) {}
 };
 
+// By input: true if a node reads it, or if an output is the input or a view of it.
+std::vector<bool> inputs_read(const Graph& graph);
+
 // Returns one WriteBack for each input that a recording writes (its last version must be an output), and one for each
 // returned result that it writes.
 std::vector<WriteBack> write_backs(const Graph& recorded);

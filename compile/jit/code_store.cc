@@ -82,7 +82,7 @@ int64_t CodeStore::forget_all() {
 
 // Code from an object; null and `damage` set if it is no object of ours.
 std::shared_ptr<const MachineCode> CodeStore::place(const std::string& object, std::string& damage) const {
-  enter_stage("place");
+  enter_stage(CompilerStage::kPlace);
   absl::StatusOr<std::shared_ptr<const MachineCode>> code = target_.place(object);
   if (code.ok()) return *std::move(code);
   if (absl::IsResourceExhausted(code.status()))

@@ -66,7 +66,7 @@ std::shared_ptr<Executable> compile_kernels(std::span<const LoopKernel> kernels,
     std::stable_sort(missing.begin(), missing.end(),
                      [&](size_t a, size_t b) { return kernels[a].instrs.size() > kernels[b].instrs.size(); });
     const auto compile = [&](size_t i) {
-      enter_stage("emit");
+      enter_stage(CompilerStage::kEmit);
       code[i] = store.add(texts[i], target.compile(kernels[i], options));
     };
     if (dump) std::for_each(missing.begin(), missing.end(), compile);  // listings must not mingle

@@ -136,9 +136,9 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
   const Graph& graph = plan.graph;
   const EpilogueChains epilogues = choose_epilogues(graph, target, options);
   const std::vector<Unit> units = reproducible(
-      {.stage = "fuse", .text = [&] { return absl::StrCat(to_string(graph), to_string(epilogues)); }},
+      {.stage = CompilerStage::kFuse, .text = [&] { return absl::StrCat(to_string(graph), to_string(epilogues)); }},
       [&] { return fuse(graph, epilogues, target.capabilities); });
-  if (wants_dump("fuse")) dump("fuse", to_string(graph, units));
+  if (wants_dump(CompilerStage::kFuse)) dump(CompilerStage::kFuse, to_string(graph, units));
   const std::vector<bool> needed = values_needed(graph, units);
   for (const Unit& unit : units) {
     if (!unit.fused) {
@@ -146,18 +146,19 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
         plan.launches.push_back(library_call(graph, unit.nodes, target.capabilities.epilogues_pay));
       continue;
     }
-    LoweredUnit lowered = reproducible({.stage = "lower", .text = [&] { return lower_input(graph, unit, needed); }},
-                                       [&] { return lower(graph, unit, needed); });
+    LoweredUnit lowered = reproducible(
+        {.stage = CompilerStage::kLower, .text = [&] { return lower_input(graph, unit, needed); }},
+        [&] { return lower(graph, unit, needed); });
     if (target.capabilities.copies && only_copies(lowered)) {
       Launch& copy = plan.launches.emplace_back(Launch{.kind = Launch::Kind::kCopy, .nodes = unit.nodes});
       copy.inputs.push_back(lowered.operands[0]);
       copy.outputs.push_back(lowered.operands[1]);
       continue;
     }
-    enter_stage("schedule");
+    enter_stage(CompilerStage::kSchedule);
     target.schedule(lowered.kernel);
     if (relaxes) lowered.kernel = relax(lowered.kernel, lowered.roundings);
-    if (wants_dump("lower")) dump("lower", to_string(lowered.kernel));
+    if (wants_dump(CompilerStage::kLower)) dump(CompilerStage::kLower, to_string(lowered.kernel));
     lowered.extents = extents(lowered.kernel);
     const auto kernel = static_cast<int32_t>(plan.kernels.size());
     plan.launches.push_back({.kind = Launch::Kind::kKernel,
@@ -176,7 +177,7 @@ Plan plan_launches(Graph source, const Target& target, const PlanOptions& option
 
 Plan make_plan(Graph source, const Target& target, const PlanOptions& options) {
   Plan plan = plan_launches(std::move(source), target, options);
-  enter_stage("plan");
+  enter_stage(CompilerStage::kPlan);
   plan_memory(plan, options.updates, options.donated, target.capabilities.alignment);
   place_seams(plan, options.seams);
   plan.keeps_arena = options.mode == Mode::kReduceOverhead;

@@ -30,11 +30,12 @@ void compare(const char* which, Graph derived, const Program& program, Device de
     }
 }
 
-Partition partition_of(const Entry& entry, const Layouts& layouts) {
-  Partition partition(layouts.graph(), layouts.needed(), {}, &*entry.partition());
-  if (!partition.keeps_the_same_as(*entry.partition()))
+// The graphs of the call.
+DerivedGraphs derive_again(const Entry& entry, const Graph& recorded, const Arriving* arriving) {
+  DerivedGraphs made = entry.derive_again(recorded, arriving);
+  if (made.partition && !made.partition->keeps_the_same_as(*entry.partition()))
     throw_internal("floats: this call keeps other values for its backward, though all guards hold");
-  return partition;
+  return made;
 }
 
 }  // namespace
@@ -43,19 +44,15 @@ void check_forward_floats(const Binding& binding) {
   const Entry& entry = *binding.entry();
   const DumpsOff quiet;
   const FloatTrace trace(binding.graph(), entry.floats());
-  const Layouts layouts = entry.layouts_of(trace.graph());
-  Graph forward = entry.partition() ? partition_of(entry, layouts).forward() : layouts.graph();
-  compare("forward", std::move(forward), entry.forward(), entry.device(), *binding.forward());
+  compare("forward", derive_again(entry, trace.graph(), nullptr).forward(), entry.forward(), entry.device(),
+          *binding.forward());
 }
 
 void check_backward_floats(const Binding& binding, const Binding::Backward& bound, const Arriving& arriving) {
   const Entry& entry = *binding.entry();
   const DumpsOff quiet;
   const FloatTrace trace(binding.graph(), entry.is_usual(arriving) ? entry.floats() : bound.compiled->floats);
-  BackwardGraph derived = derive_backward(trace.graph(), arriving, entry.device());
-  const Layouts layouts = entry.layouts_of(trace.graph());
-  layouts.apply(derived);
-  partition_of(entry, layouts).apply(derived);
+  BackwardGraph derived = *std::move(derive_again(entry, trace.graph(), &arriving).backward);
   if (derived.contributions != bound.compiled->contributions || derived.grad_inputs != bound.compiled->grad_inputs)
     throw_internal("floats: this call has gradients of other inputs, though all guards hold");
   compare("backward", std::move(derived.graph), *bound.compiled->program, entry.device(), *bound.floats);

@@ -65,7 +65,7 @@ class Replayed {
         values_(graph()),
         kept_at_(graph(), -1),
         stale_(graph(), false) {
-    const std::vector<ValueId> laid_out = entry_.saved_as_laid_out(graph());
+    const std::vector<ValueId>& laid_out = entry_.saved_as_laid_out();
     for (size_t i = 0; i < laid_out.size(); ++i)
       kept_at_[entry_.saved()[i]] = entry_.partition()->kept_index(laid_out[i]);
     const ValueMap<bool> needed = leads_to_gradients(entry_);

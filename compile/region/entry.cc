@@ -12,34 +12,11 @@
 #include "rondo/compile/stages/outcomes.h"
 #include "rondo/compile/stages/stages.h"
 #include "rondo/compile/transform/passed_ops.h"
-#include "rondo/compile/transform/pipeline.h"
 #include "rondo/runtime/base/floating_point_scope.h"
 
 namespace rondo::compile {
 
 namespace {
-
-// By input of a simplified graph: whether anything reads it.
-std::vector<bool> inputs_read(const Graph& simplified) {
-  ValueMap<bool> read(simplified, false);
-  std::vector<bool> inputs;
-  for (const GraphNode& node : simplified.nodes)
-    for (ValueId id : node.inputs)
-      if (id != kNoValue) read[id] = true;
-  for (ValueId id : simplified.outputs) read[simplified.value(id).root] = true;
-  for (ValueId id : simplified.inputs) inputs.push_back(read[id]);
-  return inputs;
-}
-
-// The values of the forward that a derived backward reads once it is simplified.
-std::vector<ValueId> values_read(const BackwardGraph& derived) {
-  const std::vector<bool> read = inputs_read(simplify(derived.graph));
-  std::vector<ValueId> values;
-  for (size_t i = 0; i < derived.inputs.size(); ++i)
-    if (derived.inputs[i].kind == BackwardInput::kSaved && read[i] && !derived.inputs[i].is_stale())
-      values.push_back(derived.inputs[i].index);
-  return values;
-}
 
 // The gradients of all outputs that require one; hidden ones get none in the ordinary course.
 std::vector<bool> usual_gradients(const Graph& recorded) {
@@ -100,11 +77,6 @@ std::vector<PlannedSeam> seams_of(const BackwardGraph& derived, const Partition&
   return seams;
 }
 
-bool is_differentiable(const Graph& recorded) {
-  return std::any_of(recorded.outputs.begin(), recorded.outputs.end(),
-                     [&](ValueId id) { return recorded.value(id).requires_grad; });
-}
-
 uint64_t next_number() {
   static std::atomic<uint64_t> entries_made{0};
   return ++entries_made;
@@ -153,29 +125,39 @@ void Entry::compile_programs(const Graph& symbolic, const Request& request) {
                       .keeps_source = checks_units()};
   const bool ranges_met = others_ != nullptr && request.ranges_met(*others_);
   bool& exact = program_options_.plan.exact;
-  BackwardGraph derived;
+  // What must be exact so that each value has one formula (may_relax) may lie as it will.
+  lays_out_ = !options_.exact && others_ == nullptr && target_of(device_).capabilities.prefers_channels_last;
+  Derivation how{.device = device_,
+                 .lays_out = lays_out_,
+                 .options = options_,
+                 .like = request.like,
+                 .disabled = stages_disabled_};
   if (is_differentiable(recording_)) {
-    derived = derive_backward(symbolic, usual_, device_);
-    exact = exact || !may_relax(symbolic, &derived);
-    if (!exact && any_hidden(recording_)) {  // other backwards may come
-      const BackwardGraph all = derive_backward(symbolic, {}, device_);
+    how.arriving = &usual_;
+    how.look = [&](const BackwardGraph& derived) {
+      exact = exact || !may_relax(symbolic, &derived);
+      if (exact || !any_hidden(recording_)) return;
+      const BackwardGraph all = derive_backward(symbolic, {}, device_);  // other backwards may come
       exact = !may_relax(symbolic, &all);
-    }
-    saved_ = values_read(derived);
-    for (ValueId id : collectives_read(recording_))
-      if (std::find(saved_.begin(), saved_.end(), id) == saved_.end()) saved_.push_back(id);
+    };
   } else {
     exact = exact || !may_relax(symbolic, nullptr);
   }
-  // What must be exact so that each value has one formula (may_relax) may lie as it will.
-  lays_out_ = !options_.exact && others_ == nullptr && enabled(CompilerStage::kLayouts) &&
-              target_of(device_).capabilities.prefers_channels_last;
-  const Layouts layouts = layouts_of(symbolic);
-  if (is_differentiable(recording_)) {
-    partition_.emplace(layouts.graph(), layouts.needed(), options_, request.like);
-    backward_ = compile_backward(std::move(derived), layouts, *partition_, usual_, ranges_met);
-  }
-  forward_ = compile_forward(partition_ ? partition_->forward() : layouts.graph(), ranges_met);
+  DerivedGraphs made = derive(symbolic, how);
+  saved_ = std::move(made.saved);
+  laid_out_ = std::move(made.needed);
+  partition_ = std::move(made.partition);
+  if (made.backward) backward_ = compile_backward(*std::move(made.backward), *partition_, usual_, ranges_met);
+  forward_ = compile_forward(partition_ ? partition_->forward() : made.recording, ranges_met);
+}
+
+DerivedGraphs Entry::derive_again(const Graph& recorded, const Arriving* arriving) const {
+  return derive(recorded, {.arriving = arriving,
+                           .device = device_,
+                           .lays_out = lays_out_,
+                           .like = partition_ ? &*partition_ : nullptr,
+                           .saved = &saved_,
+                           .disabled = stages_disabled_});
 }
 
 std::shared_ptr<const Program> Entry::compile_forward(const Graph& graph, bool ranges_met) const {
@@ -187,10 +169,8 @@ std::shared_ptr<const Program> Entry::compile_forward(const Graph& graph, bool r
   return Program::compile(graph, options);
 }
 
-CompiledBackward Entry::compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
-                                         const Arriving& arriving, bool ranges_met) const {
-  layouts.apply(derived);
-  partition.apply(derived);
+CompiledBackward Entry::compile_backward(BackwardGraph derived, const Partition& partition, const Arriving& arriving,
+                                         bool ranges_met) const {
   ProgramOptions options = program_options_;
   if (arriving.at_seams) options.plan.seams = seams_of(derived, partition, parts_);
   for (size_t i = 0; i < derived.inputs.size(); ++i) {
@@ -224,22 +204,18 @@ CompiledBackward Entry::compile_backward(BackwardGraph derived, const Layouts& l
 std::optional<SizeMarks> Entry::forward_marks(bool ranges_met) const {
   if (others_ == nullptr) return std::nullopt;
   const auto derive = [this](const Graph& recorded) {
-    return partition_ ? Partition(recorded, saved_, {}, &*partition_).forward() : recorded;
+    const DumpsOff quiet;
+    return derive_again(recorded, nullptr).forward();
   };
   return SizeMarks{.graph_at = [this, derive] { return others_->map(derive); }, .ranges_met = ranges_met};
 }
 std::optional<SizeMarks> Entry::backward_marks(const Arriving& arriving, bool ranges_met) const {
   if (others_ == nullptr) return std::nullopt;
   const auto derive = [this, arriving](const Graph& recorded) {
-    BackwardGraph derived = derive_backward(recorded, arriving, device_);
-    Partition(recorded, saved_, {}, &*partition_).apply(derived);
-    return std::move(derived.graph);
+    const DumpsOff quiet;
+    return std::move(derive_again(recorded, &arriving).backward->graph);
   };
   return SizeMarks{.graph_at = [this, derive] { return others_->map(derive); }, .ranges_met = ranges_met};
-}
-
-std::vector<ValueId> Entry::saved_as_laid_out(const Graph& recorded) const {
-  return lays_out_ ? layouts_of(recorded).needed() : saved_;
 }
 
 KnownRecording Entry::known() const {
@@ -327,11 +303,10 @@ std::shared_ptr<const CompiledBackward> Entry::compile_other(const Arriving& arr
   if (policy.must_run_eagerly(why)) return nullptr;
   const auto compile = [&] {
     const FloatTrace trace(with_recorded_floats(recording_, recorded));
-    const Layouts layouts = layouts_of(trace.graph());
-    const Partition kept(layouts.graph(), layouts.needed(), {}, &*partition_);
+    DerivedGraphs derived = derive_again(trace.graph(), &arriving);
+    const Partition& kept = *derived.partition;
     invariant(kept.keeps_the_same_as(*partition_), "a backward with other floats wants other values of the forward");
-    CompiledBackward made = compile_backward(derive_backward(trace.graph(), arriving, device_), layouts, kept, arriving,
-                                             /*ranges_met=*/false);
+    CompiledBackward made = compile_backward(*std::move(derived.backward), kept, arriving, /*ranges_met=*/false);
     made.guards = trace.guards();
     made.floats.assign(recorded.begin(), recorded.end());
     return std::make_shared<const CompiledBackward>(std::move(made));

@@ -16,8 +16,8 @@
 #include "rondo/compile/options.h"
 #include "rondo/compile/region/ledger.h"
 #include "rondo/compile/region/marks.h"
+#include "rondo/compile/transform/derivation.h"
 #include "rondo/compile/transform/joint.h"
-#include "rondo/compile/transform/lay_out.h"
 #include "rondo/compile/transform/partition.h"
 
 namespace rondo::compile {
@@ -95,10 +95,11 @@ class Entry : public std::enable_shared_from_this<Entry> {
   const std::optional<Partition>& partition() const { return partition_; }
   // Values of the recording that the usual backward reads, or one that runs the recording again.
   const std::vector<ValueId>& saved() const { return saved_; }
-  // What stands for them in the partition. `recorded`: the recording or the same with other floats.
-  std::vector<ValueId> saved_as_laid_out(const Graph& recorded) const;
-  // How `recorded`, of this kind, lies in the programs.
-  Layouts layouts_of(const Graph& recorded) const { return {recorded, saved_, lays_out_}; }
+  // What stands for them in the partition.
+  const std::vector<ValueId>& saved_as_laid_out() const { return laid_out_; }
+  // The graphs of `recorded`, the recording with other floats or sizes, derived as this entry's were. `arriving`: null:
+  // no backward.
+  DerivedGraphs derive_again(const Graph& recorded, const Arriving* arriving) const;
   // The parts of the model whose gradients leave at seams; empty: there are no seams.
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<int32_t>& may_split() const { return may_split_; }  // inputs_in_parts(), where there are seams
@@ -119,8 +120,8 @@ class Entry : public std::enable_shared_from_this<Entry> {
   void choose_usual(const Request& request);
   void compile_programs(const Graph& symbolic, const Request& request);
   std::shared_ptr<const Program> compile_forward(const Graph& graph, bool ranges_met) const;
-  CompiledBackward compile_backward(BackwardGraph derived, const Layouts& layouts, const Partition& partition,
-                                    const Arriving& arriving, bool ranges_met) const;
+  CompiledBackward compile_backward(BackwardGraph derived, const Partition& partition, const Arriving& arriving,
+                                    bool ranges_met) const;
   std::shared_ptr<const CompiledBackward> compile_other(const Arriving& arriving,
                                                         std::span<const double> recorded) const;
   std::optional<SizeMarks> forward_marks(bool ranges_met) const;
@@ -141,7 +142,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   std::vector<Part> parts_;
   std::vector<int32_t> may_split_;
   ProgramOptions program_options_;  // exact where asked for, or needed: codegen/relax.h
-  std::vector<ValueId> saved_;
+  std::vector<ValueId> saved_, laid_out_;
   bool lays_out_ = false;  // Note [Chosen layouts] in transform/lay_out.h
   std::optional<Partition> partition_;
   std::shared_ptr<const Program> forward_;

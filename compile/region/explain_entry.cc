@@ -9,6 +9,7 @@
 #include "rondo/compile/log.h"
 #include "rondo/compile/region/entry.h"
 #include "rondo/compile/transform/choose_kept.h"
+#include "rondo/compile/transform/lay_out.h"
 #include "rondo/runtime/base/format.h"
 
 namespace rondo::compile {

@@ -172,7 +172,7 @@ std::shared_ptr<const Binding> Region::make_binding(const FollowingTrace& trace,
 
 std::shared_ptr<const Entry> Region::compile_recording(const FollowingTrace& trace, const nn::ModuleCall& call,
                                                        std::vector<int64_t>& ranges) {
-  enter_stage("compile");
+  enter_stage(CompilerStage::kCompile);
   const std::shared_ptr<const Entry> newest = table_.newest();
   const Sizes sizes = options_.shapes == Shapes::kDynamic  ? Sizes::kAny
                       : options_.shapes == Shapes::kStatic ? Sizes::kOwn

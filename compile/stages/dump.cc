@@ -1,6 +1,5 @@
 #include "rondo/compile/stages/dump.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <utility>
 #include <vector>
@@ -9,24 +8,24 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "rondo/compile/log.h"
-#include "rondo/compile/stages/stages.h"
 #include "rondo/runtime/base/error.h"
 
 namespace rondo::compile {
 namespace {
 
-// The names of RONDO_DUMP, checked.
-std::vector<std::string> chosen_stages() {
+// The stages of RONDO_DUMP, bit_of() each.
+uint64_t chosen_stages() {
   const char* list = std::getenv("RONDO_DUMP");
-  if (list == nullptr) return {};
-  std::vector<std::string> known{"all", "input"};
-  for (const char* pass : pass_names()) known.emplace_back(pass);
-  known.insert(known.end(), {"fuse", "lower"});
-  std::vector<std::string> chosen = absl::StrSplit(list, ',', absl::SkipWhitespace());
-  for (const std::string& name : chosen)
-    if (std::find(known.begin(), known.end(), name) == known.end())
-      throw Error(absl::StrCat("RONDO_DUMP: no stage \"", name, "\". Stages: ", absl::StrJoin(known, ", ")));
-  return chosen;
+  if (list == nullptr) return 0;
+  uint64_t bits = 0;
+  for (const std::string& name : std::vector<std::string>(absl::StrSplit(list, ',', absl::SkipWhitespace()))) {
+    const std::optional<CompilerStage> stage = find_stage(name, StageUse::kDump);
+    if (!stage && name != "all")
+      throw Error(absl::StrCat("RONDO_DUMP: no stage \"", name, "\". Stages: all, ",
+                               absl::StrJoin(stage_names(StageUse::kDump), ", ")));
+    bits |= stage ? bit_of(*stage) : ~uint64_t{0};
+  }
+  return bits;
 }
 
 thread_local bool dumps_off = false;
@@ -36,14 +35,14 @@ thread_local bool dumps_off = false;
 DumpsOff::DumpsOff() : outer_(std::exchange(dumps_off, true)) {}
 DumpsOff::~DumpsOff() { dumps_off = outer_; }
 
-bool wants_dump(std::string_view stage) {
-  static const std::vector<std::string> chosen = chosen_stages();
-  return !dumps_off && std::any_of(chosen.begin(), chosen.end(),
-                                   [&](const std::string& name) { return name == "all" || name == stage; });
+bool wants_dump(CompilerStage stage) {
+  static const uint64_t chosen = chosen_stages();
+  return !dumps_off && (chosen & bit_of(stage)) != 0;
 }
 
-void dump(std::string_view stage, const std::string& text) {
-  log::write_dump(absl::StrCat("---- ", std::string(stage), "\n", text));
+void dump(CompilerStage stage, std::string_view text, std::string_view note) {
+  log::write_dump(absl::StrCat("---- ", std::string(name_of(stage)), note.empty() ? "" : " ", std::string(note), "\n",
+                               std::string(text)));
 }
 
 }  // namespace rondo::compile

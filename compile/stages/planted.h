@@ -5,25 +5,24 @@
 
 #include <atomic>
 #include <string_view>
-#include <vector>
+
+#include "rondo/compile/stages/stages.h"
 
 namespace rondo::compile {
 
-// Every stage that enter_stage() knows, in the order in which a call meets them.
-std::vector<std::string_view> stage_names();
 // From now on this stage fails, for all threads; "": none does. Throws Error, which lists the names, if there is no
 // such stage.
 void plant_failure(std::string_view stage);
 
 namespace detail {
-inline std::atomic<const char*> planted{nullptr};
-void fail_if_planted(std::string_view stage);
+inline std::atomic<int> planted{-1};  // a CompilerStage; -1: none
+[[noreturn]] void fail_as_planted(CompilerStage stage);
 }  // namespace detail
 
 // Where a stage begins. Costs one relaxed load.
-inline void enter_stage(std::string_view stage) {
-  if (detail::planted.load(std::memory_order_relaxed) != nullptr) [[unlikely]]
-    detail::fail_if_planted(stage);
+inline void enter_stage(CompilerStage stage) {
+  if (detail::planted.load(std::memory_order_relaxed) == static_cast<int>(stage)) [[unlikely]]
+    detail::fail_as_planted(stage);
 }
 
 }  // namespace rondo::compile

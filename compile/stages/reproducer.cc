@@ -24,8 +24,8 @@ uint64_t hash(std::string_view text) {
 
 std::string contents(const StageInput& input, std::string_view error) {
   return absl::StrCat("# A stage of the compiler failed. rondo_replay FILE runs it again.\n# ",
-                      absl::StrReplaceAll(std::string(error), {{"\n", "\n# "}}), "\nstage ", std::string(input.stage),
-                      "\n", input.text());
+                      absl::StrReplaceAll(std::string(error), {{"\n", "\n# "}}), "\nstage ",
+                      std::string(name_of(input.stage)), "\n", input.text());
 }
 
 }  // namespace
@@ -38,7 +38,8 @@ std::string save_reproducer(const StageInput& input, std::string_view error) {
     const std::filesystem::path folder = chosen != nullptr && *chosen != '\0' ? chosen
                                                                               : std::filesystem::temp_directory_path();
     std::filesystem::create_directories(folder);
-    const std::string path = (folder / formatted("rondo-%s-%016x.txt", std::string(input.stage), hash(text))).string();
+    const std::string path =
+        (folder / formatted("rondo-%s-%016x.txt", std::string(name_of(input.stage)), hash(text))).string();
     io::write_file_atomic(path, text);
     return absl::StrCat(" (to reproduce: rondo_replay ", path, ")");
   } catch (const std::exception& e) {  // the first failure is the one to report
@@ -53,6 +54,7 @@ void run_reproducible(const StageInput& input, absl::FunctionRef<void()> body) {
   } catch (const OutOfMemoryError&) {
     throw;  // no fault of the stage
   } catch (const Error& e) {
+    if (input.may_refuse) throw;
     throw Error(absl::StrCat(e.what(), save_reproducer(input, e.what())));
   } catch (const InternalError& e) {
     throw InternalError(absl::StrCat(e.what(), save_reproducer(input, e.what())));

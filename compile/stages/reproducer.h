@@ -1,7 +1,7 @@
 // When a stage of the compiler fails, what it was given is left in a file that the tool rondo_replay (tests/replay/)
 // runs again, without the user's program. The error names the file.
 //
-//   const std::vector<Unit> units = reproducible({.stage = "fuse", .text = text}, [&] { return fuse(graph); });
+//   const auto units = reproducible({.stage = CompilerStage::kFuse, .text = text}, [&] { return fuse(graph); });
 //
 // Files hold shapes, ops and attributes; no data of tensors, no paths. RONDO_REPRODUCERS names the folder (default: the
 // system's for temporary files); "off" writes none. Equal failures write the same file.
@@ -12,14 +12,17 @@
 #include <string_view>
 
 #include "absl/functional/function_ref.h"
+#include "rondo/compile/stages/stages.h"
 
 namespace rondo::compile {
 
 // A stage and what it works on.
 struct StageInput {
-  std::string_view stage;  // "verify", a pass, "fuse", "lower", "emit" or "numbers"
+  CompilerStage stage;
   // Its input, in the form that exec/reproduce.h reads. Called only when the stage has failed.
   absl::FunctionRef<std::string()> text;
+  // Error is an answer to the user and no failure: of a gradient rule, as on the eager tape. It stays as it is.
+  bool may_refuse = false;
 };
 
 // Writes the file and gives " (to reproduce: ...)" for the error. Never throws: if no file can be written, says so.

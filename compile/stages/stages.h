@@ -1,6 +1,11 @@
-// RONDO_DISABLE=fuse,relax,...: stages of the compiler that are left out, to find out which one a wrong number, a slow
-// step or a large arena comes from. In exact mode results have the same bits with any of them left out.
+// The stages of the compiler. One list of names (stages.cc) serves RONDO_DISABLE, RONDO_DUMP (dump.h), planted failures
+// (planted.h) and reproducers (reproducer.h).
 //
+// RONDO_DISABLE=fuse,relax,...: stages that are left out, to find out which one a wrong number, a slow step or a large
+// arena comes from. In exact mode results have the same bits with any of them left out.
+//
+//   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
+//   recompute   the forward saves all that the backward reads
 //   decompose   ops stay whole: one library call instead of simpler ops that fuse
 //   segments    rows are made and written before they are added up by index
 //   cse         equal calls are made as often as they were recorded
@@ -13,9 +18,7 @@
 //   widen       sums of 16-bit numbers are rounded before they are widened (default mode, on a GPU)
 //   fuse        a kernel for each op
 //   epilogues   products leave what follows them to kernels (and do not widen their results)
-//   layouts     images lie as in eager execution (default mode chooses for those inside of a region)
 //   relax       default mode computes as exact mode does
-//   recompute   the forward saves all that the backward reads
 //   reuse       no result is written over an operand
 //   cache       kernels are neither read from disk nor written to it
 //
@@ -23,12 +26,25 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace rondo::compile {
 
+// In the order in which a call meets them.
 enum class CompilerStage : uint8_t {
+  kRecord,
+  kCompile,
+  // transform/derivation.cc
+  kDifferentiate,
+  kLayouts,
+  kPartition,
+  kRecompute,
+  // transform/pipeline.cc; the passes in the order in which they first come there
+  kVerify,
+  kInput,
   kDecompose,
   kSegments,
   kCse,
@@ -39,24 +55,33 @@ enum class CompilerStage : uint8_t {
   kProducts,
   kSplitAtParts,
   kWiden,
+  // plan/make_plan.cc
   kFuse,
   kEpilogues,
-  kLayouts,
+  kLower,
+  kSchedule,
   kRelax,
-  kRecompute,
+  kPlan,
   kReuse,
-  kCache
+  kEmit,
+  kCache,
+  kPlace,
+  kRun,
+  kNumbers
 };
-inline constexpr int kStages = static_cast<int>(CompilerStage::kCache) + 1;
-// The stages before kFuse are the passes of transform/pipeline.cc, in the order in which they first come there.
-inline constexpr int kPasses = static_cast<int>(CompilerStage::kFuse);
+inline constexpr int kStages = static_cast<int>(CompilerStage::kNumbers) + 1;
 
 std::string_view name_of(CompilerStage stage);
-std::vector<const char*> pass_names();
+constexpr uint64_t bit_of(CompilerStage stage) { return uint64_t{1} << static_cast<int>(stage); }
+// RONDO_DISABLE leaves the stage out; RONDO_DUMP shows what it made; a test plants a failure in it.
+enum class StageUse : uint8_t { kDisable = 1, kDump = 2, kPlant = 4 };
+// The names of the stages that allow it, in order.
+std::vector<std::string> stage_names(StageUse use);
+std::optional<CompilerStage> find_stage(std::string_view name, StageUse use);
 // RONDO_DISABLE is read the first time that one of these two is called. Throws Error, which lists the names, where it
 // has another.
 bool enabled(CompilerStage stage);
-uint32_t disabled_stages();  // bit 1 << stage
+uint64_t disabled_stages();  // bit_of() each
 // Replaces the choice of RONDO_DISABLE. Throws as above.
 void disable_stages(std::string_view list);
 

@@ -3,7 +3,6 @@
 #include <optional>
 
 #include "rondo/compile/capture/trace.h"
-#include "rondo/compile/stages/planted.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/autograd/backward.h"
 #include "rondo/runtime/base/hash_map.h"
@@ -229,7 +228,6 @@ std::vector<int32_t> inputs_in_parts(const Graph& forward) {
 }
 
 BackwardGraph derive_backward(const Graph& forward, const Arriving& arriving, Device device) {
-  enter_stage("differentiate");
   return Deriver(forward, arriving, device).run();
 }
 

@@ -22,8 +22,15 @@ bool keeps_layout(const OpDef& op) {
   return op.channels_last != nullptr || op.kind == OpKind::kElementwise || op.kind == OpKind::kReduction;
 }
 
+// A graph with chosen layouts, and what stands for values of it that somebody else reads.
+struct LaidOut {
+  Graph graph;
+  std::vector<ValueId> needed;
+};
+
 class LayoutChooser {
  public:
+  // `channels_last`, by input: it lies so, and not as the graph says; empty: none.
   LayoutChooser(const Graph& graph, const std::vector<bool>& channels_last)
       : graph_(graph), last_(graph), usual_(graph), is_output_(graph, false), goes_on_(graph, false) {
     for (const ValueId id : graph.outputs) is_output_[id] = true;
@@ -171,17 +178,16 @@ class LayoutChooser {
   std::vector<Tensor> held_;  // operands of the current call refer to them
 };
 
-}  // namespace
-
-std::optional<LaidOut> lay_out(const Graph& graph, std::span<const ValueId> needed,
-                               const std::vector<bool>& channels_last) {
+// Nothing if the graph is to stay as it is.
+std::optional<LaidOut> laid_out(const Graph& graph, std::span<const ValueId> needed,
+                                const std::vector<bool>& channels_last) {
   LayoutChooser chooser(graph, channels_last);
   if (!chooser.changes_anything()) return std::nullopt;
   return chooser.run(needed);
 }
 
 // True if `chosen` converts much less than `recorded` does.
-static bool pays(const Graph& recorded, const Graph& chosen) {
+bool pays(const Graph& recorded, const Graph& chosen) {
   constexpr double kCopied = 1.5;  // a byte, beside one that is converted inside of a convolution: measured
   constexpr double kMost = 0.75;
   const auto cost = [](const Graph& graph) {
@@ -191,27 +197,32 @@ static bool pays(const Graph& recorded, const Graph& chosen) {
   return cost(chosen) < kMost * cost(recorded);
 }
 
-Layouts::Layouts(const Graph& recorded, std::span<const ValueId> needed, bool choose)
-    : recorded_(needed.begin(), needed.end()), needed_(recorded_) {
-  std::optional<LaidOut> made = choose ? lay_out(recorded, needed) : std::nullopt;
-  chosen_ = made.has_value() && pays(recorded, made->graph);
-  if (chosen_) graph_ = std::move(made->graph), needed_ = std::move(made->needed);
-  else graph_ = recorded;
-}
-
-void Layouts::apply(BackwardGraph& backward) const {
-  if (!chosen_) return;
+// Makes a backward of the recording one of `chosen`, whose own `needed` stand for `needed`. The rest of it lies as
+// chosen, too.
+void follow(BackwardGraph& backward, const std::vector<ValueId>& needed, const LaidOut& chosen) {
   std::vector<bool> channels_last(backward.inputs.size(), false);
   for (size_t i = 0; i < backward.inputs.size(); ++i) {
     BackwardInput& input = backward.inputs[i];
     if (input.kind != BackwardInput::kSaved) continue;
-    const auto at = std::find(recorded_.begin(), recorded_.end(), input.index) - recorded_.begin();
-    input.index = at < std::ssize(recorded_) ? needed_[static_cast<size_t>(at)] : kNoValue;
+    const auto at = std::find(needed.begin(), needed.end(), input.index) - needed.begin();
+    input.index = at < std::ssize(needed) ? chosen.needed[static_cast<size_t>(at)] : kNoValue;
     if (input.index == kNoValue) continue;
     channels_last[i] = is_usual_image(backward.graph.value(backward.graph.inputs[i])) &&
-                       lies_channels_last(graph_.value(input.index));
+                       lies_channels_last(chosen.graph.value(input.index));
   }
-  if (std::optional<LaidOut> made = lay_out(backward.graph, {}, channels_last)) backward.graph = std::move(made->graph);
+  if (std::optional<LaidOut> made = laid_out(backward.graph, {}, channels_last))
+    backward.graph = std::move(made->graph);
+}
+
+}  // namespace
+
+bool lay_out(Graph& recorded, std::vector<ValueId>& needed, BackwardGraph* backward) {
+  std::optional<LaidOut> chosen = laid_out(recorded, needed, {});
+  if (!chosen || !pays(recorded, chosen->graph)) return false;
+  if (backward != nullptr) follow(*backward, needed, *chosen);
+  recorded = std::move(chosen->graph);
+  needed = std::move(chosen->needed);
+  return true;
 }
 
 Conversions count_conversions(const Graph& graph) {

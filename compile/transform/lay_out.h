@@ -10,45 +10,19 @@
 // f32, images in the usual layout; bench_cnn --model=resnet50): steps of a residual network of 53 convolutions as one
 // region take 0.84 of the time; regions of one block of three convolutions would take 1.05 of it, and stay as they are.
 //
-// The forward and the backward of a recording are derived from it first, each is laid out by itself, and what the
-// backward reads of the forward lies as the forward made it. Exact mode chooses nothing: sums over images would be made
-// in another order than eager execution has.
+// A recording and its backward are each laid out by itself, and what the backward reads of the forward lies as the
+// forward made it. Exact mode chooses nothing: eager execution makes sums over images in another order.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "rondo/compile/transform/joint.h"
 
 namespace rondo::compile {
 
-// How a recording is compiled: as it is, or laid out.
-class Layouts {
- public:
-  // `needed`: values that a backward reads.
-  Layouts(const Graph& recorded, std::span<const ValueId> needed, bool choose);
-
-  const Graph& graph() const { return graph_; }
-  // What stands in graph() for `needed`, in order.
-  const std::vector<ValueId>& needed() const { return needed_; }
-  // Rewrites a backward of the recording, which may read `needed`, as one of graph(). The rest of it lies as chosen,
-  // too.
-  void apply(BackwardGraph& backward) const;
-
- private:
-  Graph graph_;
-  bool chosen_ = false;  // graph() is not the recording
-  std::vector<ValueId> recorded_, needed_;
-};
-
-// The graph with chosen layouts, and what stands for its values `needed`; nothing if it is to stay as it is.
-// `channels_last`, by input: it lies so, and not as the graph says; empty: none.
-struct LaidOut {
-  Graph graph;
-  std::vector<ValueId> needed;
-};
-std::optional<LaidOut> lay_out(const Graph& graph, std::span<const ValueId> needed = {},
-                               const std::vector<bool>& channels_last = {});
+// Lays out a recording and its backward (null: there is none), where that pays. `needed`: values of the recording that
+// backwards read; from then on, what stands for them. Returns false where nothing changes.
+bool lay_out(Graph& recorded, std::vector<ValueId>& needed, BackwardGraph* backward);
 
 // How often the graph converts images from one layout to the other: in calls of their own, which kernels may do on the
 // way, and inside of convolutions.

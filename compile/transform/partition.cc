@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/choose_kept.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -10,7 +9,6 @@ namespace rondo::compile {
 Partition::Partition(const Graph& recorded, std::span<const ValueId> needed, const CompileOptions& options,
                      const Partition* like)
     : caller_outputs_(recorded.outputs.size()), forward_id_(recorded, kNoValue) {
-  enter_stage("partition");
   Graph extended = recorded;
   extended.outputs.insert(extended.outputs.end(), needed.begin(), needed.end());
   forward_ = decompose(extended).value_or(extended);

@@ -11,16 +11,15 @@ namespace rondo::compile {
 namespace {
 
 enum class When : uint8_t {
-  kAlways,      // simplify() runs it, too
-  kInPlans,     // run_pipeline() only
-  kDefaultMode  // the same, not in exact mode
+  kAlways,
+  kDefaultMode  // not in exact mode
 };
 
 struct Pass {
   CompilerStage stage;
   When when;
   std::optional<Graph> (*run)(const Graph&, const PassOptions&);
-  uint32_t only_after = 0;  // it runs only if one of these stages (bits) has changed the graph; 0: always
+  uint64_t only_after = 0;  // it runs only if one of these stages (bits) has changed the graph; 0: always
 };
 
 template <auto kPass> std::optional<Graph> plain(const Graph& graph, const PassOptions& /*options*/) {
@@ -33,8 +32,6 @@ std::optional<Graph> split(const Graph& graph, const PassOptions& options) {
 std::optional<Graph> widen(const Graph& graph, const PassOptions& options) {
   return options.gathers_sums ? widen_reductions(graph) : std::nullopt;
 }
-
-constexpr uint32_t bit(CompilerStage stage) { return 1u << static_cast<int>(stage); }
 
 // This table is the contents of the pipeline.
 constexpr Pass kPipeline[] = {
@@ -55,18 +52,18 @@ constexpr Pass kPipeline[] = {
     // Small products with an operand in common become one.
     {CompilerStage::kProducts, When::kDefaultMode, &plain<merge_products>},
     // What reads a whole goes on with its parts.
-    {CompilerStage::kSplitAtParts, When::kInPlans, &split},
+    {CompilerStage::kSplitAtParts, When::kAlways, &split},
     // What the two before have laid side by side.
-    {CompilerStage::kAssemble, When::kInPlans, &plain<assemble_in_place>,
-     bit(CompilerStage::kProducts) | bit(CompilerStage::kSplitAtParts)},
+    {CompilerStage::kAssemble, When::kAlways, &plain<assemble_in_place>,
+     bit_of(CompilerStage::kProducts) | bit_of(CompilerStage::kSplitAtParts)},
     // Sums of 16-bit numbers are not rounded before they are widened.
     {CompilerStage::kWiden, When::kDefaultMode, &widen},
 };
-// pass_names() lists the stages in the order in which they first come here.
+// The stages have the order in which they first come here.
 static_assert([] {
-  int next = 0;
+  int next = static_cast<int>(CompilerStage::kDecompose);
   for (const Pass& pass : kPipeline) next += static_cast<int>(pass.stage) == next ? 1 : 0;
-  return next == kPasses;
+  return next == static_cast<int>(CompilerStage::kFuse);
 }());
 
 bool applies(const Pass& pass, const PassOptions& options) { return pass.when != When::kDefaultMode || !options.exact; }
@@ -83,36 +80,43 @@ std::optional<Graph> run_checked(const Pass& pass, const Graph& graph, const Pas
   return result;
 }
 
-// All rows, or those of simplify().
-Graph run(Graph graph, const PassOptions& options, bool whole) {
+}  // namespace
+
+Graph run_pipeline(Graph graph, const PassOptions& options) {
   const auto text = [&] { return absl::StrCat(to_string(options), to_string(graph)); };
-  run_reproducible({.stage = "verify", .text = text}, [&] { verify(graph); });
-  if (wants_dump("input")) dump("input", to_string(graph, Locations::kAsComments));
-  uint32_t changed = 0;
+  run_reproducible({.stage = CompilerStage::kVerify, .text = text}, [&] { verify(graph); });
+  if (wants_dump(CompilerStage::kInput)) dump(CompilerStage::kInput, to_string(graph, Locations::kAsComments));
+  uint64_t changed = 0;
   for (const Pass& pass : kPipeline) {
-    if (!whole && pass.when != When::kAlways) continue;
     if (pass.only_after != 0 && (changed & pass.only_after) == 0) continue;
-    const std::string name(name_of(pass.stage));
     if (!enabled(pass.stage)) {
-      if (wants_dump(name)) dump(name + " (disabled)", "");
+      if (wants_dump(pass.stage)) dump(pass.stage, "", "(disabled)");
       continue;
     }
-    std::optional<Graph> result = reproducible({.stage = name, .text = text}, [&]() -> std::optional<Graph> {
+    std::optional<Graph> result = reproducible({.stage = pass.stage, .text = text}, [&]() -> std::optional<Graph> {
       return applies(pass, options) ? run_checked(pass, graph, options) : std::nullopt;
     });
-    if (wants_dump(name)) {
+    if (wants_dump(pass.stage)) {
       const std::string after = to_string(result ? *result : graph, Locations::kAsComments);
-      if (!result || after == to_string(graph, Locations::kAsComments)) dump(name + " (unchanged)", "");
-      else dump(name, after);
+      if (!result || after == to_string(graph, Locations::kAsComments)) dump(pass.stage, "", "(unchanged)");
+      else dump(pass.stage, after);
     }
     if (!result) continue;
     graph = std::move(*result);
-    changed |= bit(pass.stage);
+    changed |= bit_of(pass.stage);
   }
   return graph;
 }
 
-}  // namespace
+std::vector<bool> inputs_needed(const Graph& graph) {
+  // A call's parts may read less than the call, and dead code goes. The other passes read the same, in other ways.
+  constexpr uint64_t kLeaveUnread = bit_of(CompilerStage::kDecompose) | bit_of(CompilerStage::kDce);
+  Graph left = graph;
+  for (const Pass& pass : kPipeline)
+    if ((bit_of(pass.stage) & kLeaveUnread) != 0 && enabled(pass.stage))
+      if (std::optional<Graph> result = pass.run(left, {})) left = std::move(*result);
+  return inputs_read(left);
+}
 
 void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
 
@@ -120,9 +124,6 @@ std::string to_string(const PassOptions& options) {
   if (options.exact) return "";
   return absl::StrCat("options default", options.gathers_sums ? " gathers" : "", "\n");
 }
-
-Graph run_pipeline(Graph graph, const PassOptions& options) { return run(std::move(graph), options, true); }
-Graph simplify(Graph graph) { return run(std::move(graph), {}, false); }
 
 std::vector<CompilerStage> passes_of(const PassOptions& options) {
   std::vector<CompilerStage> stages;

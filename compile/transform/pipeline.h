@@ -25,14 +25,14 @@ std::string to_string(const PassOptions& options);
 
 // What a plan is made of: all passes.
 Graph run_pipeline(Graph graph, const PassOptions& options);
-// The passes that are the same for every plan. What the result does not read, no plan reads.
-Graph simplify(Graph graph);
+// By input: false if no plan of the graph reads it. Runs only the passes that leave inputs unread.
+std::vector<bool> inputs_needed(const Graph& graph);
 
 // The stages of a pipeline with these options, in order, without those that RONDO_DISABLE leaves out. One may come
 // twice.
 std::vector<CompilerStage> passes_of(const PassOptions& options);
-// One pass (pass_names()), on a graph that is verified before and after; "verify" does only that. Throws Error if there
-// is no such pass.
+// One pass, by its stage's name, on a graph that is verified before and after; "verify" does only that. Throws Error if
+// there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
 // Tests plant wrong passes: changes what the pass of this name made. Null: nothing.

@@ -17,7 +17,9 @@
 #include "rondo/compile/ir/parse.h"
 #include "rondo/compile/jit/executable.h"
 #include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
+#include "rondo/compile/transform/derivation.h"
 #include "rondo/compile/transform/joint.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/ops/ops.h"
@@ -78,7 +80,7 @@ constexpr const char* kGoodGraph =
 constexpr const char* kBadGraph = "input %0: f32[4, 8]\n%1: f32[4, 9] = relu(%0)\nreturn %1\n";
 
 TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
-  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  const std::string error = thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); });
   EXPECT_NE(error.find("the dtype or the sizes of %1 are not what relu gives"), error.npos) << error;
   const std::string path = path_in(error);
   ASSERT_TRUE(fs::exists(path)) << error;
@@ -92,7 +94,7 @@ TEST_F(Reproducers, ABadGraphIsFoundAndReplayed) {
   EXPECT_NE(message.find("stage verify fails: internal error: graph: the dtype or the sizes of %1"), message.npos)
       << message;
   // Equal failures share a file, and nothing else is left behind.
-  EXPECT_EQ(path_in(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); })), path);
+  EXPECT_EQ(path_in(thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); })), path);
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 2) << "the reproducer and stderr";
 }
 
@@ -116,14 +118,14 @@ TEST_F(Reproducers, AnOpOfTheProgramsOwn) {
 
 TEST_F(Reproducers, EachPassCanBeReplayed) {
   const Graph graph = parse_graph(kGoodGraph);
-  for (const char* pass : pass_names()) {
+  for (const CompilerStage pass : passes_of({.exact = false})) {
     const std::string error = thrown<InternalError>([&] {
       reproducible({.stage = pass, .text = [&] { return to_string(graph); }},
                    []() -> Graph { throw InternalError("two\nlines"); });
     });
     EXPECT_TRUE(error.starts_with("two\nlines (to reproduce: ")) << error;
     const Reproducer r = parse_reproducer(contents(path_in(error)));
-    EXPECT_EQ(r.stage, pass);
+    EXPECT_EQ(r.stage, name_of(pass));
     EXPECT_EQ(replay(r), kGoodGraph) << "nothing to simplify";
     EXPECT_EQ(run_tool(path_in(error)), (std::pair<int, std::string>{0, "stage " + r.stage + " works\n"}));
   }
@@ -136,10 +138,11 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   const std::vector<bool> needed{false, false, true};
   auto fail = []() -> int { throw Error("no"); };
   std::string error = thrown<Error>(
-      [&] { reproducible({.stage = "fuse", .text = [&] { return to_string(graph); }}, fail); });
+      [&] { reproducible({.stage = CompilerStage::kFuse, .text = [&] { return to_string(graph); }}, fail); });
   EXPECT_EQ(replay(parse_reproducer(contents(path_in(error)))), to_string(graph, units));
-  error = thrown<Error>(
-      [&] { reproducible({.stage = "lower", .text = [&] { return lower_input(graph, units[0], needed); }}, fail); });
+  error = thrown<Error>([&] {
+    reproducible({.stage = CompilerStage::kLower, .text = [&] { return lower_input(graph, units[0], needed); }}, fail);
+  });
   const Reproducer r = parse_reproducer(contents(path_in(error)));
   EXPECT_EQ(r.unit->nodes, units[0].nodes);
   EXPECT_EQ(r.unit->rows, units[0].rows);
@@ -147,6 +150,63 @@ TEST_F(Reproducers, FusionAndLoweringCanBeReplayed) {
   EXPECT_TRUE(r.unit->fused);
   EXPECT_EQ(r.needed, needed);
   EXPECT_EQ(replay(r), to_string(lower(graph, units[0], needed).kernel));
+}
+
+constexpr const char* kRecording =
+    "input %0: f32[4, 8] grad leaf\n%1: f32[4, 8] grad = exp(%0)\n%2: f32[4, 8] grad = tanh(%1)\nreturn %1 %2\n";
+
+TEST_F(Reproducers, TheStagesOfADerivationCanBeReplayed) {
+  const Graph recorded = parse_graph(kRecording);
+  const Arriving arriving{.gradients = {false, true}};
+  const Derivation how{.arriving = &arriving, .lays_out = true, .options = {.recompute = Recompute::kFull}};
+  for (const CompilerStage stage :
+       {CompilerStage::kDifferentiate, CompilerStage::kLayouts, CompilerStage::kPartition}) {
+    const std::string name(name_of(stage));
+    SCOPED_TRACE(name);
+    plant_failure(name);
+    const std::string error = thrown<InternalError>([&] { derive(recorded, how); });
+    plant_failure("");
+    EXPECT_NE(error.find("planted in stage \"" + name + "\""), error.npos) << error;
+    const Reproducer r = parse_reproducer(contents(path_in(error)));
+    EXPECT_EQ(r.stage, name);
+    EXPECT_EQ(to_string(*r.graph), kRecording);
+    EXPECT_EQ(r.arriving.gradients, arriving.gradients);
+    EXPECT_FALSE(r.options.exact);
+    EXPECT_EQ(r.recompute.recompute, Recompute::kFull);
+    EXPECT_EQ(replay(r), to_string(derive(recorded, how, stage)));
+    EXPECT_EQ(run_tool(path_in(error)), (std::pair<int, std::string>{0, "stage " + name + " works\n"}));
+  }
+}
+
+TEST_F(Reproducers, ADerivationIsReplayedAsItRan) {
+  const Reproducer r = parse_reproducer(std::string("stage partition\n") + kRecording +
+                                        "recompute 3 4096\ngradients 1\ntotals\nowned 0\nin_other_layout 0 1\n"
+                                        "in_parts 0\nsaved 2 1\n");
+  EXPECT_TRUE(r.options.exact);
+  EXPECT_EQ(r.recompute.recompute, Recompute::kBudget);
+  EXPECT_EQ(r.recompute.recompute_budget, 4096);
+  EXPECT_EQ(r.arriving.gradients, (std::vector<bool>{false, true}));
+  EXPECT_EQ(r.arriving.totals, std::vector<bool>{false});
+  EXPECT_EQ(r.arriving.owned, std::vector<bool>{true});
+  EXPECT_EQ(r.arriving.in_other_layout, (std::vector<bool>{true, true}));
+  EXPECT_EQ(r.arriving.in_parts, std::vector<bool>{true});
+  EXPECT_EQ(r.saved, (std::vector<ValueId>{2, 1}));
+  for (const char* bad : {"recompute 4 0\n", "gradients 2\n", "totals 1\n", "saved 3\n"})
+    EXPECT_THROW(parse_reproducer(std::string("stage partition\n") + kRecording + bad), Error) << bad;
+}
+
+// A gradient rule's answer to the user is eager execution's, and leaves no file.
+TEST_F(Reproducers, AnOpWithoutAGradientIsNoFailure) {
+  OpDef mine = *find_op("relu");
+  mine.name = "my_relu";
+  mine.grad = nullptr;
+  const OpDef* const own[] = {&mine};
+  const Graph recorded = parse_graph("input %0: f32[2] grad leaf\n%1: f32[2] grad = my_relu(%0)\nreturn %1\n", own);
+  const Arriving arriving;
+  const std::string error = thrown<Error>([&] { derive(recorded, {.arriving = &arriving}); });
+  EXPECT_NE(error.find("backward of my_relu: it has no gradient"), error.npos) << error;
+  EXPECT_EQ(error.find("to reproduce"), error.npos) << error;
+  EXPECT_FALSE(fs::exists(folder_));
 }
 
 // What a stage did besides the graph that it was given: the mode of a pass, what products do on their results.
@@ -196,7 +256,7 @@ TEST_F(Reproducers, ABadKernelIsSaved) {
   LoopKernel kernel = parse_loop_kernel(kKernel);
   kernel.instrs[2].index = 0;  // stores to an input
   const std::string error = thrown<InternalError>([&] {
-    run_reproducible({.stage = "emit", .text = [&] { return to_string(kernel); }}, [&] {
+    run_reproducible({.stage = CompilerStage::kEmit, .text = [&] { return to_string(kernel); }}, [&] {
       compile_kernels({&kernel, 1});
     });
   });
@@ -249,11 +309,12 @@ TEST_F(Reproducers, AFolderThatCannotBeWrittenIsNotAnotherFailure) {
   fs::create_directories(folder_);
   std::ofstream(folder_ / "file") << "not a folder";
   setenv("RONDO_REPRODUCERS", (folder_ / "file" / "below").c_str(), 1);
-  const std::string error = thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); });
+  const std::string error = thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); });
   EXPECT_NE(error.find("graph: the dtype or the sizes"), error.npos);
   EXPECT_NE(error.find(" (no reproducer: "), error.npos) << error;
   setenv("RONDO_REPRODUCERS", "off", 1);
-  EXPECT_EQ(thrown<InternalError>([] { simplify(parse_graph(kBadGraph)); }).find("reproduce"), std::string::npos);
+  EXPECT_EQ(thrown<InternalError>([] { run_pipeline(parse_graph(kBadGraph), {}); }).find("reproduce"),
+            std::string::npos);
 }
 
 // RONDO_DUMP is read once, so this looks from outside.
@@ -278,8 +339,26 @@ TEST_F(Reproducers, DumpsSayWhatEachStageMade) {
   setenv("RONDO_DUMP", "dce", 1);
   EXPECT_EQ(run_tool(path).second, "---- dce (unchanged)\nstage compile works\n");
   setenv("RONDO_DUMP", "dce,inline", 1);
-  EXPECT_NE(run_tool(path).second.find("RONDO_DUMP: no stage \"inline\". Stages: all, input, decompose, segments, cse"),
+  EXPECT_NE(run_tool(path).second.find(
+                "RONDO_DUMP: no stage \"inline\". Stages: all, differentiate, layouts, partition, input, decompose, "
+                "segments"),
             std::string::npos);
+  unsetenv("RONDO_DUMP");
+}
+
+TEST_F(Reproducers, DumpsOfADerivation) {
+  fs::create_directories(folder_);
+  const std::string path = (folder_ / "recording.txt").string();
+  std::ofstream(path) << "stage partition\n" << kRecording;
+  setenv("RONDO_DUMP", "all", 1);
+  const std::string all = run_tool(path).second;
+  EXPECT_NE(all.find("---- differentiate\ninput %0: f32[4, 8] grad leaf\n"), all.npos) << all;
+  EXPECT_NE(all.find("\nbackward\ninput %0: f32[4, 8]\n"), all.npos) << all;
+  EXPECT_NE(all.find("\n---- layouts (unchanged)\n---- partition\ninput %0: f32[4, 8] grad leaf\n"), all.npos) << all;
+  setenv("RONDO_DUMP", "layouts", 1);
+  setenv("RONDO_DISABLE", "layouts", 1);
+  EXPECT_EQ(run_tool(path).second, "---- layouts (disabled)\nstage partition works\n");
+  unsetenv("RONDO_DISABLE");
   unsetenv("RONDO_DUMP");
 }
 
@@ -291,9 +370,9 @@ TEST(DumpsDeathTest, StayOffUntilTheOuterScopeEnds) {
     {
       const DumpsOff outer;
       { const DumpsOff inner; }
-      inside = wants_dump("dce");
+      inside = wants_dump(CompilerStage::kDce);
     }
-    exit(wants_dump("dce") && !inside ? 0 : 1);
+    exit(wants_dump(CompilerStage::kDce) && !inside ? 0 : 1);
   };
   EXPECT_EXIT(look(), testing::ExitedWithCode(0), "");
   unsetenv("RONDO_DUMP");

@@ -1,13 +1,17 @@
 // RONDO_DISABLE: any stage of the compiler can be left out, and results keep their bits.
 #include "rondo/compile/stages/stages.h"
 
-#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "rondo/compile/jit/code_store.h"
+#include "rondo/compile/transform/joint.h"
+#include "rondo/compile/transform/pipeline.h"
 #include "rondo/tests/compile/block_fixture.h"
+#include "rondo/tests/compile/graph_fixture.h"
 #include "rondo/tests/compiled_runs.h"
 #include "rondo/tests/errors.h"
 #include "rondo/tests/fuzz/differential.h"
 #include "rondo/tests/fuzz/generate.h"
+#include "rondo/tests/op_samples.h"
 
 namespace rondo {
 namespace {
@@ -31,11 +35,13 @@ class Stages : public test::BlockTest {
 };
 
 TEST_F(Stages, AreChosenByName) {
-  for (int i = 0; i < compile::kStages; ++i) {
-    const auto stage = static_cast<CompilerStage>(i);
-    disable_stages(compile::name_of(stage));
-    EXPECT_FALSE(compile::enabled(stage));
-    EXPECT_EQ(compile::disabled_stages(), 1u << i);
+  for (const std::string& name : compile::stage_names(compile::StageUse::kDisable)) {
+    disable_stages(name);
+    const std::optional<CompilerStage> stage = compile::find_stage(name, compile::StageUse::kDisable);
+    ASSERT_TRUE(stage.has_value()) << name;
+    EXPECT_EQ(compile::name_of(*stage), name);
+    EXPECT_FALSE(compile::enabled(*stage));
+    EXPECT_EQ(compile::disabled_stages(), compile::bit_of(*stage));
   }
   disable_stages("fuse, relax");
   EXPECT_FALSE(compile::enabled(CompilerStage::kFuse));
@@ -45,21 +51,23 @@ TEST_F(Stages, AreChosenByName) {
 TEST_F(Stages, UnknownNamesAreListed) {
   disable_stages("cse");
   EXPECT_EQ(test::error_of([] { disable_stages("fuse,fusion"); }),
-            "RONDO_DISABLE: no stage \"fusion\". Stages: decompose, segments, cse, dce, join, assemble, collectives, "
-            "products, split, widen, fuse, epilogues, layouts, relax, recompute, reuse, cache");
+            "RONDO_DISABLE: no stage \"fusion\". Stages: layouts, recompute, decompose, segments, cse, dce, join, "
+            "assemble, collectives, products, split, widen, fuse, epilogues, relax, reuse, cache");
+  EXPECT_NE(test::error_of([] { disable_stages("partition"); }).find("no stage \"partition\""), std::string::npos);
+  EXPECT_EQ(absl::StrJoin(compile::stage_names(compile::StageUse::kDump), " "),
+            "differentiate layouts partition input decompose segments cse dce join assemble collectives products split "
+            "widen fuse lower");
+  EXPECT_EQ(absl::StrJoin(compile::stage_names(compile::StageUse::kPlant), " "),
+            "record compile differentiate layouts partition verify decompose segments cse dce join assemble "
+            "collectives products split widen fuse lower schedule plan emit place run");
   EXPECT_FALSE(compile::enabled(CompilerStage::kCse));  // as before
 }
 
 // Compiled equals eager without any one stage, without all of them, and the other way round.
 TEST_F(Stages, RandomProgramsKeepTheirBits) {
   const test::MeansToRun eagerly(test::Eagerly::kBackward, "some of the programs ask for it");
-  std::vector<std::string> choices;
-  std::string all;
-  for (int i = 0; i < compile::kStages; ++i) {
-    choices.emplace_back(compile::name_of(static_cast<CompilerStage>(i)));
-    absl::StrAppend(&all, choices.back(), ",");
-  }
-  choices.push_back(all);
+  std::vector<std::string> choices = compile::stage_names(compile::StageUse::kDisable);
+  choices.push_back(absl::StrJoin(choices, ","));
   uint64_t seed = 5000;
   for (const std::string& choice : choices) {
     disable_stages(choice);
@@ -91,6 +99,33 @@ TEST_F(Stages, AreReallyLeftOut) {
   // The folder of kernels.
   disable_stages("cache");
   EXPECT_EQ(compile::disk_cache_options().folder, "");
+}
+
+// What inputs_needed() says of each op's backward, without most of the passes, is what all of them leave.
+TEST_F(Stages, NeededInputsAreThoseThatThePassesLeave) {
+  int graphs = 0;
+  for (const OpDef* op : all_ops()) {
+    const test::OpSpec* spec = test::find_spec(op->name);
+    if (spec == nullptr || op->overwrites >= 0 || op->grad == nullptr) continue;
+    for (const test::OpSample& sample : test::samples_of(*spec)) {
+      SCOPED_TRACE(std::string(op->name) + ": " + sample.label);
+      std::vector<Tensor> inputs = sample.inputs_as(kF32);
+      for (size_t i = 0; i < inputs.size(); ++i)
+        if (inputs[i].defined() && is_floating(inputs[i].dtype()) && !spec->is_constant(i)) inputs[i].requires_grad_();
+      const compile::Graph forward = compile::record(
+          [&] { return test::apply_op(*op, inputs, sample.attrs, sample.n_outputs); });
+      compile::Arriving arriving;
+      for (size_t i = 0; i < forward.outputs.size(); ++i) arriving.gradients.push_back(spec->is_differentiable(i));
+      const compile::Graph backward = compile::derive_backward(forward, arriving).graph;
+      // Without the pass that reads of a whole only the parts that are needed.
+      for (const char* off : {"split", "split,dce", "split,decompose,segments"}) {
+        disable_stages(off);
+        EXPECT_EQ(compile::inputs_needed(backward), compile::inputs_read(compile::run_pipeline(backward, {}))) << off;
+      }
+      ++graphs;
+    }
+  }
+  EXPECT_GT(graphs, 100);
 }
 
 // One region, two settings: what was compiled under one is not run under the other.
