@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/reproducer.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -113,8 +114,6 @@ Graph run(Graph graph, const PassOptions& options, bool whole) {
 }
 
 }  // namespace
-
-void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
 
 std::string to_string(const PassOptions& options) {
   if (options.exact) return "";
