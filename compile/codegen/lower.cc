@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/transform/spaces.h"
 
 namespace rondo::compile {
@@ -408,8 +409,6 @@ LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>&
   if (miscompile_for_tests != nullptr) miscompile_for_tests(lowered.kernel);
   return lowered;
 }
-
-void (*miscompile_for_tests)(LoopKernel& kernel) = nullptr;
 
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed) {
   std::string text = to_string(graph);

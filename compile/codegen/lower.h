@@ -39,7 +39,4 @@ LoweredUnit lower(const Graph& graph, const Unit& unit, const std::vector<bool>&
 // The input of lower(), as text for a reproducer (stages/reproducer.h).
 std::string lower_input(const Graph& graph, const Unit& unit, const std::vector<bool>& needed);
 
-// Tests only: imitates a wrong rule of lowering. If not null, it changes each kernel that lower() makes.
-extern void (*miscompile_for_tests)(LoopKernel& kernel);
-
 }  // namespace rondo::compile

@@ -53,7 +53,7 @@ absl::Status take(const Target& target, KernelFile section) {
   records.erase(choices, records.end());
   absl::Status status = CodeStore::of(target).take(std::move(section));
   for (const KernelRecord& record : chosen)
-    if (status.ok()) status = Tuner::instance().take(target.key().text(), record);
+    if (status.ok()) status = Tuner::instance().take(target.key(), record);
   return status;
 }
 

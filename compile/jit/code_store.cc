@@ -14,9 +14,7 @@
 namespace rondo::compile {
 namespace {
 
-// Bounds of what is kept in memory: 8,192 kernels have about 80 MB.
-constexpr size_t kMaxHeld = 8192;
-constexpr size_t kMaxMisses = 256;
+constexpr size_t kMaxMisses = 256;  // that are kept
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
@@ -37,9 +35,6 @@ Likeness compare_lines(const std::string& there, const std::string& here) {
   return result;
 }
 
-}  // namespace
-
-namespace {
 struct Stores {
   std::mutex mutex;
   // Also by the target's key: another NVRTC makes other code.
@@ -49,6 +44,7 @@ Stores& stores() {
   static auto* const stores = new Stores;
   return *stores;
 }
+
 }  // namespace
 
 DiskCacheOptions disk_cache_options() {
@@ -80,77 +76,52 @@ int64_t CodeStore::forget_all() {
   return forgotten;
 }
 
-// Code from an object; null and `damage` set if it is no object of ours.
-std::shared_ptr<const MachineCode> CodeStore::place(const std::string& object, std::string& damage) const {
+// Returns the code of an object, or the error if the object is not ours.
+absl::StatusOr<std::shared_ptr<const MachineCode>> CodeStore::place(const std::string& object) const {
   enter_stage(CompilerStage::kPlace);
   absl::StatusOr<std::shared_ptr<const MachineCode>> code = target_.place(object);
-  if (code.ok()) return *std::move(code);
   if (absl::IsResourceExhausted(code.status()))
     throw Error(absl::StrCat("compile: ", std::string(code.status().message())));
-  damage = std::string(code.status().message());
-  return nullptr;
-}
-
-// REQUIRES: mutex_ is held. Null, with `damage`, if the object is damaged.
-std::shared_ptr<const MachineCode> CodeStore::placed(const std::string& kernel, Held& held, std::string& damage) {
-  held.last_use = ++uses_;
-  std::shared_ptr<const MachineCode> code = held.code.lock();
-  if (code != nullptr) return code;
-  code = place(held.object, damage);
-  held.code = code;
-  if (code == nullptr) held_.erase(kernel);
   return code;
 }
 
 // REQUIRES: mutex_ is held.
-CodeStore::Held& CodeStore::hold(const std::string& kernel, std::string object) {
-  if (held_.size() >= kMaxHeld) {
-    std::vector<uint64_t> ages;
-    for (const auto& [text, held] : held_) ages.push_back(held.last_use);
-    std::nth_element(ages.begin(), ages.begin() + kMaxHeld / 4, ages.end());
-    const uint64_t oldest_kept = ages[kMaxHeld / 4];
-    std::erase_if(held_, [&](const auto& entry) { return entry.second.last_use < oldest_kept; });
-  }
-  Held& held = held_[kernel];
-  held.object = std::move(object);
-  return held;
+std::weak_ptr<const MachineCode>& CodeStore::placed(const std::string& kernel) {
+  if (placed_.size() >= io::ObjectStore::kMostHeld)
+    std::erase_if(placed_, [](const auto& entry) { return entry.second.expired(); });
+  return placed_[kernel];
 }
 
 CodeStore::Found CodeStore::find(const std::string& kernel) {
+  using From = io::ObjectStore::From;
+  std::shared_ptr<const MachineCode> code;
+  const From from = objects_.find(kernel, [&](const std::string& object) {
+    const std::lock_guard lock(mutex_);
+    code = placed(kernel).lock();
+    if (code != nullptr) return absl::OkStatus();
+    absl::StatusOr<std::shared_ptr<const MachineCode>> made = place(object);
+    if (!made.ok()) return made.status();
+    placed(kernel) = code = *std::move(made);
+    return absl::OkStatus();
+  });
+  // Told to the log, whose sink may ask for a report, when no lock is held.
   const auto tell = [&](const std::string& what) {
     if (log::enabled(log::Topic::kCache)) log::write(log::Topic::kCache, absl::StrCat(first_line(kernel), ": ", what));
   };
-  // Told to the log, whose sink may ask for a report, when no lock is held.
-  std::string damage;
-  const auto reject = [&] {
-    if (!damage.empty()) disk_.reject(kernel, std::exchange(damage, ""));
+  const auto count = [&](int64_t& counter, const char* what) {
+    {
+      const std::lock_guard lock(mutex_);
+      ++counter;
+    }
+    tell(what);
   };
-  {
-    std::unique_lock lock(mutex_);
-    if (const auto found = held_.find(kernel); found != held_.end()) {
-      // An artifact's kernel counts as such once, then as one of ours.
-      const bool from_artifact = std::exchange(found->second.from_artifact, false);
-      if (std::shared_ptr<const MachineCode> code = placed(kernel, found->second, damage)) {
-        ++(from_artifact ? counts_.from_artifacts : counts_.from_memory);
-        lock.unlock();
-        tell(from_artifact ? "found in artifacts" : "found in memory");
-        return {std::move(code), !from_artifact};
-      }
-    }
-  }
-  reject();
-  if (std::optional<std::string> object = disk_.find(kernel)) {
-    std::unique_lock lock(mutex_);
-    if (std::shared_ptr<const MachineCode> code = placed(kernel, hold(kernel, *std::move(object)), damage)) {
-      ++counts_.from_disk;
-      lock.unlock();
-      tell("found on disk");
-      return {std::move(code)};
-    }
-  }
-  reject();
-  Miss miss{kernel, disk_.nearest_host(kernel)};
-  if (log::enabled(log::Topic::kCache)) tell(absl::StrCat("miss: ", explained(miss, known_kernels()).why));
+  if (from == From::kMemory) count(counts_.from_memory, "found in memory");
+  if (from == From::kArtifact) count(counts_.from_artifacts, "found in artifacts");
+  if (from == From::kDisk) count(counts_.from_disk, "found on disk");
+  if (from != From::kNowhere) return {std::move(code), from == From::kMemory};
+  Miss miss{kernel, objects_.disk().nearest_host(kernel)};
+  if (log::enabled(log::Topic::kCache))
+    tell(absl::StrCat("miss: ", explained(miss, objects_.some_texts(kMaxMisses)).why));
   std::lock_guard lock(mutex_);
   ++counts_.misses;
   if (misses_.size() == kMaxMisses) misses_.erase(misses_.begin());
@@ -159,55 +130,22 @@ CodeStore::Found CodeStore::find(const std::string& kernel) {
 }
 
 std::shared_ptr<const MachineCode> CodeStore::add(const std::string& kernel, std::string object) {
-  std::string damage;
-  std::shared_ptr<const MachineCode> code = place(object, damage);
-  if (code == nullptr) throw_internal(absl::StrCat("code generation: ", damage));
-  disk_.store(kernel, object);
-  std::lock_guard lock(mutex_);
-  Held& held = hold(kernel, std::move(object));
-  held.code = code;
-  held.last_use = ++uses_;
-  return code;
-}
-
-KernelFile CodeStore::contents() const {
-  KernelFile file{host_.text(), {}};
+  const absl::StatusOr<std::shared_ptr<const MachineCode>> code = place(object);
+  if (!code.ok()) throw_internal(absl::StrCat("code generation: ", std::string(code.status().message())));
   {
-    std::lock_guard lock(mutex_);
-    for (const auto& [kernel, held] : held_) file.kernels.push_back({kernel, held.object});
+    const std::lock_guard lock(mutex_);
+    placed(kernel) = *code;
   }
-  // One set of kernels, one file.
-  std::sort(file.kernels.begin(), file.kernels.end(),
-            [](const KernelRecord& a, const KernelRecord& b) { return a.kernel < b.kernel; });
-  return file;
+  objects_.add(kernel, std::move(object));
+  return *code;
 }
 
 absl::Status CodeStore::take(KernelFile file) {
-  if (absl::Status status = io::accepts(host_, file.host); !status.ok()) return status;
-  for (const KernelRecord& record : file.kernels)
-    if (absl::Status status = target_.check(record.object); absl::IsInvalidArgument(status)) return status;
-  std::lock_guard lock(mutex_);
-  for (KernelRecord& record : file.kernels) {
-    if (held_.contains(record.kernel)) continue;
-    Held& held = hold(record.kernel, std::move(record.object));
-    held.from_artifact = true;
-    held.last_use = ++uses_;
-    has_artifacts_ = true;
-  }
-  return absl::OkStatus();
-}
-
-bool CodeStore::has_artifacts() const {
-  std::lock_guard lock(mutex_);
-  return has_artifacts_;
-}
-
-std::vector<std::string> CodeStore::known_kernels() const {
-  std::vector<std::string> known = disk_.some_kernels(kMaxMisses);
-  std::lock_guard lock(mutex_);
-  for (const auto& [kernel, held] : held_)
-    if (known.size() < 2 * kMaxMisses) known.push_back(kernel);
-  return known;
+  if (absl::Status status = io::accepts(objects_.host(), file.host); !status.ok()) return status;
+  return objects_.take(std::move(file), [&](const std::string& object) {
+    absl::Status status = target_.check(object);
+    return absl::IsInvalidArgument(status) ? status : absl::OkStatus();
+  });
 }
 
 CacheReport::Miss CodeStore::explained(const Miss& miss, const std::vector<std::string>& known) const {
@@ -230,19 +168,19 @@ CacheReport CodeStore::report() const {
     report = counts_;
     misses = misses_;
   }
-  report.folder = disk_.folder();
+  report.folder = objects_.disk().folder();
   if (misses.empty()) return report;
-  const std::vector<std::string> known = known_kernels();
+  const std::vector<std::string> known = objects_.some_texts(kMaxMisses);
   for (const Miss& miss : misses) report.missed.push_back(explained(miss, known));
   return report;
 }
 
 int64_t CodeStore::forget() {
-  std::lock_guard lock(mutex_);
-  const auto forgotten = static_cast<int64_t>(held_.size());
-  held_.clear();
-  has_artifacts_ = false;
-  return forgotten;
+  {
+    const std::lock_guard lock(mutex_);
+    placed_.clear();
+  }
+  return static_cast<int64_t>(objects_.forget());
 }
 
 }  // namespace rondo::compile

@@ -1,23 +1,21 @@
-// The machine code of this process by the canonical texts of its kernels, backed by the disk cache. Thread safe.
+// The machine code of this process by the canonical texts of its kernels: the objects of io/object_store.h, placed. It
+// counts where code comes from, and says why none was there. Thread safe.
 #pragma once
 
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "rondo/compile/cache.h"
 #include "rondo/compile/target/machine_code.h"
 #include "rondo/compile/target/target.h"
-#include "rondo/runtime/io/disk_cache.h"
-#include "rondo/runtime/io/kernel_file.h"
+#include "rondo/runtime/io/object_store.h"
 
 namespace rondo::compile {
 
-using io::DiskCache;
 using io::DiskCacheOptions;
 using io::HostDifference;
 using io::HostKey;
@@ -30,7 +28,7 @@ DiskCacheOptions disk_cache_options();
 class CodeStore {
  public:
   CodeStore(DiskCacheOptions disk, HostKey host, const Target& target)
-      : target_(target), host_(host), disk_(std::move(disk), std::move(host)) {}
+      : target_(target), objects_(std::move(disk), std::move(host)) {}
   // The one of this process for a target, with the disk cache that the environment names. Never destroyed.
   static CodeStore& of(const Target& target);
 
@@ -45,7 +43,7 @@ class CodeStore {
   std::shared_ptr<const MachineCode> add(const std::string& kernel, std::string object);
 
   // All code in memory, with the key of this store, for an artifact.
-  KernelFile contents() const;
+  KernelFile contents() const { return objects_.contents(); }
   // Takes such code. kInvalidArgument: damaged. kFailedPrecondition: made for another host; nothing was taken.
   absl::Status take(KernelFile file);
   CacheReport report() const;
@@ -53,32 +51,21 @@ class CodeStore {
   static int64_t forget_all();           // of those of this process
   static std::vector<CodeStore*> all();  // of this process
   const Target& target() const { return target_; }
-  bool has_artifacts() const;
+  bool has_artifacts() const { return objects_.has_artifacts(); }
 
  private:
-  struct Held {
-    std::string object;
-    std::weak_ptr<const MachineCode> code;
-    bool from_artifact = false;
-    uint64_t last_use = 0;
-  };
   struct Miss {
     std::string kernel;
     HostDifference host;  // of code for another host, if there was some
   };
   CacheReport::Miss explained(const Miss& miss, const std::vector<std::string>& known) const;
-  std::vector<std::string> known_kernels() const;
-  std::shared_ptr<const MachineCode> placed(const std::string& kernel, Held& held, std::string& damage);
-  Held& hold(const std::string& kernel, std::string object);
-  std::shared_ptr<const MachineCode> place(const std::string& object, std::string& damage) const;
+  absl::StatusOr<std::shared_ptr<const MachineCode>> place(const std::string& object) const;
+  std::weak_ptr<const MachineCode>& placed(const std::string& kernel);
 
   const Target& target_;
-  const HostKey host_;
-  DiskCache disk_;
-  mutable std::mutex mutex_;  // guards what follows
-  std::unordered_map<std::string, Held> held_;
-  uint64_t uses_ = 0;
-  bool has_artifacts_ = false;
+  io::ObjectStore objects_;
+  mutable std::mutex mutex_;  // guards what follows. find() takes it under the lock of objects_
+  std::unordered_map<std::string, std::weak_ptr<const MachineCode>> placed_;
   CacheReport counts_;
   std::vector<Miss> misses_;
 };

@@ -56,7 +56,7 @@ class KernelTable {
     return result;
   }
 
-  void forget_unused_kernels() {
+  void forget_unused_variants() {
     std::lock_guard lock(mutex_);
     forget_unused();
   }
@@ -184,7 +184,7 @@ CompiledKernels find_or_compile(std::span<const LoopKernel> kernels, Sizes sizes
 std::optional<CompiledKernels> find_kernels(std::span<const LoopKernel> kernels, const Target& target) {
   return table().find(kernels, target);
 }
-void forget_unused_variants() { table().forget_unused_kernels(); }
+void forget_unused_variants() { table().forget_unused_variants(); }
 int64_t forget_unused_kernels() {
   forget_unused_variants();
   return forget_code();

@@ -41,11 +41,9 @@ Tuner& Tuner::instance() {
   return *tuner;
 }
 
-DiskCache& Tuner::disk_of(Device device) {
-  const io::HostKey& key = target_of(device).key();
-  std::unique_ptr<DiskCache>& disk = disks_[key.text()];
-  if (disk == nullptr) disk = std::make_unique<DiskCache>(options_, key);
-  return *disk;
+io::ObjectStore& Tuner::choices_for(const HostKey& host) {
+  const std::lock_guard lock(mutex_);
+  return choices_.try_emplace(host.text(), options_, host).first->second;
 }
 
 int Tuner::fastest(const std::string& launch, std::span<const std::function<void()>> candidates, Device device) {
@@ -55,23 +53,23 @@ int Tuner::fastest(const std::string& launch, std::span<const std::function<void
   const std::string what = target.machine == nullptr
                                ? launch
                                : absl::StrCat(launch, "\nmachine: ", target.machine(device), "\n");
-  // Two measurements at once would disturb each other.
-  std::unique_lock lock(mutex_);
-  DiskCache& disk = disk_of(device);
   const std::string key = absl::StrCat(kPrefix, count, " ways\n", what);  // a choice is a position
-  if (const auto found = known_.find(key); found != known_.end()) return found->second.best;
-  const std::string host = target.key().text();
-  if (const std::optional<std::string> stored = disk.find(key)) {
-    const std::optional<int> best = choice_of(*stored, count);
-    if (best) return (known_[key] = {host, *best}).best;
-    disk.reject(key, "no tuning result");
-  }
+  int best = 0;
   std::vector<double> times;
-  const int best = measure(candidates, device, times);
-  known_[key] = {host, best};
-  lock.unlock();
-  disk.store(key, std::to_string(best));
-  if (log::enabled(log::Topic::kPerfHints)) {
+  const auto read = [&](const std::string& stored) {
+    const std::optional<int> choice = choice_of(stored, count);
+    if (!choice) return absl::InvalidArgumentError("no tuning result");
+    best = *choice;
+    return absl::OkStatus();
+  };
+  const auto make = [&] {
+    // Two measurements at once would disturb each other.
+    const std::lock_guard lock(measuring_);
+    best = measure(candidates, device, times);
+    return std::to_string(best);
+  };
+  const io::ObjectStore::From from = choices_for(target.key()).find_or_make(key, read, make);
+  if (from == io::ObjectStore::From::kMade && log::enabled(log::Topic::kPerfHints)) {
     std::string text = absl::StrCat("tuned ", what.substr(0, what.find('\n')), ": choice ", best, " of");
     for (double time : times) absl::StrAppend(&text, " ", time * 1e6);
     log::write(log::Topic::kPerfHints, text + " us");
@@ -80,25 +78,19 @@ int Tuner::fastest(const std::string& launch, std::span<const std::function<void
 }
 
 std::vector<io::KernelRecord> Tuner::contents(const std::string& host) {
-  std::lock_guard lock(mutex_);
-  std::vector<io::KernelRecord> choices;
-  for (const auto& [key, choice] : known_)
-    if (choice.host == host) choices.push_back({key, std::to_string(choice.best)});
-  std::sort(choices.begin(), choices.end(), [](const auto& a, const auto& b) { return a.kernel < b.kernel; });
-  return choices;
+  const std::lock_guard lock(mutex_);
+  const auto found = choices_.find(host);
+  return found == choices_.end() ? std::vector<io::KernelRecord>() : found->second.contents().kernels;
 }
 
-absl::Status Tuner::take(const std::string& host, const io::KernelRecord& record) {
+absl::Status Tuner::take(const HostKey& host, const io::KernelRecord& record) {
   int count = 0;
   const char* const end = record.kernel.data() + record.kernel.size();
   const auto [last, error] = std::from_chars(record.kernel.data() + sizeof(kPrefix) - 1, end, count);
   const std::string_view rest(last, static_cast<size_t>(end - last));
-  const std::optional<int> best = choice_of(record.object, count);
-  if (error != std::errc() || !rest.starts_with(" ways\n") || !best)
+  if (error != std::errc() || !rest.starts_with(" ways\n") || !choice_of(record.object, count))
     return absl::InvalidArgumentError("a tuning result is damaged");
-  std::lock_guard lock(mutex_);
-  known_.try_emplace(record.kernel, Choice{host, *best});
-  return absl::OkStatus();
+  return choices_for(host).take({host.text(), {record}}, [](const std::string&) { return absl::OkStatus(); });
 }
 
 int Tuner::measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best) {

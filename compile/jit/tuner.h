@@ -8,12 +8,11 @@
 
 #include <atomic>
 #include <functional>
-#include <memory>
+#include <map>
 #include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -42,24 +41,19 @@ class Tuner {
   // A record of an artifact that is a choice, and no kernel.
   static bool is_choice(const io::KernelRecord& record) { return record.kernel.starts_with(kPrefix); }
   // Remembers such a choice for devices with this host key. kInvalidArgument: damaged.
-  absl::Status take(const std::string& host, const io::KernelRecord& record);
+  absl::Status take(const HostKey& host, const io::KernelRecord& record);
 
  private:
   static constexpr char kPrefix[] = "tuning, ";
   // The position, and each candidate's time in seconds.
   int measure(std::span<const std::function<void()>> candidates, Device device, std::vector<double>& best);
 
-  // The cache of a target's choices. The lock is held.
-  DiskCache& disk_of(Device device);
+  io::ObjectStore& choices_for(const HostKey& host);
 
   const DiskCacheOptions options_;
-  struct Choice {
-    std::string host;  // the text of the host key that it holds for
-    int best = 0;
-  };
-  std::mutex mutex_;
-  std::unordered_map<std::string, Choice> known_;                      // by the key on disk
-  std::unordered_map<std::string, std::unique_ptr<DiskCache>> disks_;  // by the text of the host key
+  std::mutex measuring_;
+  std::mutex mutex_;                                // guards the map
+  std::map<std::string, io::ObjectStore> choices_;  // by the text of the host key that they hold for
   std::atomic<int64_t> measured_{0};
 };
 

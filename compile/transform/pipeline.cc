@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "rondo/compile/stages/dump.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/reproducer.h"
 #include "rondo/compile/transform/passes.h"
 
@@ -117,8 +118,6 @@ std::vector<bool> inputs_needed(const Graph& graph) {
       if (std::optional<Graph> result = pass.run(left, {})) left = std::move(*result);
   return inputs_read(left);
 }
-
-void (*misrewrite_for_tests)(std::string_view pass, Graph& graph) = nullptr;
 
 std::string to_string(const PassOptions& options) {
   if (options.exact) return "";

@@ -35,7 +35,4 @@ std::vector<CompilerStage> passes_of(const PassOptions& options);
 // there is no such pass.
 Graph run_pass(std::string_view name, const Graph& graph, const PassOptions& options = {});
 
-// Tests plant wrong passes: changes what the pass of this name made. Null: nothing.
-extern void (*misrewrite_for_tests)(std::string_view pass, Graph& graph);
-
 }  // namespace rondo::compile

@@ -427,15 +427,13 @@ void count_refusal(const std::string& what, const std::string& why, int device) 
   if (OpCompiler* const compiler = op_compiler()) compiler->hint(text);
 }
 
-void count_plan(StoredPlan::From from) {
+void count_plan(io::ObjectStore::From from) {
+  using From = io::ObjectStore::From;
   DnnCounts& all = dnn_counts();
   const std::lock_guard lock(all.mutex);
-  switch (from) {
-    case StoredPlan::From::kMemory: break;
-    case StoredPlan::From::kDisk: ++all.report.from_disk; break;
-    case StoredPlan::From::kArtifact: ++all.report.from_artifacts; break;
-    case StoredPlan::From::kMade: ++all.report.made; break;
-  }
+  all.report.from_disk += from == From::kDisk;
+  all.report.from_artifacts += from == From::kArtifact;
+  all.report.made += from == From::kMade;
 }
 
 // Returns what the library says of a device of this machine.
@@ -495,9 +493,9 @@ DnnPlan::DnnPlan(int device, const DnnGraph& graph, std::string what) : device_(
       count_refusal(what_, stored.plan.why_not, device_);
       return;
     }
-    if (!load(state, stored.plan, &why_not) && stored.from != StoredPlan::From::kMade) {
+    if (!load(state, stored.plan, &why_not) && stored.from != io::ObjectStore::From::kMade) {
       // The stored plan was made for another device of this capability, so a new one is made for this device.
-      stored = {StoredPlan::From::kMade, make()};
+      stored = {io::ObjectStore::From::kMade, make()};
       replace_plan(library_, state.capability(), text, stored.plan);
       why_not = stored.plan.why_not;
       if (!stored.plan.text.empty()) load(state, stored.plan, &why_not);

@@ -1,38 +1,25 @@
 #include "rondo/runtime/cuda/dnn_store.h"
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "rondo/runtime/cuda/nvrtc.h"
-#include "rondo/runtime/io/disk_cache.h"
 
 namespace rondo::cuda {
 namespace {
 
-// 4,096 plans have about 12 MB.
-constexpr size_t kMostPlans = 4096;
-
-struct HeldPlan {
-  MadePlan plan;
-  bool from_artifact = false;
-};
-struct Shelf {
-  std::string key;
-  std::shared_ptr<io::DiskCache> disk;
-  std::map<std::string, HeldPlan> plans;  // by graph
-};
-struct PlanStore {
+struct PlanStores {
   std::mutex mutex;
-  std::map<int, Shelf> shelves;  // by capability
+  std::map<int, std::shared_ptr<io::ObjectStore>> by_capability;  // of plans, by graph
 };
-PlanStore& plan_store() {
-  static auto* const store = new PlanStore;
-  return *store;
+PlanStores& plan_stores() {
+  static auto* const stores = new PlanStores;
+  return *stores;
 }
 
 // `version`: "" where there is no cuDNN. Artifacts are then accepted and never used.
@@ -43,21 +30,18 @@ io::HostKey key_of_plans(int capability, const std::string& version) {
            {"cuDNN", version}}};
 }
 
-// REQUIRES: the lock is held.
-Shelf& shelf_of(int capability, const std::string& version) {
-  Shelf& shelf = plan_store().shelves[capability];
+// Plans of another cuDNN than before are another one's.
+std::shared_ptr<io::ObjectStore> store_of(int capability, const std::string& version) {
   io::HostKey key = key_of_plans(capability, version);
-  if (shelf.disk != nullptr && shelf.key == key.text()) return shelf;
-  if (shelf.disk != nullptr) shelf.plans.clear();  // another cuDNN
-  shelf.key = key.text();
-  shelf.disk = std::make_shared<io::DiskCache>(io::DiskCacheOptions::from_environment(), std::move(key));
-  return shelf;
+  const std::lock_guard lock(plan_stores().mutex);
+  std::shared_ptr<io::ObjectStore>& store = plan_stores().by_capability[capability];
+  if (store == nullptr || key.text() != store->host().text())
+    store = std::make_shared<io::ObjectStore>(io::DiskCacheOptions::from_environment(), std::move(key));
+  return store;
 }
 
-// REQUIRES: the lock is held.
-void hold_plan(Shelf& shelf, const std::string& graph, HeldPlan held) {
-  if (shelf.plans.size() >= kMostPlans) shelf.plans.erase(shelf.plans.begin());
-  shelf.plans[graph] = std::move(held);
+absl::Status unpack(const std::string& bytes, MadePlan& plan, const char* damage) {
+  return plan.unpack(bytes) ? absl::OkStatus() : absl::InvalidArgumentError(damage);
 }
 
 }  // namespace
@@ -82,53 +66,32 @@ bool MadePlan::unpack(const std::string& bytes) {
 
 StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
                        const std::function<MadePlan()>& make) {
-  const std::string version = version_of(library);
-  std::shared_ptr<io::DiskCache> disk;
-  {
-    const std::lock_guard lock(plan_store().mutex);
-    Shelf& shelf = shelf_of(capability, version);
-    disk = shelf.disk;
-    if (const auto found = shelf.plans.find(graph); found != shelf.plans.end())
-      return {
-          std::exchange(found->second.from_artifact, false) ? StoredPlan::From::kArtifact : StoredPlan::From::kMemory,
-          found->second.plan};
-  }
   StoredPlan stored;
-  if (const std::optional<std::string> bytes = disk->find(graph)) {
-    if (stored.plan.unpack(*bytes)) stored.from = StoredPlan::From::kDisk;
-    else disk->reject(graph, "a plan of cuDNN is damaged");
-  }
-  if (stored.from != StoredPlan::From::kDisk) {
-    stored = {StoredPlan::From::kMade, make()};
-    if (stored.plan.text.empty() && !keeps_refusals) return stored;
-    disk->store(graph, stored.plan.pack());
-  }
-  const std::lock_guard lock(plan_store().mutex);
-  hold_plan(shelf_of(capability, version), graph, {stored.plan});
+  const auto read = [&](const std::string& bytes) { return unpack(bytes, stored.plan, "a plan of cuDNN is damaged"); };
+  const auto make_and_pack = [&]() -> std::optional<std::string> {
+    stored.plan = make();
+    if (stored.plan.text.empty() && !keeps_refusals) return std::nullopt;
+    return stored.plan.pack();
+  };
+  stored.from = store_of(capability, version_of(library))->find_or_make(graph, read, make_and_pack);
   return stored;
 }
 
 void replace_plan(const Cudnn& library, int capability, const std::string& graph, const MadePlan& plan) {
-  std::shared_ptr<io::DiskCache> disk;
-  {
-    const std::lock_guard lock(plan_store().mutex);
-    Shelf& shelf = shelf_of(capability, version_of(library));
-    disk = shelf.disk;
-    hold_plan(shelf, graph, {plan});
-  }
-  disk->store(graph, plan.pack());
+  store_of(capability, version_of(library))->add(graph, plan.pack());
 }
 
 std::vector<io::KernelFile> stored_plans(int architecture) {
-  const std::lock_guard lock(plan_store().mutex);
+  const std::lock_guard lock(plan_stores().mutex);
   std::vector<io::KernelFile> files;
-  for (const auto& [capability, shelf] : plan_store().shelves) {
-    if (architecture_of(capability) != architecture || shelf.plans.empty()) continue;
-    io::KernelFile& file = files.emplace_back();
-    file.host = shelf.key;
-    for (const auto& [graph, held] : shelf.plans)
-      if (!held.plan.text.empty()) file.kernels.push_back({graph, held.plan.pack()});
-    if (file.kernels.empty()) files.pop_back();
+  for (const auto& [capability, store] : plan_stores().by_capability) {
+    if (store == nullptr || architecture_of(capability) != architecture) continue;
+    io::KernelFile file = store->contents();
+    std::erase_if(file.kernels, [](const io::KernelRecord& record) {
+      MadePlan plan;
+      return !plan.unpack(record.object) || plan.text.empty();
+    });
+    if (!file.kernels.empty()) files.push_back(std::move(file));
   }
   return files;
 }
@@ -144,21 +107,15 @@ absl::Status add_plans(int architecture, const io::KernelFile& file) {
   const Cudnn* const library = find_cudnn(nullptr);
   const std::string version = library == nullptr ? "" : version_of(*library);
   if (absl::Status status = io::accepts(key_of_plans(capability, version), file.host); !status.ok()) return status;
-  std::vector<MadePlan> plans;
-  for (const io::KernelRecord& record : file.kernels)
-    if (!plans.emplace_back().unpack(record.object))
-      return absl::InvalidArgumentError("a plan of cuDNN in the file is damaged");
-  const std::lock_guard lock(plan_store().mutex);
-  Shelf& shelf = shelf_of(capability, version);
-  for (size_t i = 0; i < plans.size(); ++i)
-    if (!shelf.plans.contains(file.kernels[i].kernel))
-      hold_plan(shelf, file.kernels[i].kernel, {std::move(plans[i]), true});
-  return absl::OkStatus();
+  return store_of(capability, version)->take(file, [](const std::string& bytes) {
+    MadePlan plan;
+    return unpack(bytes, plan, "a plan of cuDNN in the file is damaged");
+  });
 }
 
 void forget_plans() {
-  const std::lock_guard lock(plan_store().mutex);
-  plan_store().shelves.clear();
+  const std::lock_guard lock(plan_stores().mutex);
+  plan_stores().by_capability.clear();
 }
 
 }  // namespace rondo::cuda

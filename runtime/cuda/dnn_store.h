@@ -1,5 +1,5 @@
 // The texts of plans by graph, for each capability of a device: in memory, in the disk cache of generated kernels
-// (io/disk_cache.h), and in artifacts. A refusal is kept only where there is a device, and never shipped: without a
+// (io/object_store.h), and in artifacts. A refusal is kept only where there is a device, and never shipped: without a
 // driver cuDNN refuses what it would serve with one (cudnn_plans.md). Thread safe.
 #pragma once
 
@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "rondo/runtime/cuda/cudnn.h"
 #include "rondo/runtime/io/kernel_file.h"
+#include "rondo/runtime/io/object_store.h"
 
 namespace rondo::cuda {
 
@@ -30,11 +31,10 @@ struct MadePlan {
 };
 
 struct StoredPlan {
-  enum class From : uint8_t { kMemory, kDisk, kArtifact, kMade } from = From::kMemory;
+  io::ObjectStore::From from = io::ObjectStore::From::kMemory;
   MadePlan plan;
 };
-// `make` is called if there is none. Threads that want the same new plan may both make it. `keeps_refusals`: there is a
-// device.
+// `make` is called if there is none; other threads that want the same plan wait. `keeps_refusals`: there is a device.
 StoredPlan stored_plan(const Cudnn& library, int capability, const std::string& graph, bool keeps_refusals,
                        const std::function<MadePlan()>& make);
 // In place of what was stored: a device refused its text.

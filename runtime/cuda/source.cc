@@ -1,10 +1,8 @@
 #include "rondo/runtime/cuda/source.h"
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <shared_mutex>
 #include <utility>
 
@@ -16,7 +14,7 @@
 #include "rondo/runtime/cuda/layout.h"
 #include "rondo/runtime/cuda/nvrtc.h"
 #include "rondo/runtime/cuda/status.h"
-#include "rondo/runtime/io/disk_cache.h"
+#include "rondo/runtime/io/object_store.h"
 
 namespace rondo::cuda {
 namespace {
@@ -96,16 +94,8 @@ RONDO_DEVICE void offsets_of(const RondoLayout& layout, long long i, long long (
 
 // ---- Code by architecture and text
 
-// The first thread that needs the code makes it, and the others wait.
-struct Code {
-  std::mutex mutex;
-  bool ready = false, from_artifact = false;
-  Image image;
-};
 struct CodeHere {
-  std::shared_ptr<io::DiskCache> disk;
-  std::string key;                                   // of the disk cache
-  HashMap<std::string, std::shared_ptr<Code>> code;  // by text
+  std::shared_ptr<io::ObjectStore> code;  // by text; null: forgotten
   SourceReport report;
 };
 struct Loaded {
@@ -113,7 +103,7 @@ struct Loaded {
   Kernel kernel;
 };
 struct Cache {
-  std::shared_mutex mutex;  // of all below; `Code::mutex` is taken first
+  std::shared_mutex mutex;  // of all below
   std::map<int, CodeHere> architectures;
   HashMap<std::string, Loaded> loaded;  // by device, kernel and defines
 };
@@ -122,63 +112,40 @@ Cache& kernel_cache() {
   return *cache;
 }
 
-// REQUIRES: the lock is held. Code of another NVRTC than before is another one's.
-CodeHere& architecture_here(int architecture) {
-  CodeHere& here = kernel_cache().architectures[architecture];
+// Code of another NVRTC than before is another one's.
+std::shared_ptr<io::ObjectStore> store_of(int architecture) {
   io::HostKey key = key_of_code(architecture, kMaker);
-  if (here.disk != nullptr && (here.key == key.text() || !key.complete())) return here;
-  if (here.disk != nullptr) here.code.clear();
-  here.key = key.text();
-  here.disk = std::make_shared<io::DiskCache>(io::DiskCacheOptions::from_environment(), std::move(key));
-  return here;
+  const std::lock_guard lock(kernel_cache().mutex);
+  std::shared_ptr<io::ObjectStore>& store = kernel_cache().architectures[architecture].code;
+  if (store == nullptr || (key.complete() && key.text() != store->host().text()))
+    store = std::make_shared<io::ObjectStore>(io::DiskCacheOptions::from_environment(), std::move(key));
+  return store;
 }
 
 std::string pack_image(const Image& image) { return io::pack({"image", {{"cubin", image.cubin}, {"ptx", image.ptx}}}); }
-absl::StatusOr<Image> unpack_image(const std::string& bytes) {
+absl::Status unpack_image(const std::string& bytes, Image& image) {
   absl::StatusOr<io::KernelFile> file = io::unpack(bytes);
   if (!file.ok()) return file.status();
   if (file->host != "image" || file->kernels.size() != 2 || file->kernels[0].object.empty())
     return absl::InvalidArgumentError("no image of a kernel");
-  return Image{std::move(file->kernels[0].object), std::move(file->kernels[1].object)};
+  image = {std::move(file->kernels[0].object), std::move(file->kernels[1].object)};
+  return absl::OkStatus();
 }
 
 // Code for a text: in memory, from an artifact, on disk, or compiled. `name`: for messages and reports.
 // `made_for`: `architecture`, or with a suffix; the text says which, so that caches tell them apart.
 Image image_of(const std::string& name, const std::string& text, int architecture, Architecture made_for) {
-  std::shared_ptr<Code> code;
-  std::shared_ptr<io::DiskCache> disk;
-  {
-    const std::lock_guard lock(kernel_cache().mutex);
-    CodeHere& here = architecture_here(architecture);
-    disk = here.disk;
-    std::shared_ptr<Code>& found = here.code[text];
-    if (found == nullptr) found = std::make_shared<Code>();
-    code = found;
-  }
-  const std::lock_guard making(code->mutex);
-  const auto report = [&](auto change) {
-    const std::lock_guard lock(kernel_cache().mutex);
-    change(kernel_cache().architectures[architecture].report);
-  };
-  if (code->ready) {
-    if (std::exchange(code->from_artifact, false)) report([](SourceReport& r) { ++r.from_artifacts; });
-    return code->image;
-  }
-  if (const std::optional<std::string> stored = disk->find(text)) {
-    if (absl::StatusOr<Image> image = unpack_image(*stored); image.ok()) {
-      code->image = *std::move(image);
-      report([](SourceReport& r) { ++r.from_disk; });
-    } else {
-      disk->reject(text, std::string(image.status().message()));
-    }
-  }
-  if (code->image.cubin.empty()) {
-    code->image = compile_image(text, name, made_for);
-    disk->store(text, pack_image(code->image));
-    report([&](SourceReport& r) { r.compiled.push_back(name); });
-  }
-  code->ready = true;
-  return code->image;
+  using From = io::ObjectStore::From;
+  Image image;
+  const auto read = [&](const std::string& object) { return unpack_image(object, image); };
+  const auto make = [&] { return pack_image(image = compile_image(text, name, made_for)); };
+  const From from = store_of(architecture)->find_or_make(text, read, make);
+  const std::lock_guard lock(kernel_cache().mutex);
+  SourceReport& report = kernel_cache().architectures[architecture].report;
+  report.from_disk += from == From::kDisk;
+  report.from_artifacts += from == From::kArtifact;
+  if (from == From::kMade) report.compiled.push_back(name);
+  return image;
 }
 
 }  // namespace
@@ -237,43 +204,18 @@ Kernel kernel_of(int device, const Source& source, const char* name, std::initia
 // ---- Artifacts
 
 io::KernelFile kernels_by_hand(int architecture) {
-  io::KernelFile file;
-  std::vector<std::pair<std::string, std::shared_ptr<Code>>> all;
-  {
-    const std::shared_lock lock(kernel_cache().mutex);
-    const auto found = kernel_cache().architectures.find(architecture);
-    if (found == kernel_cache().architectures.end()) return file;
-    file.host = found->second.key;
-    all.assign(found->second.code.begin(), found->second.code.end());
-  }
-  for (const auto& [text, code] : all) {
-    const std::lock_guard lock(code->mutex);
-    if (code->ready) file.kernels.push_back({text, pack_image(code->image)});
-  }
-  // One set of kernels, one file.
-  std::sort(file.kernels.begin(), file.kernels.end(),
-            [](const io::KernelRecord& a, const io::KernelRecord& b) { return a.kernel < b.kernel; });
-  return file;
+  const std::shared_lock lock(kernel_cache().mutex);
+  const auto found = kernel_cache().architectures.find(architecture);
+  if (found == kernel_cache().architectures.end() || found->second.code == nullptr) return {};
+  return found->second.code->contents();
 }
 
 absl::Status add_kernels_by_hand(int architecture, const io::KernelFile& file) {
-  const io::HostKey here_key = key_of_code(architecture, kMaker);
-  if (absl::Status status = io::accepts(here_key, file.host); !status.ok()) return status;
-  std::vector<Image> images;
-  for (const io::KernelRecord& record : file.kernels) {
-    absl::StatusOr<Image> image = unpack_image(record.object);
-    if (!image.ok()) return image.status();
-    images.push_back(*std::move(image));
-  }
-  const std::lock_guard lock(kernel_cache().mutex);
-  CodeHere& here = architecture_here(architecture);
-  for (size_t i = 0; i < images.size(); ++i) {
-    const auto [at, added] = here.code.try_emplace(file.kernels[i].kernel, std::make_shared<Code>());
-    if (!added) continue;
-    at->second->image = std::move(images[i]);
-    at->second->ready = at->second->from_artifact = true;
-  }
-  return absl::OkStatus();
+  if (absl::Status status = io::accepts(key_of_code(architecture, kMaker), file.host); !status.ok()) return status;
+  return store_of(architecture)->take(file, [](const std::string& object) {
+    Image image;
+    return unpack_image(object, image);
+  });
 }
 
 SourceReport source_report(int architecture) {
@@ -284,10 +226,7 @@ SourceReport source_report(int architecture) {
 
 void forget_kernels_by_hand() {
   const std::lock_guard lock(kernel_cache().mutex);
-  for (auto& [architecture, here] : kernel_cache().architectures) {
-    here.code.clear();
-    here.disk = nullptr;
-  }
+  for (auto& [architecture, here] : kernel_cache().architectures) here.code = nullptr;
 }
 
 }  // namespace rondo::cuda

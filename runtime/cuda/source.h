@@ -5,7 +5,7 @@
 //   launch_threads(device, kernel, n, out, n);
 //
 // A text is compiled once for each set of defines and each architecture, and loaded once per device. Its code lies in
-// the disk cache of generated kernels (io/disk_cache.h), which later processes read, and in artifacts. A text stands
+// the disk cache of generated kernels (io/object_store.h), which later processes read, and in artifacts. A text stands
 // behind device_math(), kElementTypes, RondoLayout and the functions of status.h. Thread safe.
 #pragma once
 

@@ -7,10 +7,11 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/exec/reproduce.h"
 #include "rondo/compile/explain.h"
-#include "rondo/compile/transform/pipeline.h"
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/modules/layers/channel_norm.h"
 #include "rondo/modules/layers/convolution.h"
 #include "rondo/tests/compile/block_fixture.h"

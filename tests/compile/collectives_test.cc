@@ -5,8 +5,9 @@
 #include <tuple>
 #include <utility>
 
+#include "rondo/compile/ir/graph.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/compile/stages/stages.h"
-#include "rondo/compile/transform/pipeline.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/compile/temp_folder.h"
 #include "rondo/tests/errors.h"

@@ -5,9 +5,10 @@
 #include <functional>
 #include <thread>
 
-#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/modules/transformers/gpt2.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"

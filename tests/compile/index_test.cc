@@ -2,7 +2,8 @@
 // them, planted by rules, is seen.
 #include <functional>
 
-#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 

@@ -1,7 +1,8 @@
 // Integers, masks and orders in compiled blocks: eager's bits, and how many kernels and library calls they take.
 #include "rondo/tests/integer_blocks.h"
 
-#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/codegen/loop_ir.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/tests/compile/block_fixture.h"
 #include "rondo/tests/errors.h"
 

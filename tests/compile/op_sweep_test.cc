@@ -9,9 +9,10 @@
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
-#include "rondo/compile/codegen/lower.h"
+#include "rondo/compile/codegen/loop_ir.h"
 #include "rondo/compile/compile.h"
 #include "rondo/compile/jit/executable.h"
+#include "rondo/compile/stages/planted.h"
 #include "rondo/modules/module.h"
 #include "rondo/runtime/autograd/autograd.h"
 #include "rondo/runtime/ops/ops.h"

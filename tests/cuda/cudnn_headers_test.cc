@@ -10,36 +10,19 @@
 #endif
 
 #include "rondo/runtime/cuda/cudnn.h"
+#include "rondo/tests/declared_alike.h"
 
 namespace rondo::cuda {
 namespace {
 
 #ifdef RONDO_CUDNN
 
-template <class T> struct Ours { using Type = T; };
-template <class T> struct Ours<const T> { using Type = const typename Ours<T>::Type; };
-template <class T> struct Ours<T*> { using Type = typename Ours<T>::Type*; };
-#define SAME(theirs, ours)                                                             \
-  template <> struct Ours<theirs> {                                                    \
-    static_assert(sizeof(theirs) == sizeof(ours) && alignof(theirs) == alignof(ours)); \
-    using Type = ours;                                                                 \
-  }
-SAME(cudnnStatus_t, DnnStatus);
-SAME(cudnnHandle_t, DnnHandle);
-SAME(cudaStream_t, StreamPtr);
-SAME(cudnnBackendDescriptorType_t, DnnKind);
-SAME(cudnnBackendAttributeName_t, DnnAttribute);
-SAME(cudnnBackendAttributeType_t, DnnValue);
-#undef SAME
-template <class F> struct Translated;
-template <class R, class... P> struct Translated<R(P...)> {
-  using Type = typename Ours<R>::Type(typename Ours<P>::Type...);
-};
-#define CHECK_SIGNATURE(member, symbol, ...) \
-  static_assert(std::is_same_v<typename Translated<decltype(symbol)>::Type, __VA_ARGS__>, #symbol);
+using test::Same;
+using Types = test::Types<Same<cudnnStatus_t, DnnStatus>, Same<cudnnHandle_t, DnnHandle>, Same<cudaStream_t, StreamPtr>,
+                          Same<cudnnBackendDescriptorType_t, DnnKind>, Same<cudnnBackendAttributeName_t, DnnAttribute>,
+                          Same<cudnnBackendAttributeType_t, DnnValue>>;
 RONDO_CUDA_DNN(CHECK_SIGNATURE)
 
-#define CHECK_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 CHECK_VALUE(DnnStatus::kNotInitialized, CUDNN_STATUS_NOT_INITIALIZED);
 CHECK_VALUE(DnnStatus::kSerializationMismatch, CUDNN_STATUS_SERIALIZATION_VERSION_MISMATCH);
 CHECK_VALUE(DnnStatus::kBadParam, CUDNN_STATUS_BAD_PARAM);

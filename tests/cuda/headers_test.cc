@@ -10,58 +10,29 @@
 #endif
 
 #include "rondo/runtime/cuda/driver.h"
+#include "rondo/tests/declared_alike.h"
 
 namespace rondo::cuda {
 namespace {
 
 #ifdef RONDO_TOOLKIT
 
-// The toolkit's type as ours.
-template <class T> struct Ours { using Type = T; };
-template <class T> struct Ours<const T> { using Type = const typename Ours<T>::Type; };
-template <class T> struct Ours<T*> { using Type = typename Ours<T>::Type*; };
-#define SAME(theirs, ours)                                                             \
-  template <> struct Ours<theirs> {                                                    \
-    static_assert(sizeof(theirs) == sizeof(ours) && alignof(theirs) == alignof(ours)); \
-    using Type = ours;                                                                 \
-  }
-SAME(CUresult, Result);
-SAME(CUcontext, Context);
-SAME(CUstream, StreamPtr);
-SAME(CUevent, EventPtr);
-SAME(CUmodule, ModulePtr);
-SAME(CUfunction, FunctionPtr);
-SAME(CUmemoryPool, PoolPtr);
-SAME(CUuuid, Uuid);
-SAME(CUdevice_attribute, DeviceAttribute);
-SAME(CUfunction_attribute, FunctionAttribute);
-SAME(nvrtcResult, NvrtcResult);
-SAME(nvrtcProgram, ProgramPtr);
-SAME(cublasStatus_t, LtStatus);
-SAME(cublasLtHandle_t, LtHandle);
-SAME(cublasLtMatmulDesc_t, LtDesc);
-SAME(cublasLtMatrixLayout_t, LtLayout);
-SAME(cublasLtMatmulPreference_t, LtPreference);
-SAME(cublasLtMatmulAlgo_t, LtAlgo);
-SAME(cublasLtMatmulHeuristicResult_t, LtHeuristic);
-SAME(cublasLtMatmulDescAttributes_t, LtDescAttribute);
-SAME(cublasLtMatrixLayoutAttribute_t, LtLayoutAttribute);
-SAME(cublasLtMatmulPreferenceAttributes_t, LtPreferenceAttribute);
-SAME(cublasComputeType_t, LtCompute);
-SAME(cudaDataType_t, LtType);
-#undef SAME
-template <class F> struct Translated;
-template <class R, class... A> struct Translated<R(A...)> {
-  using Type = typename Ours<R>::Type(typename Ours<A>::Type...);
-};
-
-#define CHECK_SIGNATURE(member, symbol, ...) \
-  static_assert(std::is_same_v<typename Translated<decltype(symbol)>::Type, __VA_ARGS__>, #symbol);
+using test::Same;
+using Types = test::Types<
+    Same<CUresult, Result>, Same<CUcontext, Context>, Same<CUstream, StreamPtr>, Same<CUevent, EventPtr>,
+    Same<CUmodule, ModulePtr>, Same<CUfunction, FunctionPtr>, Same<CUmemoryPool, PoolPtr>, Same<CUuuid, Uuid>,
+    Same<CUdevice_attribute, DeviceAttribute>, Same<CUfunction_attribute, FunctionAttribute>,
+    Same<nvrtcResult, NvrtcResult>, Same<nvrtcProgram, ProgramPtr>, Same<cublasStatus_t, LtStatus>,
+    Same<cublasLtHandle_t, LtHandle>, Same<cublasLtMatmulDesc_t, LtDesc>, Same<cublasLtMatrixLayout_t, LtLayout>,
+    Same<cublasLtMatmulPreference_t, LtPreference>, Same<cublasLtMatmulAlgo_t, LtAlgo>,
+    Same<cublasLtMatmulHeuristicResult_t, LtHeuristic>, Same<cublasLtMatmulDescAttributes_t, LtDescAttribute>,
+    Same<cublasLtMatrixLayoutAttribute_t, LtLayoutAttribute>,
+    Same<cublasLtMatmulPreferenceAttributes_t, LtPreferenceAttribute>, Same<cublasComputeType_t, LtCompute>,
+    Same<cudaDataType_t, LtType>>;
 RONDO_CUDA_DRIVER(CHECK_SIGNATURE)
 RONDO_CUDA_NVRTC(CHECK_SIGNATURE)
 RONDO_CUDA_LT(CHECK_SIGNATURE)
 
-#define CHECK_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 CHECK_VALUE(Result::kSuccess, CUDA_SUCCESS);
 CHECK_VALUE(Result::kInvalidValue, CUDA_ERROR_INVALID_VALUE);
 CHECK_VALUE(Result::kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);

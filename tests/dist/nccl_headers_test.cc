@@ -10,41 +10,21 @@
 #include <cstddef>
 
 #include "rondo/dist/groups/nccl_library.h"
+#include "rondo/tests/declared_alike.h"
 
 namespace rondo::dist {
 namespace {
 
 #ifdef RONDO_NCCL_HEADER
 
-// The header's type as ours.
-template <class T> struct Ours { using Type = T; };
-template <class T> struct Ours<const T> { using Type = const typename Ours<T>::Type; };
-template <class T> struct Ours<T*> { using Type = typename Ours<T>::Type*; };
-#define SAME(theirs, ours)                                                             \
-  template <> struct Ours<theirs> {                                                    \
-    static_assert(sizeof(theirs) == sizeof(ours) && alignof(theirs) == alignof(ours)); \
-    using Type = ours;                                                                 \
-  }
-SAME(ncclResult_t, NcclResult);
-SAME(ncclComm_t, NcclComm);
-SAME(ncclUniqueId, NcclId);
-SAME(ncclDataType_t, NcclType);
-SAME(ncclRedOp_t, NcclOp);
-SAME(cudaStream_t, void*);
+using test::Same;
+using Types = test::Types<Same<ncclResult_t, NcclResult>, Same<ncclComm_t, NcclComm>, Same<ncclUniqueId, NcclId>,
+                          Same<ncclDataType_t, NcclType>, Same<ncclRedOp_t, NcclOp>, Same<cudaStream_t, void*>,
+                          test::Means<ncclConfig_t, NcclConfig>>;
 // It has grown since 2.18, at its end.
-template <> struct Ours<ncclConfig_t> { using Type = NcclConfig; };
 static_assert(sizeof(ncclConfig_t) >= sizeof(NcclConfig) && alignof(ncclConfig_t) == alignof(NcclConfig));
-#undef SAME
-template <class F> struct Translated;
-template <class R, class... A> struct Translated<R(A...)> {
-  using Type = typename Ours<R>::Type(typename Ours<A>::Type...);
-};
-
-#define CHECK_SIGNATURE(member, symbol, ...) \
-  static_assert(std::is_same_v<typename Translated<decltype(symbol)>::Type, __VA_ARGS__>, #symbol);
 RONDO_NCCL(CHECK_SIGNATURE)
 
-#define CHECK_VALUE(ours, theirs) static_assert(static_cast<int>(ours) == static_cast<int>(theirs))
 CHECK_VALUE(NcclResult::kSuccess, ncclSuccess);
 CHECK_VALUE(NcclResult::kUnhandledCudaError, ncclUnhandledCudaError);
 CHECK_VALUE(NcclResult::kSystemError, ncclSystemError);

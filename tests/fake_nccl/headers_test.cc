@@ -12,6 +12,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "rondo/tests/declared_alike.h"
 #include "rondo/tests/fake_cuda/fake_cuda.h"
 #include "rondo/tests/fake_nccl/library.h"
 
@@ -20,62 +21,40 @@ namespace {
 
 #ifdef RONDO_NCCL_HEADER
 
-// NCCL's type as ours.
-template <class T> struct Ours { using Type = T; };
-template <class T> struct Ours<const T> { using Type = const typename Ours<T>::Type; };
-template <class T> struct Ours<T*> { using Type = typename Ours<T>::Type*; };
-#define SAME(theirs, ours)                                                             \
-  template <> struct Ours<theirs> {                                                    \
-    static_assert(sizeof(theirs) == sizeof(ours) && alignof(theirs) == alignof(ours)); \
-    using Type = ours;                                                                 \
-  }
-SAME(ncclResult_t, Status);
-SAME(ncclDataType_t, DataType);
-SAME(ncclRedOp_t, Reduction);
-SAME(ncclUniqueId, UniqueId);
-SAME(ncclComm_t, NcclComm);
-SAME(cudaStream_t, cuda::StreamPtr);
 #if NCCL_VERSION_CODE >= 22807
-SAME(ncclConfig_t, Config);
+using SameConfig = Same<ncclConfig_t, Config>;
 #else
-template <> struct Ours<ncclConfig_t> { using Type = Config; };  // it grew later
+using SameConfig = Means<ncclConfig_t, Config>;  // it grew later
 #endif
-#undef SAME
-template <class F> struct Translated;
-template <class R, class... A> struct Translated<R(A...)> {
-  using Type = typename Ours<R>::Type(typename Ours<A>::Type...);
-};
-#define CHECK_SIGNATURE(member, symbol, ...) \
-  static_assert(std::is_same_v<typename Translated<decltype(symbol)>::Type, __VA_ARGS__>, #symbol);
+using Types = test::Types<Same<ncclResult_t, Status>, Same<ncclDataType_t, DataType>, Same<ncclRedOp_t, Reduction>,
+                          Same<ncclUniqueId, UniqueId>, Same<ncclComm_t, NcclComm>, Same<cudaStream_t, cuda::StreamPtr>,
+                          SameConfig>;
 RONDO_NCCL_FUNCTIONS(CHECK_SIGNATURE)
-#undef CHECK_SIGNATURE
 
-#define SAME(theirs, ours) static_assert(static_cast<long long>(theirs) == static_cast<long long>(ours), #theirs)
-SAME(ncclSuccess, Status::kSuccess);
-SAME(ncclUnhandledCudaError, Status::kUnhandledCudaError);
-SAME(ncclSystemError, Status::kSystemError);
-SAME(ncclInternalError, Status::kInternalError);
-SAME(ncclInvalidArgument, Status::kInvalidArgument);
-SAME(ncclInvalidUsage, Status::kInvalidUsage);
-SAME(ncclRemoteError, Status::kRemoteError);
-SAME(ncclInProgress, Status::kInProgress);
-SAME(ncclInt8, DataType::kInt8);
-SAME(ncclUint8, DataType::kUint8);
-SAME(ncclInt32, DataType::kInt32);
-SAME(ncclUint32, DataType::kUint32);
-SAME(ncclInt64, DataType::kInt64);
-SAME(ncclUint64, DataType::kUint64);
-SAME(ncclFloat16, DataType::kFloat16);
-SAME(ncclFloat32, DataType::kFloat32);
-SAME(ncclFloat64, DataType::kFloat64);
-SAME(ncclBfloat16, DataType::kBfloat16);
-SAME(ncclSum, Reduction::kSum);
-SAME(ncclProd, Reduction::kProd);
-SAME(ncclMax, Reduction::kMax);
-SAME(ncclMin, Reduction::kMin);
-SAME(ncclAvg, Reduction::kAvg);
-SAME(NCCL_SPLIT_NOCOLOR, fake_nccl::kNoColor);
-#undef SAME
+CHECK_VALUE(Status::kSuccess, ncclSuccess);
+CHECK_VALUE(Status::kUnhandledCudaError, ncclUnhandledCudaError);
+CHECK_VALUE(Status::kSystemError, ncclSystemError);
+CHECK_VALUE(Status::kInternalError, ncclInternalError);
+CHECK_VALUE(Status::kInvalidArgument, ncclInvalidArgument);
+CHECK_VALUE(Status::kInvalidUsage, ncclInvalidUsage);
+CHECK_VALUE(Status::kRemoteError, ncclRemoteError);
+CHECK_VALUE(Status::kInProgress, ncclInProgress);
+CHECK_VALUE(DataType::kInt8, ncclInt8);
+CHECK_VALUE(DataType::kUint8, ncclUint8);
+CHECK_VALUE(DataType::kInt32, ncclInt32);
+CHECK_VALUE(DataType::kUint32, ncclUint32);
+CHECK_VALUE(DataType::kInt64, ncclInt64);
+CHECK_VALUE(DataType::kUint64, ncclUint64);
+CHECK_VALUE(DataType::kFloat16, ncclFloat16);
+CHECK_VALUE(DataType::kFloat32, ncclFloat32);
+CHECK_VALUE(DataType::kFloat64, ncclFloat64);
+CHECK_VALUE(DataType::kBfloat16, ncclBfloat16);
+CHECK_VALUE(Reduction::kSum, ncclSum);
+CHECK_VALUE(Reduction::kProd, ncclProd);
+CHECK_VALUE(Reduction::kMax, ncclMax);
+CHECK_VALUE(Reduction::kMin, ncclMin);
+CHECK_VALUE(Reduction::kAvg, ncclAvg);
+CHECK_VALUE(fake_nccl::kNoColor, NCCL_SPLIT_NOCOLOR);
 
 TEST(NcclHeader, TheConfigurationIsInitialisedAlike) {
   const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
